@@ -34,7 +34,7 @@ from dagster_rebalance.orchestration.history_checks import (
 )
 from dagster_rebalance.orchestration.host import Seat
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.roster import said_in, tables_of
+from dagster_rebalance.orchestration.roster import History, said_in, tables_of
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, evaluation, shown_in
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Catalogue:
         self._known: set[str] = set()
         self._newest_event: int | None = None
         self._is_gap_check_told = self._is_drained_told = False
+        self._history = History(instance, assets.group)
         self._seat = Seat(instance, assets, host.location, host.sensor)
         self._order_book = OrderBook(instance, assets.order_book_name)
         self._settings = settings
@@ -404,7 +405,7 @@ class Catalogue:
             for name, value in new.items()
         }
         said = said_in(description, now, time.time())
-        return tables_of(self._instance, self._assets.group, *((said,) if said is not None else ()))
+        return tables_of([*self._history.read(), *((said,) if said is not None else ())])
 
 
 def _rerun_metadata(rerun: Rerun) -> dict[str, Any]:

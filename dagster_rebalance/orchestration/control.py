@@ -24,7 +24,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.roster import tables_of
+from dagster_rebalance.orchestration.roster import History, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,7 @@ def _show(
             description=shown,
             metadata={
                 "what": shown,
-                **tables_of(instance, assets.group),
+                **tables_of(History(instance, assets.group).read()),
                 "event": orders[0].action.value,
                 "partitions": dg.MetadataValue.json([str(partition) for partition in matched]),
                 "selectors": dg.MetadataValue.json([order.partitions for order in orders]),

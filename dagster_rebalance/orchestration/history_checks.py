@@ -16,13 +16,15 @@ from dagster_rebalance.core.partition import OffsetRange, TopicPartition, partit
 from dagster_rebalance.core.receipts import Outcome
 from dagster_rebalance.core.roster import Kind, Said
 from dagster_rebalance.orchestration.checks import group_check
-from dagster_rebalance.orchestration.roster import history_of, skips_of
+from dagster_rebalance.orchestration.roster import said_since, skips_of, utc
 from dagster_rebalance.orchestration.run_links import run_links
 
 GAP_CHECK = "no_offset_gap"
 DRAINED_CHECK = "drained_before_release"
 _COMMITS_READ = 500
 _ITS_COMMITS_READ = 10
+_EVENTS_READ = 10_000
+"""Each dead letter is an event of the group, too: this many take a few seconds to read."""
 _SHOWN = 5
 _DAY_S = 86_400.0
 _UNDRAINED = {outcome.value for outcome in Outcome if not outcome.is_drained}
@@ -82,26 +84,29 @@ def drained_by_now(instance: dg.DagsterInstance, group: dg.AssetKey) -> dg.Asset
         group: The asset of the members and holds.
     """
     now = time.time()
-    return drained_result(history_of(instance, group, now - _DAY_S), now)
+    history, since = said_since(instance, group, now - _DAY_S, _EVENTS_READ)
+    return drained_result(history, now, since)
 
 
-def drained_result(history: Iterable[Said], now: float) -> dg.AssetCheckResult:
+def drained_result(history: Iterable[Said], now: float, since: float = 0.0) -> dg.AssetCheckResult:
     """Whether each hold of the last day drained, as the members have said.
 
     Args:
         history: What they have said.
         now: The time, in seconds since 1970.
+        since: The time from which all that they have said is there.
     """
     holds = [said for said in history if said.kind is Kind.HOLD and now - said.at <= _DAY_S]
     bad = [said for said in holds if said.outcome in _UNDRAINED]
     texts = [f"{said.name}: {said.text}" for said in reversed(bad[-_SHOWN:])]
     if len(bad) > _SHOWN:
         texts.append(f"and {len(bad) - _SHOWN} more")
+    when = "of the last day" if now - since >= _DAY_S else f"since {utc(since)}"
     return dg.AssetCheckResult(
         passed=not bad,
         # Nothing is lost: claims say what is left, and the next owner works on it.
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(texts) or f"holds of the last day: {len(holds)}, all drained",
+        description="; ".join(texts) or f"holds {when}: {len(holds)}, all drained",
         metadata={
             "holds": len(holds),
             "not_drained": len(bad),

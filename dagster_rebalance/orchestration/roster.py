@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import textwrap
 from datetime import datetime, timezone
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_rebalance.core.partition import OffsetRange, named, partitions_named
-from dagster_rebalance.core.roster import Kind, Roster, Said, roster
+from dagster_rebalance.core.roster import Kind, Said, roster
 from dagster_rebalance.orchestration.run_links import run_links
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_HISTORY_READ = 200
+_SAID_KEPT = 200
 _READ_AT_ONCE = 200
+_EVENTS_READ = 2_000
+"""How far a process looks back for what members have said when it reads a history first: this takes
+half a second."""
 _NEWEST_READ = 10
 """People may have reported something of their own, without the roster."""
 _ROWS_SHOWN = 20
@@ -47,28 +51,68 @@ def said_in(description: str, metadata: Mapping[str, Any], at: float) -> Said | 
     )
 
 
-def history_of(
-    instance: dg.DagsterInstance, group: dg.AssetKey, since: float | None = None
-) -> list[Said]:
-    """What the members of a group have said last, oldest first.
+class History:
+    """What the members of a group have said last, as one process has read it.
+
+    It remembers what it has read: the next dead letters, each an event of the group as well, take
+    no member out of the roster.
 
     Args:
         instance: Where it is recorded.
         group: The group asset.
-        since: How far back to look, in seconds since 1970; None for the newest events alone.
     """
-    history = []
-    newest = (
-        instance.fetch_observations(group, limit=_HISTORY_READ).records
-        if since is None
-        else list(_observed(instance, group, since))
-    )
-    for record in reversed(newest):
-        event = record.asset_observation
-        if event is not None:
-            metadata = {name: value.value for name, value in event.metadata.items()}
-            history.append(said_in(event.description or "", metadata, record.timestamp))
-    return [said for said in history if said is not None]
+
+    def __init__(self, instance: dg.DagsterInstance, group: dg.AssetKey) -> None:
+        self._instance = instance
+        self._group = group
+        self._said: dict[int, Said] = {}
+        self._read_to = -1
+
+    def read(self) -> list[Said]:
+        """Read what is new; what the members have said last is the answer, oldest first."""
+        found, read_to = dict(self._said), self._read_to
+        for read, record in enumerate(_observed(self._instance, self._group), 1):
+            read_to = max(read_to, record.storage_id)
+            said = _said(record)
+            if said is not None:
+                found[record.storage_id] = said
+            # An event with a lower id may become visible after one with a higher id, so the newest
+            # ones are always read again.
+            is_known = read >= _READ_AT_ONCE and record.storage_id <= self._read_to
+            if is_known or read >= _EVENTS_READ:
+                break
+        self._said = dict(sorted(found.items())[-_SAID_KEPT:])
+        self._read_to = read_to
+        return list(self._said.values())
+
+
+def said_since(
+    instance: dg.DagsterInstance, group: dg.AssetKey, since: float, most: int
+) -> tuple[list[Said], float]:
+    """What the members of a group have said since a time, and the time from which all was read.
+
+    Args:
+        instance: Where it is recorded.
+        group: The group asset.
+        since: The time, in seconds since 1970.
+        most: How many events to read; with more of them, the oldest are left out.
+
+    Returns:
+        What was said, oldest first, and `since`, or the time of the oldest event that was read.
+    """
+    records = list(islice(_observed(instance, group, since), most + 1))
+    if len(records) > most:
+        records.pop()
+        since = records[-1].timestamp
+    return [said for record in reversed(records) if (said := _said(record)) is not None], since
+
+
+def _said(record: dg.EventLogRecord) -> Said | None:
+    event = record.asset_observation
+    if event is None:
+        return None
+    metadata = {name: value.value for name, value in event.metadata.items()}
+    return said_in(event.description or "", metadata, record.timestamp)
 
 
 def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey, since: float) -> list[OffsetRange]:
@@ -89,8 +133,9 @@ def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey, since: float) -> 
 
 
 def _observed(
-    instance: dg.DagsterInstance, group: dg.AssetKey, since: float
+    instance: dg.DagsterInstance, group: dg.AssetKey, since: float | None = None
 ) -> Iterable[dg.EventLogRecord]:
+    """The events of a group, newest first, read in pages."""
     wanted = dg.AssetRecordsFilter(group, after_timestamp=since)
     cursor = None
     while True:
@@ -155,19 +200,13 @@ def _rows(
             yield [row.data[column] for column in columns]
 
 
-def tables_of(instance: dg.DagsterInstance, group: dg.AssetKey, *new: Said) -> dict[str, Any]:
-    """The roster of a group as metadata.
+def tables_of(history: Iterable[Said]) -> dict[str, Any]:
+    """The roster of a group as metadata, with links to the runs that it names.
 
     Args:
-        instance: Where it is recorded.
-        group: The group asset.
-        new: What is said now, and not recorded yet.
+        history: What its members have said, oldest first.
     """
-    return _tables(roster([*history_of(instance, group), *new]))
-
-
-def _tables(found: Roster) -> dict[str, Any]:
-    """The roster as metadata, with links to the runs that it names."""
+    found = roster(history)
     holds, receipts = found.holds[:_ROWS_SHOWN], found.receipts
     runs = [run_id for said, _ in holds for run_id in said.run_ids]
     runs += [run_id for said in receipts for run_id in said.run_ids]
@@ -176,21 +215,21 @@ def _tables(found: Roster) -> dict[str, Any]:
         "members": _table(
             ("member", "partitions", "owns", "since"),
             (
-                (m.said.name, str(len(m.owns)), _short(named(m.owns)), _time(m.said.at))
+                (m.said.name, str(len(m.owns)), _short(named(m.owns)), utc(m.said.at))
                 for m in found.members[:_ROWS_SHOWN]
             ),
         ),
         "open_holds": _table(
             _HOLD_COLUMNS,
             (
-                (said.name, _short(named(left)), _time(said.at), _waits(said.run_ids))
+                (said.name, _short(named(left)), utc(said.at), _waits(said.run_ids))
                 for said, left in holds
             ),
         ),
         "receipts": _table(
             ("ended", "member", "outcome", "receipt", "runs"),
             (
-                (_time(said.at), said.name, said.outcome, _short(said.text), _runs(said.run_ids))
+                (utc(said.at), said.name, said.outcome, _short(said.text), _runs(said.run_ids))
                 for said in receipts
             ),
         ),
@@ -213,7 +252,8 @@ def _waits(run_ids: tuple[str, ...]) -> str:
     return f"run{'s' * (len(run_ids) > 1)} {_runs(run_ids)}" if run_ids else "Dagster or Kafka"
 
 
-def _time(at: float) -> str:
+def utc(at: float) -> str:
+    """A time as people read it."""
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.commands import RecordCommit, ShowHold
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
 from dagster_rebalance.core.reset import Move
 from dagster_rebalance.core.roster import Kind, Said
-from dagster_rebalance.orchestration import history_checks
+from dagster_rebalance.orchestration import history_checks, roster
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.history_checks import (
@@ -159,6 +159,53 @@ def test_an_undrained_hold_is_not_told_again_by_other_members(
         instance.report_runless_asset_event(dg.AssetObservation(assets.group))
     member(instance, assets, "green").record_receipt(RECEIPT)
     assert told(instance, assets.group, DRAINED_CHECK) == [False]
+
+
+def test_what_is_said_of_the_holds_reaches_as_far_back_as_was_read(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may rely on a day of which a part was not looked at."""
+    assets = GroupAssets.of("etl")
+    catalogue = member(instance, assets)
+    for _ in range(5):
+        catalogue.record_receipt(RECEIPT)
+    monkeypatch.setattr(history_checks, "_EVENTS_READ", 5)
+    said = str(by_hand(instance, "etl", DRAINED_CHECK).description)
+    assert said == "holds of the last day: 5, all drained"
+    monkeypatch.setattr(history_checks, "_EVENTS_READ", 3)
+    said = str(by_hand(instance, "etl", DRAINED_CHECK).description)
+    assert said.startswith("holds since 2")
+    assert said.endswith("UTC: 3, all drained")
+
+
+def test_dead_letters_take_no_member_out_of_the_roster(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one is an event of the group; also a member that begins after them knows the others."""
+    monkeypatch.setattr(roster, "_READ_AT_ONCE", 5)
+    monkeypatch.setattr(roster, "_EVENTS_READ", 40)
+    assets = GroupAssets.of("etl")
+    catalogue = member(instance, assets)
+    catalogue.record_assigned([tp(0), tp(1)], "m-1")
+
+    def dead_letters(count: int) -> None:
+        for _ in range(count):
+            instance.report_runless_asset_event(dg.AssetObservation(assets.group))
+
+    def owners() -> list[object]:
+        (newest,) = instance.fetch_observations(assets.group, limit=1).records
+        assert newest.asset_observation is not None
+        table = newest.asset_observation.metadata["members"]
+        assert isinstance(table, dg.TableMetadataValue)
+        return [record.data["member"] for record in table.records]
+
+    dead_letters(30)
+    member(instance, assets, "green").record_assigned([tp(2)], "m-2")
+    assert owners() == ["blue", "green"]
+    catalogue.record_hold(ShowHold(Cause.REVOKE, (tp(0),), ("r",), 10.0))
+    dead_letters(60)
+    catalogue.record_receipt(replace(RECEIPT, partitions=(tp(0),)))
+    assert owners() == ["blue", "green"]
 
 
 def test_what_people_report_is_no_commit(instance: dg.DagsterInstance) -> None:
