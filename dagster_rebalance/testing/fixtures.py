@@ -16,7 +16,8 @@ def test_orders_arrive(kafka_broker, kafka_topic):
 ```
 
 `kafka_broker` (session): a `KafkaCluster` of one node, or the Kafka that KAFKA_BROKERS names, which
-is neither started nor ended. `kafka_topic`: makes topics whose names no other test has.
+is neither started nor ended: tests write to it, so unset the variable where it names the brokers of
+an application. `kafka_topic`: makes topics whose names no other test has.
 `secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and ACLs.
 `spark_connect_server` (session): a `SparkConnectServer`. `postgres` (session): a `Postgres`, for
 Dagster's storage. All but Postgres need Java 17 to 23. The first use ever fetches the jars, about
