@@ -154,7 +154,10 @@ def _show(made: Callable[[int], Rows], *, every_s: float | None) -> None:
         return
 
     def made_again() -> Rows:
-        """Kafka or Dagster may be away for a while: who watches wants to see when it is back."""
+        """Make the rows, or show why not.
+
+        Kafka or Dagster may be away for a while: whoever watches wants to see when it is back.
+        """
         try:
             return made(console.width)
         except DagsterRebalanceError as error:

@@ -126,7 +126,7 @@ class OwnWork:
         return tuple(found)
 
     def leave(self, claims: Iterable[Claimed]) -> None:
-        """Others may find these claims: they have to be told how the work on them ended."""
+        """Note that others may find these claims: `untold` is how the work on them ended."""
         self._left.update(dict.fromkeys(claims))
 
     @property

@@ -145,7 +145,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 return given.dataframe(spark.spark_session, self.chosen(ranges), options)
 
             def _write_letters(self, *_: object) -> None:
-                """There is no Kafka."""
+                """Write nothing: there is no Kafka."""
 
             def _letters(self, topic: str | None) -> Letters:
                 return Letters(None, topic)

@@ -186,7 +186,7 @@ class WorkStopper:
         return True
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Nothing is cancelled here: a run ends its own work when it is interrupted."""
+        """Cancel nothing: a run ends its own work when it is interrupted."""
 
 
 def stopper_of(name: str, external_work: Sequence[ExternalWork]) -> WorkStopper | None:

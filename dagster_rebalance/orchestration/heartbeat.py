@@ -201,7 +201,10 @@ class Heartbeat:
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:
-        """The storage may be away for a moment; if it stays away, the lease ends the run."""
+        """Log what the storage refuses, and pause: it may be away for a moment.
+
+        If it stays away, the lease ends the run.
+        """
         try:
             yield
         except Exception:
@@ -300,7 +303,7 @@ class Heartbeat:
                 run_process.end_hard()
 
     def _see_to_lease(self) -> bool:
-        """Whether the lease is over; then this process stops itself."""
+        """Interrupt this process if its lease is over; the answer is whether it is."""
         silence = self._silence()
         if silence and self._interrupted_at is None:
             self._is_cut_off = True

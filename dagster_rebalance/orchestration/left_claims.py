@@ -61,7 +61,7 @@ class LeftClaims:
         self._places.put({_place_of(run_id): f"{run_id} {number}"})
 
     def forget(self, run_id: str) -> None:
-        """Nothing of a deleted streaming run works any more."""
+        """Forget a deleted streaming run of which nothing works any more."""
         if self.number(run_id) is not None:
             self._places.put({_place_of(run_id): ""})
 

@@ -103,7 +103,7 @@ class Meters:
         self._run()
 
     def forget(self, attributes: Mapping[str, str]) -> None:
-        """A member has left: its gauges end, and its last numbers are handed on."""
+        """End the gauges of a member that has left, and hand its last numbers on."""
         self._shown.pop(_name(attributes), None)
         taken = threading.Event()
         if self._thread is not None and self._put(taken):

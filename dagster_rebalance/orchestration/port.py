@@ -106,7 +106,7 @@ class WorkPort(Protocol):
         claimed: Collection[str],
         log_of: Callable[[TopicPartition], Log],
     ) -> RunsRead | None:
-        """Begin a batch if none is at work; what there is to know of it then.
+        """Begin a batch if none is at work; return what there is to know of it then.
 
         Args:
             offers: The batches that may be begun.
@@ -115,7 +115,7 @@ class WorkPort(Protocol):
         """
 
     def ended(self) -> Iterator[RunsRead]:
-        """What became of batches, each told once."""
+        """Take what became of batches; each is told once."""
 
     def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
         """What the worker knows of its own batches, without Dagster."""
@@ -126,12 +126,12 @@ class WorkPort(Protocol):
     def say(self, partitions: Collection[TopicPartition]) -> None:
         """Tell others how work ended, and then on what the worker may still work.
 
-        That are these partitions, and those of the batch at work. Called in the thread of the
-        storage: before anything of a partition is claimed.
+        It may work on these partitions, and on those of the batch at work. The thread of the
+        storage calls this before anything of a partition is claimed.
         """
 
     def leave(self, claims: Iterable[Claimed]) -> None:
-        """Others may find these claims."""
+        """Note that others may find these claims: `say` tells how the work on them ended."""
 
     @property
     def untold(self) -> Mapping[Claimed, Outcome]:
@@ -213,7 +213,7 @@ class MeterPort(Protocol):
         """
 
     def leave(self) -> None:
-        """The member has left."""
+        """End the gauges of a member that has left, and hand its last numbers on."""
 
 
 class DeadLettersPort(Protocol):
@@ -226,4 +226,4 @@ class DeadLettersPort(Protocol):
         """Begin to record a range, with what its last run failed with."""
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        """What became of records, each told once."""
+        """Take what became of records; each is told once."""

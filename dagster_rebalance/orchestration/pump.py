@@ -250,9 +250,9 @@ class Pump:
             self._mailbox.settle()
 
     def _poll(self, timeout_s: float) -> tuple[seen.AssignmentEvent, ...]:
-        """What happened to the assignment.
+        """Poll Kafka; return what happened to the assignment.
 
-        What a poll has found that failed is told by the next one.
+        What a failed poll has found is told by the next one.
         """
         try:
             with self._timed("polling Kafka"):
@@ -262,7 +262,7 @@ class Pump:
             return ()
 
     def _told_within(self, wait_s: float) -> tuple[seen.AssignmentEvent, ...]:
-        """What Kafka tells within a time, also when the member is woken meanwhile."""
+        """Wait for what Kafka tells within a time, also when the member is woken meanwhile."""
         until = self.parts.clock() + wait_s
         for _ in range(_MOST_WOKEN):
             events = self._poll(max(until - self.parts.clock(), 0.0))
@@ -381,7 +381,10 @@ class Pump:
     def _stored(
         self, epochs: Mapping[TopicPartition, int], recorded: Mapping[TopicPartition, LastRecorded]
     ) -> seen.Event:
-        """Kafka is asked last, and of what is still owned: the storage may have taken its time."""
+        """Ask Kafka what it stores of partitions.
+
+        It is asked last, and of what is still owned: the storage may have taken its time.
+        """
         parts = self.parts
         owned = parts.driver.partitions
         found = self._bounds.find(
@@ -390,7 +393,7 @@ class Pump:
         return seen.StoredOffsetsRead({partition: epochs[partition] for partition in found}, found)
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
-        """Read before write: what is not as the driver expects is left alone."""
+        """Write offsets, after a look at what is stored: leave alone what nobody expects."""
         done, due, changed = do.compared(
             writes, self.parts.consumer.committed([write.partition for write in writes], PATIENCE_S)
         )

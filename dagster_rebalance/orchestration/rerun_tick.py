@@ -110,7 +110,11 @@ def _tick(
 
 
 def _other(context: dg.SensorEvaluationContext, group: GroupAssets, mine: str) -> str:
-    """The sensor that looks after the reruns in place of this one; empty when this one does."""
+    """Keep the seat of whoever looks after the reruns, unless another sensor has it.
+
+    Returns:
+        The other sensor; empty when this one has the seat.
+    """
     seat = Seat(context.instance, group, "", _SEAT)
     holder, _, at = seat.sign().rpartition(" ")
     if holder not in {"", mine} and at.isdecimal() and time.time() - int(at) < _SEAT_LIMIT_S:

@@ -107,7 +107,10 @@ def build_stopped_check(
 
 
 def _result(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> dg.AssetCheckResult:
-    """A person who pauses knows of it, so that is a warning, and no failure that pages anybody."""
+    """Return the result of the check, which only warns of partitions that people have paused.
+
+    Whoever pauses knows of it, so it must page nobody.
+    """
     stopped, ordered, missing = standing.stopped, standing.ordered, standing.missing
     reasons = dict(sorted(stopped.items())[:_REASONS_SHOWN])
     shown = [*map(why_missing, missing[:_REASONS_SHOWN]), *reasons.values()]

@@ -195,7 +195,7 @@ class StorageWorker:
                 self._note(f"{job.what} took {took_s:.1f} s")
 
     def _next_slot(self) -> Hashable:
-        """What is done next. What can wait does so for a few other jobs, and not for ever."""
+        """Choose the next job. One that can wait does so for a few other ones, and not for ever."""
         oldest = next(iter(self._waiting))
         urgent = next((slot for slot, job in self._waiting.items() if not job.can_wait), oldest)
         self._passed_over = 0 if urgent == oldest else self._passed_over + 1

@@ -390,7 +390,7 @@ class StreamRun:
             self._end_body()
 
     def _end_body(self) -> None:
-        """Nobody is there any more to commit what is at work: it must not go on for ever.
+        """Interrupt what is at work until it ends: nobody is there any more to commit it.
 
         A body may keep its interruption to itself, or wait for a thread that nothing interrupts.
         """
@@ -536,10 +536,10 @@ class StreamCatalogue(Catalogue):
         self._due: list[Mark] = []
 
     def keep_seat(self) -> None:
-        """A streaming run has none."""
+        """Do nothing: a streaming run has no seat."""
 
     def give_seat_up(self) -> None:
-        """A streaming run has none."""
+        """Do nothing: a streaming run has no seat."""
 
     def leave_wanted(self) -> LeaveRequested | None:
         """Leave when the sensor has asked this very run to."""

@@ -68,7 +68,7 @@ class StreamWork:
     # For the worker
 
     def next(self, timeout_s: float) -> BegunBatch | None:
-        """The next batch to work on; None when there is none within the time, or ever again."""
+        """Wait for the next batch; None when there is none within the time, or ever again."""
         with suppress(Empty):
             return self._todo.get(timeout=timeout_s)
         return None
@@ -86,7 +86,7 @@ class StreamWork:
         self._wake()
 
     def close(self) -> None:
-        """No batch follows."""
+        """Wake the worker: no batch follows."""
         self._todo.put(None)
 
     # WorkPort
@@ -106,7 +106,7 @@ class StreamWork:
             return self._read_own(batch.batch_id)
 
     def ended(self) -> Iterator[RunsRead]:
-        """What became of batches, each told once."""
+        """Take what became of batches; each is told once."""
         while not self._news.empty():
             yield self._news.get()
 
@@ -142,7 +142,7 @@ class StreamWork:
             return frozenset(partitions).union(range_.topic_partition for range_ in ranges)
 
     def leave(self, claims: Iterable[Claimed]) -> None:
-        """Others may find these claims."""
+        """Note that others may find these claims: `say` tells how the work on them ended."""
         with self._lock:
             self._own.leave(claims)
 
