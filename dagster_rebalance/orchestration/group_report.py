@@ -14,6 +14,7 @@ from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.lag import (
     GroupLag,
     LagPace,
+    PartitionLag,
     Standing,
     looks_for_topics,
     observes,
@@ -54,6 +55,9 @@ has shown by then. Within this time its client learns of it."""
 _TAKES_IN_S = 5.0
 """For so long at most what is shown waits while the member takes partitions in: a look asks Kafka
 half a dozen questions, each of which may wait for a broker, in the thread that takes them in."""
+_UNKNOWN_S = 60.0
+"""When the lag is shown as not known: a broker that restarts, or a coordinator that moves, answers
+again before this time is over."""
 _LOOK_FOR_TOPICS_S = 30.0
 """How often the topics of the group are looked for: one may be deleted, or made again."""
 
@@ -135,6 +139,9 @@ class GroupReport:
         self._there: tuple[str, ...] = ()
         self._missing: tuple[str, ...] = ()
         self._pace = LagPace(parts.driver.settings.lag_every_s)
+        self._partitions: tuple[TopicPartition, ...] = ()
+        self._observed_at = float("-inf")
+        self._unknown_since: float | None = None
 
     def add_news(self, *, is_stop: bool = False) -> None:
         """What is shown as stopped may not be true any more.
@@ -189,8 +196,7 @@ class GroupReport:
         has_news = not self.is_told or not self._is_proven or is_doubted or has_stops
         stops = has_news and now - self._stops_looked_at >= wait_s
         has_stop_news = self._stop_news > self._stop_news_told
-        is_observer = observes(mine, self._there)
-        lag = (is_observer and self._pace.is_due(now)) or (stops and has_stop_news)
+        lag = (self._observes and self._pace.is_due(now)) or (stops and has_stop_news)
         return _Wanted(
             now,
             stops,
@@ -199,6 +205,19 @@ class GroupReport:
             self._stop_news,
             self._last_shown if self.is_told else None,
         )
+
+    @property
+    def _observes(self) -> bool:
+        """Whether this member observes the lag.
+
+        While Kafka does not answer, the observer loses its partitions, and nobody else gets them.
+        So a member that has lost all goes on as the observer for one more look, and until it has an
+        answer.
+        """
+        mine = self._parts.driver.partitions
+        has_just_lost = not mine and self._stepped_at - self._observed_at <= self._pace.every_s
+        goes_on = has_just_lost or self._unknown_since is not None
+        return observes(mine, self._there) or (bool(self._parts.lag_limit) and goes_on)
 
     def step(self) -> None:
         """Look at the group if it is time, and have shown what was found.
@@ -209,6 +228,8 @@ class GroupReport:
         if now - self._stepped_at > _STANDSTILL_S:
             self._silent_until = now + _KNOWN_AGAIN_S
         self._stepped_at = now
+        if observes(self._parts.driver.partitions, self._there):
+            self._observed_at = now
         if now < self._silent_until or self._takes_in(now):
             return
         self._look_for_topics()
@@ -222,6 +243,12 @@ class GroupReport:
                 self._look(wanted)
             except BrokerError as error:  # it is for people, and asked again: the member goes on
                 self._note(f"the lag of the group, and what is stopped, is not known: {error}")
+                unknown = self._unknown(wanted, error)
+                if unknown is not None:
+                    done = replace(wanted, stops=False, lag=False)  # other news waits for an answer
+                    self._show(
+                        lambda: _Done(done, lag=self._show_lag(unknown, wanted)), self._shown
+                    )
 
     def _takes_in(self, now: float) -> bool:
         """Whether the member takes partitions in, and has not done so for long."""
@@ -263,7 +290,8 @@ class GroupReport:
             timeout_s=PATIENCE_S,
         )
         self._know(whole.topics, whole.missing)
-        late = self._late(whole) if wanted.lag else None
+        self._partitions = whole.partitions
+        lag = self._lag(whole, wanted)
 
         def show() -> _Done:
             before = parts.catalogue.shown_stops()
@@ -284,26 +312,44 @@ class GroupReport:
                 told=frozenset({*kept, *own}),
             )
             stops = self._show_stops(standing, before, wanted)
-            lag = self._show_lag(whole, standing, late, wanted)
-            return _Done(wanted, stops, frozenset(kept) - found.stopped.keys(), lag)
+            shown = self._show_lag(lag(standing), wanted)
+            return _Done(wanted, stops, frozenset(kept) - found.stopped.keys(), shown)
 
         self._show(show, self._shown)
 
-    def _late(self, whole: GroupLook) -> frozenset[TopicPartition] | None:
-        """The partitions in which a record waits for too long; None when Kafka does not say."""
-        parts, late = self._parts, None
+    def _lag(self, whole: GroupLook, wanted: _Wanted) -> Callable[[Standing], GroupLag | None]:
+        """How the lag follows from what stands still; None when there is none to show."""
+        parts = self._parts
+        settings = parts.driver.settings
+        if not wanted.lag:
+            return lambda _: None
         try:
             late = late_partitions(
                 parts.consumer,
                 whole,
-                parts.driver.settings,
+                settings,
                 parts.lag_limit,
                 now_s=parts.wall_clock(),
                 timeout_s=PATIENCE_S,
             )
         except BrokerError as error:
             self._note(f"the lag of the group is not known: {error}")
-        return late
+            unknown = self._unknown(wanted, error)
+            return lambda _: unknown
+        self._unknown_since = None
+        return lambda standing: lag_of(whole, standing, settings, late)
+
+    def _unknown(self, wanted: _Wanted, error: BrokerError) -> GroupLag | None:
+        """The lag that the check fails with when the observer has had no answer for long."""
+        if not (wanted.lag and self._observes and self._parts.lag_limit):
+            return None
+        if self._unknown_since is None:
+            self._unknown_since = wanted.at
+            self._partitions = self._partitions or tuple(sorted(self._parts.driver.partitions))
+        if wanted.at - self._unknown_since < _UNKNOWN_S:
+            return None
+        rows = (PartitionLag(p, None, None, None, state=str(error)) for p in self._partitions)
+        return GroupLag(tuple(rows), missing=self._missing)
 
     def _show_stops(self, standing: Standing, before: ShownStops, wanted: _Wanted) -> _Shown | None:
         ordered = frozenset(standing.ordered.items())
@@ -315,17 +361,8 @@ class GroupReport:
         self._parts.catalogue.show_stopped(standing, errors)
         return shown
 
-    def _show_lag(
-        self,
-        whole: GroupLook,
-        standing: Standing,
-        late: frozenset[TopicPartition] | None,
-        wanted: _Wanted,
-    ) -> GroupLag | None:
-        if late is None:
-            return None
-        lag = lag_of(whole, standing, self._parts.driver.settings, late)
-        if not self._pace.is_news(lag, wanted.at):
+    def _show_lag(self, lag: GroupLag | None, wanted: _Wanted) -> GroupLag | None:
+        if lag is None or not self._pace.is_news(lag, wanted.at):
             return None
         self._parts.catalogue.show_lag(lag, self._parts.lag_limit)
         return lag

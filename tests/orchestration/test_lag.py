@@ -194,6 +194,55 @@ def test_a_question_about_lag_that_kafka_refuses_ends_no_member(
     assert notes[0].endswith("is not known: the topic may not be described")
 
 
+@pytest.mark.parametrize("question", ["list_topics", "committed"])
+def test_the_check_fails_once_while_kafka_does_not_say_the_lag(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    """Nothing waits, as far as the last answer goes, and an outage is what alerts are for."""
+    bench = Bench(instance, partitions=2, records=0, lag_limit=LagLimit(10))
+    bench.until(lambda: evaluations(instance, bench.assets.lag))
+    silent_at = bench.group.clock()
+
+    def silent(*_: object, **__: object) -> object:
+        message = "the coordinator did not answer"
+        raise BrokerError(message, retriable=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.consumer, question, silent)
+        bench.until(lambda: len(evaluations(instance, bench.assets.lag)) > 1)
+        assert bench.group.clock() - silent_at > 60
+        # A real member has lost its partitions by then: the observer goes on asking all the same.
+        bench.group.fence(bench.member)
+        bench.turn(800)
+        assert evaluations(instance, bench.assets.lag) == [True, False]
+    last = observed(instance, bench.assets.lag)[-1]
+    assert figures(last, "partitions", "unknown_partitions") == [2, 2]
+    assert rows(last)[0]["state"] == "the coordinator did not answer"
+    bench.until(lambda: len(evaluations(instance, bench.assets.lag)) > 2)
+    assert evaluations(instance, bench.assets.lag) == [True, False, True]
+
+
+def test_an_observer_that_lost_its_partitions_says_that_kafka_does_not_answer(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session of a member ends before the outage is long, and nobody else is the observer."""
+    bench = Bench(instance, records=0, lag_limit=LagLimit(10))
+    bench.until(lambda: evaluations(instance, bench.assets.lag))
+    bench.turn()
+
+    def silent(_timeout_s: float = 10.0) -> object:
+        message = "all brokers are down"
+        raise BrokerError(message, retriable=True)
+
+    monkeypatch.setattr(bench.consumer, "list_topics", silent)
+    bench.group.fence(bench.member)
+    monkeypatch.setattr(bench.group, "rebalance", lambda: None)
+    bench.until(lambda: not bench.driver.partitions)
+    bench.until(lambda: len(evaluations(instance, bench.assets.lag)) > 1)
+    assert evaluations(instance, bench.assets.lag) == [True, False]
+    assert not bench.driver.partitions
+
+
 def test_what_is_shown_waits_for_what_is_taken_in_but_not_for_long(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
