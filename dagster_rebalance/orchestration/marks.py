@@ -43,7 +43,7 @@ class Mark(enum.Enum):
     JOINED = "joined"
     """By a streaming run: Kafka has assigned partitions to it."""
     LEAVE = "leave"
-    """By the sensor of a streaming run, which has to make way; with the reason."""
+    """By a sensor, to a streaming run that has to make way; with the reason."""
 
 
 _SENTENCES = {

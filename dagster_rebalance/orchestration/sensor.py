@@ -17,6 +17,7 @@ import dagster as dg
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.lag import LagLimit
+from dagster_rebalance.core.runs import named_runs
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
@@ -26,14 +27,15 @@ from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import told
 from dagster_rebalance.orchestration.host import Host, Seat, notes_on_home
 from dagster_rebalance.orchestration.job_checks import check_executor, check_retries, check_steps
+from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.meter import meter_of
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.parts import Parts
 from dagster_rebalance.orchestration.rerun_tick import look_after_reruns
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.orchestration.runs import LIVE_STATUSES, RunLedger
+from dagster_rebalance.orchestration.tags import GROUP_TAG, STREAM_TAG, run_config, run_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -138,7 +140,8 @@ def build_kafka_batch_sensor(
         else:
             # Nobody needs the cursor then; Dagster shows it in the list of ticks, unlike a reason.
             context.update_cursor(mail.glance)
-        skip = "; ".join((*mail.summary, *reruns.notes, *notes_on_home(context.instance)))
+        streams = _streams_leaving(context, kafka.group_id)
+        skip = "; ".join((*mail.summary, *streams, *reruns.notes, *notes_on_home(context.instance)))
         requests = [
             dg.RunRequest(
                 run_key=offer.run_key,
@@ -250,6 +253,24 @@ def _host(
     return HostedMember(
         f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s
     )
+
+
+def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list[str]:
+    """Ask the streaming runs that this code location had for the group to leave, and say so.
+
+    Their own sensor went with the code that made it, and nobody else would end them.
+    """
+    live = context.instance.get_runs(
+        dg.RunsFilter(tags={GROUP_TAG: group_id}, statuses=LIVE_STATUSES)
+    )
+    mine = f"{location_of(context)}:"
+    streams = [run for run in live if run.tags.get(STREAM_TAG, "").startswith(mine)]
+    for run in streams:
+        if Mark.LEAVE not in marks_of(context.instance, run.run_id):
+            why = f"sensor {context.sensor_name} has a run for each batch"
+            set_mark(context.instance, run, Mark.LEAVE, why)
+    said = named_runs(sorted(run.run_id for run in streams))
+    return [f"{said} of the streaming form before: asked to leave"] if streams else []
 
 
 def location_of(context: dg.SensorEvaluationContext) -> str:

@@ -5,6 +5,7 @@ The member is a stand-in; real ones are in test_members.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ class Sensor:
         # What cannot work reaches a tick by variables only: it is no part of what is loaded.
         self.defs = build_kafka_batch_defs(kafka=kafka_in_memory(), assets=[work], name="orders")
         self.members = Members()
+        self.instance: dg.DagsterInstance | None = None
         self.monkeypatch = monkeypatch
         monkeypatch.setattr(sensor_module, "MEMBERS", self.members)
 
@@ -77,7 +79,11 @@ class Sensor:
         self.monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: real)
         made = self.defs.resolve_sensor_def("orders_sensor")
         storage = (
-            dg.instance_for_test(temp_dir=str(home)) if home else dg.DagsterInstance.ephemeral()
+            dg.instance_for_test(temp_dir=str(home))
+            if home
+            else nullcontext(self.instance)
+            if self.instance
+            else dg.DagsterInstance.ephemeral()
         )
         with storage as instance:
             context = dg.build_sensor_context(
@@ -188,6 +194,42 @@ def test_a_tick_says_that_dagster_deletes_its_storage_at_its_end(
     home.mkdir()
     said = sensor.tick(home).skip_message
     assert said.startswith("2 runs in flight; lag 340; DAGSTER_HOME is not set, so Dagster deletes")
+
+
+def test_streaming_runs_that_the_location_had_before_are_asked_to_leave_once(
+    sensor: Sensor, instance: dg.DagsterInstance
+) -> None:
+    """Their sensor went with its code: they would share the group for ever, with old code.
+
+    Those of another code location or group are not ours to end.
+    """
+    sensor.hosts(StandIn())
+    sensor.instance = instance
+    group = sensor.kafka.group_id
+
+    def live(**tags: str) -> str:
+        made = instance.create_run_for_job(
+            _default_executor,
+            status=dg.DagsterRunStatus.STARTED,
+            tags={f"dagster_rebalance/{name}": value for name, value in tags.items()},
+        )
+        return made.run_id
+
+    ours = live(group=group, stream="unknown:kafka_stream_sensor")
+    others = (
+        live(group=group, stream="other:kafka_stream_sensor"),
+        live(group=f"{group}-2", stream="unknown:kafka_stream_sensor"),
+        live(group=group, batch="b-1"),
+    )
+    said = [sensor.tick().skip_message for _ in range(2)][1]
+    assert f"; run {ours[:8]} of the streaming form before: asked to leave" in said
+    asked = [
+        run_id
+        for run_id in (ours, *others)
+        for entry in instance.all_logs(run_id)
+        if "dagster_rebalance [leave]" in entry.user_message + entry.message
+    ]
+    assert asked == [ours]
 
 
 def test_a_lease_that_ends_between_two_ticks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
