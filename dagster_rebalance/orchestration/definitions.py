@@ -132,7 +132,7 @@ def build_kafka_batch_defs(
         seconds={"lag_within_s": lag_within_s, "commit_within_s": commit_within_s},
     )
     _check(name, assets, kafka, spark, streams=False)
-    check_lease(f"{name}_sensor", _named(kafka), minimum_interval_seconds)
+    check_lease(f"{name}_sensor", _with_known_group(kafka), minimum_interval_seconds)
     limit = LagLimit(lag_within_records, lag_within_s)
     topics = topic_assets(kafka) if show_topics else []
     nodes = [asset.node_def for asset in assets if asset.is_executable]
@@ -301,7 +301,7 @@ def build_kafka_stream_defs(
         name,
         selection=_without_checks_of_others([streamed]),
         executor_def=dg.in_process_executor,
-        tags={**(job_tags or {}), GROUP_TAG: _now(kafka.group_id)},
+        tags={**(job_tags or {}), GROUP_TAG: _value_of(kafka.group_id)},
     )
     # What is no JSON was refused by Dagster.
     tags = json.dumps(dict(job_tags or {}), sort_keys=True)
@@ -382,10 +382,10 @@ def _check(
         raise ConfigurationError(msg)
     check_assets(name, assets)
     kafka.check_functions()
-    if kafka.tells_the_driver:
-        _named(kafka).driver_settings(streams=streams)
+    if kafka.knows_driver_settings:
+        _with_known_group(kafka).driver_settings(streams=streams)
     _check_secrets(name, written_secrets(kafka, spark))
-    _named(kafka).check_client()
+    _with_known_group(kafka).check_client()
 
 
 def _check_secrets(name: str, written: Iterable[str]) -> None:
@@ -456,7 +456,7 @@ def _definitions(
     resources: Mapping[str, Any],
 ) -> dg.Definitions:
     """All that stands for a group, whatever kind of runs it has."""
-    group_id = _now(kafka.group_id)
+    group_id = _value_of(kafka.group_id)
     group = GroupAssets.of(group_id)
     offsets = dg.AssetSpec(
         group.offsets,
@@ -528,12 +528,12 @@ def _freshness(commit_within_s: float | None) -> dg.FreshnessPolicy | None:
     return dg.FreshnessPolicy.time_window(fail_window=timedelta(seconds=commit_within_s))
 
 
-def _named(kafka: KafkaConsumerResource) -> KafkaConsumerResource:
-    """The same with a group id that messages can show."""
-    return kafka.model_copy(update={"group_id": _now(kafka.group_id)})
+def _with_known_group(kafka: KafkaConsumerResource) -> KafkaConsumerResource:
+    """Return the resource with the group id itself, which messages can show, and no variable."""
+    return kafka.model_copy(update={"group_id": _value_of(kafka.group_id)})
 
 
-def _now(setting: str) -> str:
+def _value_of(setting: str) -> str:
     """The value of a setting that names assets, and is therefore needed before anything runs.
 
     Raises:

@@ -31,7 +31,7 @@ _MOST_BYTES = 2_000
 """Postgres takes no key of more than 2,704 bytes."""
 
 
-def told(kafka: KafkaConsumerResource) -> str:
+def public_settings(kafka: KafkaConsumerResource) -> str:
     """The settings of a group that others may know, as a text."""
     kept: dict[str, Any] = {name: getattr(kafka, name) for name in _KEPT}
     for name in _KEPT_IF_SHORT:

@@ -79,7 +79,7 @@ _CLIENT_FIELDS = {
     "sasl.password": "sasl_password",
     "ssl.ca.location": "ssl_ca_location",
 }
-_NO_MATTER_OF_THE_DRIVER = {
+_NO_DRIVER_SETTINGS = {
     *_CLIENT_FIELDS.values(),
     "client_config",
     "branch_group_id",
@@ -581,9 +581,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     @property
-    def tells_the_driver(self) -> bool:
+    def knows_driver_settings(self) -> bool:
         """Whether all that `driver_settings` looks at is known, and no variable, before a run."""
-        given = [value for name, value in iter(self) if name not in _NO_MATTER_OF_THE_DRIVER]
+        given = [value for name, value in iter(self) if name not in _NO_DRIVER_SETTINGS]
         return not any(isinstance(one, dg.EnvVar | _IntEnvVar) for one in (*given, *self.topics))
 
     def _check_dead_letters(self, topics: Topics) -> None:

@@ -24,7 +24,7 @@ from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopper_of, stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.group_settings import public_settings
 from dagster_rebalance.orchestration.host import Host, Seat, notes_on_home
 from dagster_rebalance.orchestration.job_checks import check_executor, check_retries, check_steps
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
@@ -242,7 +242,9 @@ def _host(
                 dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id)
                 if producer
                 else None,
-                catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host, told(kafka)),
+                catalogue=Catalogue(
+                    instance, GroupAssets.of(kafka.group_id), host, public_settings(kafka)
+                ),
                 topics=kafka.topics,
                 clock_with_suspension=clocks.seconds,
                 lag_limit=lag_limit,

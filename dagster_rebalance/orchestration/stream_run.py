@@ -32,7 +32,7 @@ from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.group_settings import public_settings
 from dagster_rebalance.orchestration.heartbeat import LAST_WORD_LIMIT_S, Heartbeat
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.left_claims import LeftClaims
@@ -529,7 +529,7 @@ class StreamCatalogue(Catalogue):
             instance,
             GroupAssets.of(kafka.group_id),
             Host(f"{location or 'stream'}/{run.run_id[:8]}", run.job_name, run.run_id, run.run_id),
-            told(kafka),
+            public_settings(kafka),
         )
         self._run = run
         self._has_joined = False

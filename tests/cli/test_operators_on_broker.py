@@ -17,7 +17,7 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError, Dagst
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.group_settings import public_settings
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
@@ -57,7 +57,9 @@ class Shop:
     def catalogue(self, location: str) -> Catalogue:
         """What a member reports to."""
         host = Host(location, "sensor", location)
-        return Catalogue(self.instance, GroupAssets.of(self.topic), host, told(self.resource))
+        return Catalogue(
+            self.instance, GroupAssets.of(self.topic), host, public_settings(self.resource)
+        )
 
     def was_there(self) -> None:
         """Leave what a member leaves that has had all partitions."""

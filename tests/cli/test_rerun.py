@@ -12,7 +12,7 @@ from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.group_settings import public_settings
 from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
@@ -38,7 +38,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RerunBook]
     )
     with dg.DagsterInstance.get() as instance:
         assets = GroupAssets.of("shop")
-        catalogue = Catalogue(instance, assets, NOBODY, told(kafka))
+        catalogue = Catalogue(instance, assets, NOBODY, public_settings(kafka))
         catalogue.add_partitions([TopicPartition("orders", 0)])
         catalogue.record_joined()
         book = RerunBook(instance, assets.rerun_book_name)

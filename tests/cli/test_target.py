@@ -13,7 +13,7 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.group_settings import public_settings
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from tests.cli.typed import typed
@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     (home / "dagster.yaml").touch()
     with dg.DagsterInstance.local_temp(str(home)) as instance:
-        for group_id, settings in ((ODD, told(KAFKA)), ("older", "")):
+        for group_id, settings in ((ODD, public_settings(KAFKA)), ("older", "")):
             host = Host("blue", "sensor", "p")
             catalogue = Catalogue(instance, GroupAssets.of(group_id), host, settings)
             catalogue.add_partitions([TopicPartition("orders", 0), TopicPartition("invoices", 0)])

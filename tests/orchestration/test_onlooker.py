@@ -15,7 +15,7 @@ from dagster_rebalance.orchestration.bounds import READ_LIMIT_S
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import GroupSettings, told
+from dagster_rebalance.orchestration.group_settings import GroupSettings, public_settings
 from dagster_rebalance.orchestration.host import NOBODY, Host
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.onlooker import GroupSeen, look_on
@@ -183,11 +183,11 @@ def test_members_leave_their_settings_and_no_secret(scene: Scene) -> None:
         update={"sasl_username": "me", "sasl_password": "secret", "client_config": {"ssl.key": "k"}}
     )
     host = Host("blue", "sensor", "p")
-    for settings in ("an older text", told(kafka), told(kafka)):
+    for settings in ("an older text", public_settings(kafka), public_settings(kafka)):
         Catalogue(scene.instance, scene.assets, host, settings).record_joined()
     kept = scene.instance.get_dynamic_partitions(scene.assets.settings_name)
-    assert list(kept) == [told(kafka)]
-    assert not {"secret", "me", "k"} & set(told(kafka).replace('"', " ").split())
+    assert list(kept) == [public_settings(kafka)]
+    assert not {"secret", "me", "k"} & set(public_settings(kafka).replace('"', " ").split())
     read = GroupSettings(scene.instance, scene.assets.settings_name).read()
     assert (read["max_attempts"], read["bootstrap_servers"]) == (1, "memory:1")
     assert read["topics"] == ["orders"]
@@ -196,8 +196,8 @@ def test_members_leave_their_settings_and_no_secret(scene: Scene) -> None:
 def test_settings_that_are_too_long_are_left_out(scene: Scene) -> None:
     """A key of a database has a limit; topics can be found elsewhere."""
     many = scene.kafka.model_copy(update={"topics": [f"topic-{n}" for n in range(500)]})
-    assert '"topics"' not in told(many)
-    assert '"bootstrap_servers"' in told(many)
+    assert '"topics"' not in public_settings(many)
+    assert '"bootstrap_servers"' in public_settings(many)
 
 
 def test_settings_of_nobody_are_none(scene: Scene) -> None:
