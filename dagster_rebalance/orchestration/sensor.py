@@ -262,11 +262,14 @@ def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list
 
     Their own sensor went with the code that made it, and nobody else would end them.
     """
-    live = context.instance.get_runs(
-        dg.RunsFilter(tags={GROUP_TAG: group_id}, statuses=LIVE_STATUSES)
-    )
+    # Not by the tag as well: that reads all runs that the group ever had.
+    live = context.instance.get_runs(dg.RunsFilter(statuses=LIVE_STATUSES))
     mine = f"{location_of(context)}:"
-    streams = [run for run in live if run.tags.get(STREAM_TAG, "").startswith(mine)]
+    streams = [
+        run
+        for run in live
+        if run.tags.get(GROUP_TAG) == group_id and run.tags.get(STREAM_TAG, "").startswith(mine)
+    ]
     for run in streams:
         if Mark.LEAVE not in marks_of(context.instance, run.run_id):
             why = f"sensor {context.sensor_name} has a run for each batch"
