@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dagster_rebalance.consumer.events import CommitResult
-    from dagster_rebalance.consumer.pauses import PauseMarksPolicy
+    from dagster_rebalance.consumer.pausing_consumer import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.rebalance_aware import PollResult
     from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition

@@ -20,7 +20,7 @@ from dagster_rebalance.consumer.view import RebalanceConsumer
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dagster_rebalance.consumer.pauses import PausingConsumer
+    from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
     from dagster_rebalance.consumer.turn import Turn
     from dagster_rebalance.core.partition import TopicPartition
 

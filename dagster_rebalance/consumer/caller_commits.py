@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
-from dagster_rebalance.consumer.pausing import with_mark, without_mark
+from dagster_rebalance.consumer.pause_marks import with_mark, without_mark
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
 from dagster_rebalance.core.events import PartitionsLost
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from dagster_rebalance.consumer.events import MemberEvent, Offsets
-    from dagster_rebalance.consumer.pausing import PauseMarks
+    from dagster_rebalance.consumer.pause_marks import PauseMarks
     from dagster_rebalance.consumer.port import GroupMember
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.caller_commits import worst_error
 from dagster_rebalance.consumer.events import CommitResult
-from dagster_rebalance.consumer.pausing import without_mark
+from dagster_rebalance.consumer.pause_marks import without_mark
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.consumer.caller_commits import CallerCommits
-    from dagster_rebalance.consumer.pausing import PauseMarks
+    from dagster_rebalance.consumer.pause_marks import PauseMarks
     from dagster_rebalance.consumer.port import GroupMember
     from dagster_rebalance.core.partition import TopicPartition
 

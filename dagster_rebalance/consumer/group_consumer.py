@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
-    from dagster_rebalance.consumer.pauses import PauseMarksPolicy
+    from dagster_rebalance.consumer.pausing_consumer import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.events import AssignmentEvent

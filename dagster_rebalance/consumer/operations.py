@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.caller_commits import CommitCallback
     from dagster_rebalance.consumer.events import CommitResult, MemberEvent
     from dagster_rebalance.consumer.fetcher import Fetcher
-    from dagster_rebalance.consumer.pausing import PauseMarks
+    from dagster_rebalance.consumer.pause_marks import PauseMarks
     from dagster_rebalance.consumer.port import (
         ClusterView,
         GroupMember,

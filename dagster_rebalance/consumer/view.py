@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.caller_commits import CommitCallback
     from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
-    from dagster_rebalance.consumer.pauses import PausingConsumer
+    from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
     from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition

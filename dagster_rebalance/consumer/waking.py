@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.pauses import PausingConsumer
+from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
 from dagster_rebalance.consumer.values import given_seconds
 
 if TYPE_CHECKING:

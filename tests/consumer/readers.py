@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dagster_rebalance.consumer.listener import AnyRebalanceListener
-    from dagster_rebalance.consumer.pauses import PauseMarksPolicy
+    from dagster_rebalance.consumer.pausing_consumer import PauseMarksPolicy
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
 

@@ -24,7 +24,7 @@ from dagster_rebalance.core.partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.consumer.pauses import PausingConsumer
+    from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
 
 GONE = (TopicPartition("orders", 0),)
 VIEW = RebalanceConsumer(cast("PausingConsumer", None))

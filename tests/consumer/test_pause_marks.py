@@ -10,7 +10,7 @@ import pytest
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.listener import RebalanceListener
-from dagster_rebalance.consumer.pausing import with_mark
+from dagster_rebalance.consumer.pause_marks import with_mark
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
@@ -27,7 +27,7 @@ from tests.consumer.fake_log import fake_log
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from dagster_rebalance.consumer.pauses import PauseMarksPolicy
+    from dagster_rebalance.consumer.pausing_consumer import PauseMarksPolicy
     from dagster_rebalance.consumer.view import RebalanceConsumer
 
     NewConsumer = Callable[[PauseMarksPolicy], RebalanceAwareConsumer]

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.consumer.pausing import PauseMarks, with_mark, without_mark
+from dagster_rebalance.consumer.pause_marks import PauseMarks, with_mark, without_mark
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
-from dagster_rebalance.consumer.pauses import PausingConsumer
+from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
 from dagster_rebalance.consumer.view import RebalanceConsumer
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition

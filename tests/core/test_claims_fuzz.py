@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.consumer.pausing import with_mark
+from dagster_rebalance.consumer.pause_marks import with_mark
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.events import Found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from dagster_rebalance.consumer.carried_marks import CarriedMarks
 from dagster_rebalance.consumer.operations import ConsumerOperations
-from dagster_rebalance.consumer.pausing import PauseMarks
+from dagster_rebalance.consumer.pause_marks import PauseMarks
 from dagster_rebalance.consumer.turn import in_turn
 from dagster_rebalance.consumer.values import given_names, given_partitions, given_pattern
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
