@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -40,8 +41,11 @@ def spread(
     pool = ProcessPoolExecutor(workers, context, _watch, (lifeline,))
     try:
         with _children_deaf_to_ctrl_c():
-            shown = pool.map(play, chunks)
-        yield from shown
+            # Not with `map`: on Ctrl-C it cancels what is left, in this thread, and the thread of
+            # the pool has an error for what is cancelled when its workers end.
+            shown = deque(pool.submit(play, chunk) for chunk in chunks)
+        while shown:
+            yield shown.popleft().result()
     finally:
         held.close()
         pool.shutdown(cancel_futures=True)

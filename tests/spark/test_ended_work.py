@@ -160,11 +160,14 @@ def test_work_on_what_was_not_read_through_the_batch_is_interrupted_too(
 ) -> None:
     """A body may make a frame of its own, of messages for example; the session goes on."""
     spark = KafkaSparkResource(remote=spark_connect_server.remote)
-    session = spark.spark_session
+    # Not made by the resource: what that leaves in the process lets it make no classic session.
+    session = SparkSession.builder.remote(spark_connect_server.remote).create()
+    session.addTag(spark._tag)
+    spark._session = session
     stopper = threading.Thread(target=_interrupt, args=(spark, tmp_path / "out"), daemon=True)
     stopper.start()
     with pytest.raises(Exception, match="OPERATION_CANCELED"):
-        write_slowly(session, tmp_path / "out")
+        write_slowly(session, tmp_path / "out")  # type: ignore[arg-type]
     stopper.join(STOP_LIMIT_S)
     wait_until_stopped(tmp_path / "out")
     assert session.range(3).count() == 3
