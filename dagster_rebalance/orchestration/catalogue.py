@@ -202,10 +202,14 @@ class Catalogue:
 
     def shown_stops(self) -> ShownStops:
         """What the check shows as stopped now, whoever has shown it."""
-        check = dg.AssetCheckKey(self._assets.offsets, STOPPED_CHECK)
-        record = self._instance.get_latest_asset_check_evaluation_record(check)
-        evaluation = record.evaluation if record is not None else None
-        return shown_in({} if evaluation is None else evaluation.metadata)
+        last = self._last_evaluation(STOPPED_CHECK, self._assets.offsets)
+        return shown_in({} if last is None else last.metadata)
+
+    def _last_evaluation(self, check: str, asset: dg.AssetKey) -> dg.AssetCheckEvaluation | None:
+        """The newest one, whoever has made it; None when there is none."""
+        key = dg.AssetCheckKey(asset, check)
+        record = self._instance.get_latest_asset_check_evaluation_record(key)
+        return None if record is None else record.evaluation
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Observe the lag; the check is evaluated when it passes and did not, or the reverse.
@@ -214,18 +218,13 @@ class Catalogue:
         member or a person, what Dagster shows is compared.
         """
         self._instance.report_runless_asset_event(lag_asset.observation(lag, self._assets.lag))
-        is_within = not limit.exceeded(lag)
-        if limit and self._shows_lag_within() is not is_within:
+        if not limit:
+            return
+        last = self._last_evaluation(lag_asset.LAG_CHECK, self._assets.lag)
+        if last is None or last.passed is bool(limit.exceeded(lag)):
             self._instance.report_runless_asset_event(
                 lag_asset.evaluation(lag, limit, self._assets.lag)
             )
-
-    def _shows_lag_within(self) -> bool | None:
-        """Whether the check has passed as Dagster shows it; None when nobody has evaluated it."""
-        check = dg.AssetCheckKey(self._assets.lag, lag_asset.LAG_CHECK)
-        record = self._instance.get_latest_asset_check_evaluation_record(check)
-        evaluation = record.evaluation if record is not None else None
-        return None if evaluation is None else evaluation.passed
 
     def record_joined(self) -> None:
         """Record that this process is a member from now on.

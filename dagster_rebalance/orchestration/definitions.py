@@ -7,6 +7,7 @@ the group in the catalogue.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
@@ -342,7 +343,8 @@ def _check_numbers(
     for given, kind, wanted in (wholes, reals):
         for setting, value in given.items():
             is_number = isinstance(value, kind) and not isinstance(value, bool)
-            if value is not None and (not is_number or value != value):  # noqa: PLR0124 - nan
+            is_nan = isinstance(value, float) and math.isnan(value)
+            if value is not None and (not is_number or is_nan):
                 msg = f"{setting}={value!r} of {name} must be {wanted}"
                 raise ConfigurationError(msg)
 

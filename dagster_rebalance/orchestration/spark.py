@@ -195,7 +195,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self.remote and self._session_id:
             self._disconnect(self.remote, self._session_id, is_over=_is_over(context))
         elif self._session is not None:
-            jobs.interrupt(self._session, self._tag)
+            self.interrupt_work()
             if self._is_own_session:
                 self._session.stop()
         self._session = self._session_id = None

@@ -128,7 +128,7 @@ class StreamWork:
         says = self._with_work(partitions)
         ended = self.untold  # later than `says`: what is not at work there has ended by now
         if ended:
-            self._others.tell(ended)
+            self.tell(ended)
             with self._lock:
                 self._own.told(ended)
         self.may_work_on = says
