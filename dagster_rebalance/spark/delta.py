@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.decoding.columns import quoted
 from dagster_rebalance.spark.tables import TableFormat, overwrite, replace_rows
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def write_delta(
         PySparkException: A row is of none of the ranges. Nothing was written.
     """
     is_path = "/" in table
-    name = f"delta.`{table}`" if is_path else table
+    name = f"delta.{quoted(table)}" if is_path else table
     replace_rows(
         frame,
         table,

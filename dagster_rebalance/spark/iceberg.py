@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.decoding.columns import quoted
 from dagster_rebalance.spark.tables import Rows, TableFormat, overwrite, replace_rows, sql_column
 
 if TYPE_CHECKING:
@@ -95,25 +96,24 @@ def write_iceberg(
 def _merge(frame: DataFrame, table: str, rows: Rows) -> None:
     """Replace rows of files that have others, too.
 
-    The source has the new rows and, for each range, one that stands for what is to go. Only these
-    match rows of the table, and by an equality, so that Spark does not compare all with all.
+    The source has the new rows and, for each range, a row that stands for its old rows. Only these
+    match rows of the table, and by an equality, so that Spark does not compare all with all. The
+    columns of the source have names that no table has, so no name needs the table's before it.
     """
     marks = {name: f"{_MARK}{name}" for name in ("topic", "partition", "start", "until")}
+    new = {name: f"{_MARK}by_{number}" for number, name in enumerate(frame.columns)}
     replaced = frame.sparkSession.createDataFrame(list(rows.spans), list(marks.values()))
-    source = frame.unionByName(replaced, allowMissingColumns=True).alias("source")
-    target = table.rpartition(".")[2]
+    source = frame.toDF(*new.values()).unionByName(replaced, allowMissingColumns=True)
     merge = source.mergeInto(
         table,
         sql_column(
             frame,
-            f"({rows.condition(f'{target}.')}) "
-            f"AND {target}.topic = source.{marks['topic']} "
-            f"AND {target}.partition = source.{marks['partition']} "
-            f"AND {target}.offset >= source.{marks['start']} "
-            f"AND {target}.offset < source.{marks['until']}",
+            f"({rows.condition()}) AND `topic` = {marks['topic']} "
+            f"AND `partition` = {marks['partition']} "
+            f"AND `offset` >= {marks['start']} AND `offset` < {marks['until']}",
         ),
     )
-    values = {name: sql_column(frame, f"source.`{name}`") for name in frame.columns}
+    values = {quoted(name): sql_column(frame, column) for name, column in new.items()}
     merge.whenMatched().delete().whenNotMatched(
-        sql_column(frame, f"source.{marks['topic']} IS NULL")
+        sql_column(frame, f"{marks['topic']} IS NULL")
     ).insert(values).merge()

@@ -48,13 +48,13 @@ _FILE = "dagster_rebalance_range"
 # File systems may not tell capitals apart, and a name may have 255 characters. No topic has a ~.
 _FOLDER_OF_ROW = """
     concat(
-        CASE WHEN topic RLIKE '^[a-z0-9._-]{1,150}$' THEN topic
-        ELSE concat(substr(regexp_replace(lower(topic), '[^a-z0-9._-]', '_'), 1, 100),
-                    '~', substr(sha2(topic, 256), 1, 16)) END,
-        '-p', partition)
+        CASE WHEN `topic` RLIKE '^[a-z0-9._-]{1,150}$' THEN `topic`
+        ELSE concat(substr(regexp_replace(lower(`topic`), '[^a-z0-9._-]', '_'), 1, 100),
+                    '~', substr(sha2(`topic`, 256), 1, 16)) END,
+        '-p', `partition`)
 """
 _FILE_OF_ROW = """
-    CASE WHEN topic IS NULL OR partition IS NULL OR range_start IS NULL OR range_until IS NULL
+    CASE WHEN `topic` IS NULL OR `partition` IS NULL OR range_start IS NULL OR range_until IS NULL
     THEN raise_error('a record has no topic, partition, range_start or range_until')
     ELSE concat(range_start, '-', range_until) END
 """

@@ -51,8 +51,8 @@ _SPLITS_RANGES = re.compile(r"minPartitions|maxRecordsPerPartition", re.IGNORECA
 _LOST_RECORDS = re.compile(
     r"[Cc]ould not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)"
 )
-_LAST_START = "array_max(filter({}, bound -> bound <= offset))"
-_FIRST_UNTIL = "array_min(filter({}, bound -> bound > offset))"
+_LAST_START = "array_max(filter({}, bound -> bound <= `offset`))"
+_FIRST_UNTIL = "array_min(filter({}, bound -> bound > `offset`))"
 _NO_BOUND = "CAST(NULL AS BIGINT)"
 # Spark keeps its clients by the id of their group, in which they never join or commit.
 _CLIENTS = "kafka.group.id"
@@ -244,8 +244,8 @@ def _read_round(
     # A condition, because Spark leaves out a column that nobody reads. No bound is NULL, which is
     # not true.
     return bounded.where(
-        "if(offset >= range_start AND offset < range_until, true, "
-        "raise_error(concat('offset ', offset, ' of ', topic, '-', partition, ' is in no range of "
+        "if(`offset` >= range_start AND `offset` < range_until, true, raise_error("
+        "concat('offset ', `offset`, ' of ', `topic`, '-', `partition`, ' is in no range of "
         "the batch')))"
     )
 
@@ -273,13 +273,12 @@ def _lookup(
             rows = [bounds[number][0] if number in bounds else _NO_BOUND for number in numbers]
         else:
             rows = [f"array({', '.join(bounds.get(number, ()))})" for number in numbers]
-        found = f"element_at(array({', '.join(rows)}), partition + 1)"
+        found = f"element_at(array({', '.join(rows)}), `partition` + 1)"
         cases[topic] = found if is_one else chosen.format(found)
     if len(cases) == 1:  # the read has no other topic, and Spark would compare the name of each row
         return cases.popitem()[1]
-    return (
-        f"CASE topic {' '.join(f'WHEN {topic!r} THEN {case}' for topic, case in cases.items())} END"
-    )
+    whens = " ".join(f"WHEN {topic!r} THEN {case}" for topic, case in cases.items())
+    return f"CASE `topic` {whens} END"
 
 
 def _checked(connector_options: Mapping[str, str]) -> Mapping[str, str]:

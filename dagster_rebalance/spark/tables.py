@@ -81,15 +81,14 @@ class Rows:
             )
         )
 
-    def condition(self, prefix: str = "") -> str:
-        """SQL that is true for these rows. The name of a topic needs no escaping.
+    def condition(self) -> str:
+        """Return SQL that is true for these rows. The name of a topic needs no escaping.
 
-        Args:
-            prefix: Stands before the name of each column.
+        The names of columns are quoted: `offset` is a reserved word of ANSI SQL.
         """
         return " OR ".join(
-            f"({prefix}topic = '{topic}' AND {prefix}partition = {partition} "
-            f"AND {prefix}offset >= {start}L AND {prefix}offset < {until}L)"
+            f"(`topic` = '{topic}' AND `partition` = {partition} "
+            f"AND `offset` >= {start}L AND `offset` < {until}L)"
             for topic, partition, start, until in self.spans
         )
 
@@ -195,8 +194,8 @@ def _checked(frame: DataFrame, rows: Rows) -> DataFrame:
     """The frame, whose write fails when it meets a row that is of none of the ranges."""
     return frame.where(
         f"if({rows.condition()}, true, raise_error(concat('a row of ', "
-        "coalesce(topic, 'no topic'), '-', coalesce(string(partition), 'no partition'), "
-        "' with offset ', coalesce(string(offset), 'NULL'), "
+        "coalesce(`topic`, 'no topic'), '-', coalesce(string(`partition`), 'no partition'), "
+        "' with offset ', coalesce(string(`offset`), 'NULL'), "
         "' is in none of the ranges that are written: nothing was written')))"
     )
 

@@ -73,7 +73,8 @@ class Table:
     @property
     def sql_name(self) -> str:
         """As SQL has it."""
-        return f"delta.`{self.name}`" if self.format == "delta" else self.name
+        name = self.name.replace("`", "``")
+        return f"delta.`{name}`" if self.format == "delta" else self.name
 
     def write(
         self, frame: DataFrame, ranges: Sequence[OffsetRange], *, as_read: bool = False
@@ -102,6 +103,6 @@ class Table:
             session.sql(f"OPTIMIZE {self.sql_name}").collect()
         else:
             session.sql(
-                f"CALL lake.system.rewrite_data_files(table => '{self.name}', "
+                f'CALL lake.system.rewrite_data_files(table => "{self.name}", '
                 "options => map('min-input-files', '2'))"
             ).collect()

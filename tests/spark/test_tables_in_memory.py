@@ -78,9 +78,9 @@ def test_rows_are_known_by_their_offsets() -> None:
     """Ranges that follow each other are one, so that a condition stays short."""
     rows = Rows.of([OffsetRange("orders", 0, 8, 9), *RANGES])
     assert rows.spans == (("orders", 0, 5, 9), ("orders", 1, 0, 10))
-    assert rows.condition("old.") == (
-        "(old.topic = 'orders' AND old.partition = 0 AND old.offset >= 5L AND old.offset < 9L) OR "
-        "(old.topic = 'orders' AND old.partition = 1 AND old.offset >= 0L AND old.offset < 10L)"
+    assert rows.condition() == (
+        "(`topic` = 'orders' AND `partition` = 0 AND `offset` >= 5L AND `offset` < 9L) OR "
+        "(`topic` = 'orders' AND `partition` = 1 AND `offset` >= 0L AND `offset` < 10L)"
     )
 
 
