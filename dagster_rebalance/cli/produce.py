@@ -14,6 +14,7 @@ import typer
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from dagster_rebalance.cli.target import CommandConfig, client_config, told_of_logins
+from dagster_rebalance.consumer.client_defaults import DELIVERY_LIMIT_S, ClientKind
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.kafka_errors import (
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     _OnDelivery = Callable[[KafkaError | None, Message[bytes, bytes]], None]
 
-_LIMIT_S = 30.0
 _NO_GROUP = "dagster-rebalance produce"
 
 
@@ -89,11 +89,7 @@ def _fill(settings: Settings, topic: str, records: int, keys: int) -> int:
 
     producer = made(
         Producer,
-        {
-            **settings.connection(),
-            "message.timeout.ms": round(_LIMIT_S * 1000),
-            "linger.ms": 5,
-        },
+        settings.connection(ClientKind.RECORDS),
     )
     try:
         for number in range(records):
@@ -101,19 +97,23 @@ def _fill(settings: Settings, topic: str, records: int, keys: int) -> int:
             while not _try_produce(producer, topic, key, value, note):
                 producer.poll(1.0)
             producer.poll(0)
-        left = producer.flush(_LIMIT_S)
+        left = producer.flush(DELIVERY_LIMIT_S)
     except KafkaException as problem:
         raise broker_error(kafka_error(problem), attempt) from problem
     if failures:
         raise _refused(failures[0], attempt)
     if left:
-        msg = f"{left} of {records} records were not stored within {_LIMIT_S:.0f} s"
+        msg = f"{left} of {records} records were not stored within {DELIVERY_LIMIT_S:.0f} s"
         raise BrokerError(msg, retriable=True)
     return partitions
 
 
 def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
-    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+    # An idempotent producer that may write no topic at all is refused an id first.
+    if error.code() in {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }:
         msg = (
             f"{attempt.doing} failed: {error.str()} ({error.name()}); grant the principal the ACL "
             "WRITE on the topic"

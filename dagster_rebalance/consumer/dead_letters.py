@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from dagster_rebalance.consumer.client_defaults import ClientKind
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
@@ -27,12 +28,6 @@ from dagster_rebalance.consumer.settings import validated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-
-DELIVERY_LIMIT_S = 30.0
-"""A record that is not confirmed within this time has failed, and may be sent again."""
-_LARGEST_BYTES = 1_000_000_000
-"""The largest `message.max.bytes` of librdkafka. How large a record may be, its topic decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +190,7 @@ class DeadLetterProducer:
 
     def _made(self) -> Client:
         config = {
-            **self._settings.connection(),
-            "acks": "all",
-            "enable.idempotence": True,
-            "delivery.timeout.ms": round(DELIVERY_LIMIT_S * 1000),
-            "message.max.bytes": _LARGEST_BYTES,
+            **self._settings.connection(ClientKind.DEAD_LETTERS),
             "error_cb": self._note_trouble,
         }
         producer = made(self._make_producer, config)

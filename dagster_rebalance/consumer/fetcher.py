@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
+    END_OF_PARTITION,
     OFFSET_RESET_FORBIDDEN,
     Attempt,
     broker_error,
@@ -449,6 +450,8 @@ class Fetcher:
         error = message.error()
         if error is None:
             return True
+        if error.code() == END_OF_PARTITION:
+            return False
         if self._missing.is_known(message, error):
             return False
         if error.code() == OFFSET_RESET_FORBIDDEN:

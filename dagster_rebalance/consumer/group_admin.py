@@ -21,6 +21,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from dagster_rebalance.consumer.client_defaults import ClientKind
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.kafka_errors import (
     COORDINATOR_MOVES,
@@ -158,9 +159,7 @@ class GroupAdmin:
         reader = made(
             Consumer,
             {
-                **self._settings.connection(),
-                "group.id": group_id,
-                "enable.auto.commit": False,
+                **self._settings.connection(ClientKind.OFFSET_READER),
                 "error_cb": self._troubles.append,
             },
         )

@@ -49,15 +49,6 @@ _WAIT_S = 0.1
 _LOOK_AFTER_S = 2.0
 """Without progress for this long, the bounds of the logs are looked up, again and again."""
 _LOOK_LIMIT_S = 2.0
-_QUICK_AND_BOUNDED = {
-    # At the end of a log the leader waits for this long before it answers. A range that ends there
-    # without a record ends with that answer, and the next read begins behind it.
-    "fetch.wait.max.ms": 2,
-    # What is fetched ahead is held in memory, and thrown away at the end of a range.
-    "queued.max.messages.kbytes": 16_384,
-    "queued.min.messages": 20_000,
-    "fetch.queue.backoff.ms": 1,
-}
 
 
 class RangeReader:
@@ -133,12 +124,7 @@ class RangeReader:
             self._pid, self._idle, self._cluster = os.getpid(), [], Cluster(self._settings)
         if self._idle:
             return self._idle.pop()
-        config = {
-            **_QUICK_AND_BOUNDED,
-            **self._settings.fetcher(),
-            "enable.partition.eof": True,
-        }
-        return made(confluent_kafka.Consumer, config)
+        return made(confluent_kafka.Consumer, self._settings.range_reader())
 
     @property
     def _attempt(self) -> Attempt:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dagster_rebalance.consumer.client_defaults import ClientKind, configured
 from dagster_rebalance.consumer.credentials import Credentials
 from dagster_rebalance.consumer.tokens import Tokens
 from dagster_rebalance.core.errors import ConfigurationError
@@ -23,7 +24,6 @@ HOLD_MARGIN_S = 15.0
 and the release fit in."""
 
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
-_RECONNECT_MS = 1000
 _CONNECTION = (
     *(
         "bootstrap.servers",
@@ -37,7 +37,14 @@ _CONNECTION = (
     ),
     *("broker.", "reconnect.", "enable.ssl.", "enable.sasl."),
 )
-_CONNECTION_EXACT = frozenset({"oauth_cb", "log_level", "logger", "debug", "api.version.request"})
+_CONNECTION_EXACT = frozenset(
+    {
+        *("oauth_cb", "log_level", "logger", "debug", "api.version.request"),
+        "receive.message.max.bytes",
+    }
+)
+_SIZES_OF_A_FETCH = frozenset({"fetch.max.bytes", "message.max.bytes"})
+"""`receive.message.max.bytes` must fit to them in each client that fetches."""
 _GROUP_ONLY = frozenset(
     {
         "group.protocol",
@@ -67,8 +74,7 @@ class Settings:
     """Validated settings.
 
     Attributes:
-        user: The mapping as it was given, secrets included, and how soon a broker is looked for
-            again.
+        user: The mapping as it was given, secrets included.
         group_id: The consumer group.
         group_protocol: `consumer` (KIP-848) or `classic`.
         strategy: How a classic group shares partitions out: `cooperative-sticky`, or eager ones,
@@ -114,53 +120,44 @@ class Settings:
     @property
     def reads_committed(self) -> bool:
         """Whether records of open and aborted transactions are hidden (librdkafka's default)."""
-        return str(self.user.get("isolation.level", "read_committed")) == "read_committed"
+        return isolation_level(self.user) == "read_committed"
 
     def member(self) -> dict[str, Any]:
         """The settings of the group member."""
-        config = {
-            **self._with_login(),
-            "enable.auto.commit": False,
+        derived: dict[str, object] = {
             "group.protocol": self.group_protocol,
+            "max.poll.interval.ms": round(self.max_poll_interval_s * 1000),
         }
-        config["max.poll.interval.ms"] = round(self.max_poll_interval_s * 1000)
-        # A partition is assigned a moment before it is paused, at offset 0, which retention may
-        # have deleted. Nothing is ever read here, so the user's choice has no meaning, and 'error'
-        # would be told as one of the user's.
-        config["auto.offset.reset"] = "latest"
         if self.is_classic:
-            config["partition.assignment.strategy"] = self.strategy
-            # A metadata change during a hold makes librdkafka rejoin without the held partitions
-            # and without a callback; with the refresh off the hold was seen to survive. The member
-            # looks for new partitions between holds instead.
-            config["topic.metadata.refresh.interval.ms"] = -1
-        return {"logger": _client_logger, **config}
+            derived["partition.assignment.strategy"] = self.strategy
+            derived["topic.metadata.refresh.interval.ms"] = -1
+        return _logging(configured(ClientKind.MEMBER, self._with_login(), derived))
 
     def fetcher(self) -> dict[str, Any]:
-        """The settings of the group-less consumer that reads records.
+        """The settings of the group-less consumer that reads records for `poll`."""
+        return self._reading(ClientKind.FETCHER)
 
-        It never joins and never commits.
-        """
-        config = {key: value for key, value in self._with_login().items() if key not in _GROUP_ONLY}
-        config["client.id"] = f"{self.user.get('client.id', 'rdkafka')}-fetch"
-        # The client must look no offset up by itself: see `starts`.
-        config["auto.offset.reset"] = "error"
-        # Only members of a group are expected to poll; this one may rest as long as its user likes.
-        return {
-            "logger": _client_logger,
-            **config,
-            "enable.auto.commit": False,
-            "max.poll.interval.ms": 86_400_000,
-        }
+    def range_reader(self) -> dict[str, Any]:
+        """The settings of the group-less consumers that read exact ranges."""
+        return self._reading(ClientKind.RANGE_READER)
 
-    def connection(self) -> dict[str, Any]:
-        """The settings that say how to reach and trust the brokers."""
-        config = {
+    def connection(self, client: ClientKind = ClientKind.ADMIN) -> dict[str, Any]:
+        """The settings of a client that gets only those of the user that concern the connection."""
+        exact = _CONNECTION_EXACT
+        if client is ClientKind.LOG_CHECK:
+            exact |= _SIZES_OF_A_FETCH
+        given = {
             key: value
             for key, value in self._with_login().items()
-            if key.startswith(_CONNECTION) or key in _CONNECTION_EXACT
+            if key.startswith(_CONNECTION) or key in exact
         }
-        return {"logger": _client_logger, **config}
+        in_group = client in {ClientKind.LOG_CHECK, ClientKind.OFFSET_READER}
+        return _logging(configured(client, given, {"group.id": self.group_id} if in_group else {}))
+
+    def _reading(self, client: ClientKind) -> dict[str, Any]:
+        given = {key: value for key, value in self._with_login().items() if key not in _GROUP_ONLY}
+        client_id = f"{self.user.get('client.id', 'rdkafka')}-fetch"
+        return _logging(configured(client, given, {"client.id": client_id}))
 
     def _with_login(self) -> dict[str, Any]:
         return with_login(self.user, self.credentials)
@@ -178,6 +175,15 @@ def with_login(config: Mapping[str, Any], credentials: Credentials | None = None
         return plain
     user, password = (credentials or Credentials(config[CREDENTIALS])).current()
     return {**plain, "sasl.username": user, "sasl.password": password}
+
+
+def isolation_level(config: Mapping[str, Any]) -> str:
+    """The isolation level of a config; librdkafka ignores case."""
+    return str(config.get("isolation.level", "read_committed")).lower()
+
+
+def _logging(config: dict[str, Any]) -> dict[str, Any]:
+    return {"logger": _client_logger, **config}
 
 
 def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
@@ -233,7 +239,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
     if "oauth_cb" in config and not isinstance(config["oauth_cb"], Tokens):
         config["oauth_cb"] = Tokens(config["oauth_cb"])
     return Settings(
-        user={**_reconnects(config), **config},
+        user=config,
         group_id=str(config["group.id"]),
         group_protocol=protocol,
         strategy=_strategy(config),
@@ -289,19 +295,6 @@ def _check_credentials(config: Mapping[str, Any]) -> None:
             f"set it to SASL_SSL, or remove '{CREDENTIALS}'"
         )
         raise ConfigurationError(msg)
-
-
-def _reconnects(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a shorter reconnect pause as a setting, unless the user's config sets one.
-
-    By default the client waits up to 10 s before it looks whether a broker is back, and its
-    partitions with it.
-    """
-    return (
-        {}
-        if any(name.startswith("reconnect.") for name in config)
-        else {"reconnect.backoff.max.ms": _RECONNECT_MS}
-    )
 
 
 def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
@@ -373,7 +366,8 @@ def _max_poll_interval_s(config: Mapping[str, Any], protocol: str, hold_limit_s:
 
 
 def _is_on(value: object) -> bool:
-    return value is True or str(value).lower() in {"true", "1", "yes", "on"}
+    """Whether librdkafka takes a value for true; it refuses what is neither true nor false."""
+    return str(value).lower() in {"true", "t", "1"}
 
 
 def _int(config: Mapping[str, Any], name: str, default: int) -> int:

@@ -11,11 +11,12 @@ backlog.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import confluent_kafka
 from confluent_kafka import KafkaError
 
+from dagster_rebalance.consumer.client_defaults import ClientKind
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.kafka_errors import (
     END_OF_PARTITION,
@@ -85,20 +86,7 @@ def is_truncation(error: KafkaError) -> bool:
 
 
 def _consumer(settings: Settings) -> confluent_kafka.Consumer:
-    config: dict[str, Any] = {
-        **settings.connection(),
-        # Assigned, never subscribed: it takes no part in the group.
-        "group.id": settings.group_id,
-        "enable.auto.commit": False,
-        "auto.offset.reset": "error",
-        "enable.partition.eof": True,
-        "isolation.level": "read_uncommitted",
-        # A broker answers a fetch with larger batches one partition at a time. A low limit for what
-        # waits in the queue would keep the other partitions from being fetched for a second.
-        "max.partition.fetch.bytes": 16_384,
-        "fetch.wait.max.ms": 10,
-    }
-    return made(confluent_kafka.Consumer, config)
+    return made(confluent_kafka.Consumer, settings.connection(ClientKind.LOG_CHECK))
 
 
 def _at(partition: TopicPartition, position: LogPosition) -> confluent_kafka.TopicPartition:

@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr
 from typing_extensions import Self
 
 from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeReader
+from dagster_rebalance.consumer.settings import isolation_level
 from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.errors import BatchRefusedError, BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange, is_topic_name
@@ -480,7 +481,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             self.batch_id,
             self.kafka.group_id,
             self.offset_ranges,
-            str(settings.get("isolation.level", "read_committed")),
+            isolation_level(settings),
         ).extras
         check_no_secrets(more or {}, {**self.kafka.client_config, **settings}, taken=sent)
         if self._interruptions is not None:

@@ -288,7 +288,8 @@ def _private_key(value: str, config: Mapping[str, object]) -> dict[str, str]:
 
 
 _TRANSLATIONS: dict[str, Callable[[str, Mapping[str, object]], dict[str, str]]] = {
-    "isolation.level": lambda value, _: {"isolation.level": value},
+    # librdkafka ignores the case, Java does not.
+    "isolation.level": lambda value, _: {"isolation.level": value.lower()},
     f"{_OIDC}method": _oidc_login,
     f"{_OIDC}token.endpoint.url": lambda value, _: {f"{_OIDC}token.endpoint.url": value},
     "security.protocol": lambda value, _: {"security.protocol": value.upper()},

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from dagster_rebalance.consumer.client_defaults import TABLE, ClientKind, configured
+from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import HOLD_MARGIN_S, Settings, validated
@@ -27,19 +30,18 @@ def settings(*, hold_limit_s: float = 300.0, **config: object) -> Settings:
     )
 
 
-@pytest.mark.parametrize("value", [True, "true", "True", "1", 1])
+@pytest.mark.parametrize("value", [True, "true", "True", "t", "T", "1", 1])
 def test_auto_commit_is_refused(value: object) -> None:
     """It would commit offsets of work that has not succeeded."""
     with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):
         settings(enable_auto_commit=value)
 
 
-@pytest.mark.parametrize("value", [True, "true", "1"])
+@pytest.mark.parametrize("value", [True, "true", "t", "1"])
 def test_news_of_an_end_among_the_records_is_refused(value: object) -> None:
     """Whoever looks at the topic and the offset of each record would take it for one."""
     with pytest.raises(ConfigurationError, match=r"'enable\.partition\.eof' is on.*current_lag"):
         settings(enable_partition_eof=value)
-    assert settings(enable_partition_eof="false").fetcher()["enable.partition.eof"] == "false"
 
 
 def test_auto_commit_is_off_in_every_client() -> None:
@@ -77,6 +79,65 @@ def test_a_broker_that_is_back_is_found_within_a_second() -> None:
     chosen = settings(reconnect_backoff_ms=5000)
     assert "reconnect.backoff.max.ms" not in chosen.member()
     assert chosen.connection()["reconnect.backoff.ms"] == 5000
+
+
+def test_damaged_batches_are_refused_unless_the_user_reads_them() -> None:
+    """By default librdkafka checks no CRC."""
+    default, chosen = settings(), settings(check_crcs="false")
+    for config in (default.fetcher(), default.range_reader()):
+        assert config["check.crcs"] is True
+    for config in (chosen.fetcher(), chosen.range_reader()):
+        assert config["check.crcs"] == "false"
+
+
+def test_the_end_of_a_partition_is_known_to_each_client_that_reads() -> None:
+    """Also where the user has set librdkafka's default."""
+    given = settings(enable_partition_eof="false")
+    assert given.fetcher()["enable.partition.eof"] is True
+    assert given.range_reader()["enable.partition.eof"] is True
+
+
+def test_the_log_check_takes_responses_of_the_size_that_the_user_allows() -> None:
+    """A batch above librdkafka's 100 MB may stand at the offset that is asked for.
+
+    librdkafka refuses a `receive.message.max.bytes` below `fetch.max.bytes`.
+    """
+    sizes = {
+        "receive.message.max.bytes": 10_000,
+        "fetch.max.bytes": 4_000,
+        "message.max.bytes": 2_000,
+    }
+    given = validated({**GOOD, **sizes, "log_level": 0}, hold_limit_s=10)
+    config = given.connection(ClientKind.LOG_CHECK)
+    assert {name: config[name] for name in sizes} == sizes
+    made(confluent_kafka.Consumer, config).close()
+
+
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "Read_Committed", "read_committed"])
+def test_the_case_of_an_isolation_level_has_no_meaning(level: str) -> None:
+    """The client ignores it: the ends of the log must be those of what its client reads."""
+    assert settings(isolation_level=level).reads_committed
+    assert not settings(isolation_level="READ_UNCOMMITTED").reads_committed
+
+
+@pytest.mark.parametrize("kind", ClientKind)
+def test_each_client_gets_the_defaults_of_the_table_and_no_others(kind: ClientKind) -> None:
+    """`docs/settings.md` shows the table."""
+    given = settings(group_protocol="classic")
+    config = {
+        ClientKind.MEMBER: given.member,
+        ClientKind.FETCHER: given.fetcher,
+        ClientKind.RANGE_READER: given.range_reader,
+    }.get(kind, partial(given.connection, kind))()
+    rows = {row.name for row in TABLE if kind in row.clients}
+    assert config.keys() - {"logger", "bootstrap.servers", "group.id"} == rows - {"group.id"}
+    assert ("group.id" in rows) <= (config.get("group.id") == "etl")
+
+
+def test_a_derived_setting_that_the_table_does_not_have_is_refused() -> None:
+    """The documentation would not show it."""
+    with pytest.raises(LookupError, match=r"fetch\.min\.bytes.*admin client"):
+        configured(ClientKind.ADMIN, {}, {"fetch.min.bytes": 1})
 
 
 @pytest.mark.parametrize("missing", ["bootstrap.servers", "group.id"])
@@ -281,6 +342,7 @@ def test_questions_to_the_cluster_use_the_connection_only() -> None:
         "security.protocol",
         "sasl.username",
         "reconnect.backoff.max.ms",
+        "socket.keepalive.enable",
         "logger",
     }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
 import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource
+from dagster_rebalance.consumer.client_defaults import TABLE
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration import members, storage
 from tests.docs.blocks import ROOT
@@ -65,6 +66,15 @@ def _default(field: FieldInfo) -> str:
 def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> None:
     """A setting that is renamed, added or given another default must be so in the documentation."""
     table = settings_table(model)
+    assert table in (ROOT / "docs/settings.md").read_text(), (
+        f"docs/settings.md should have:\n{table}"
+    )
+
+
+def test_the_table_of_client_settings_is_that_of_the_code() -> None:
+    """Each setting that the package gives to a client of librdkafka, with its reason."""
+    head = "| setting | value | clients | yours wins | why |\n|---|---|---|---|---|"
+    table = "\n".join((head, *map(str, TABLE)))
     assert table in (ROOT / "docs/settings.md").read_text(), (
         f"docs/settings.md should have:\n{table}"
     )

@@ -52,6 +52,12 @@ def test_the_isolation_level_is_librdkafkas_default_not_javas() -> None:
     )
 
 
+def test_an_isolation_level_in_capitals_is_one_that_java_takes() -> None:
+    """The Kafka client ignores the case, so `client_config` may have either."""
+    options = spark_kafka_options({**BROKERS, "isolation.level": "READ_UNCOMMITTED"})
+    assert options["kafka.isolation.level"] == "read_uncommitted"
+
+
 def test_a_password_with_quotes_and_backslashes_survives_in_the_login() -> None:
     """The login is a small language of its own; an unescaped quote would end the password early."""
     options = spark_kafka_options(
