@@ -8,13 +8,14 @@ the registry does not have is an error.
 from __future__ import annotations
 
 import json
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from decimal import Decimal
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding import columns
+from dagster_rebalance.decoding.json_check import Check, Inexact, decimal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,36 +24,11 @@ if TYPE_CHECKING:
     from dagster_rebalance.decoding.columns import Column
 
 
-class _Inexact(float):
-    """A number with more digits than a double has."""
-
-    text: str
-
-
-class _Step(Decimal):
-    """What a number must be a multiple of. A float would say that 19.99 is none of 0.01."""
-
-    def __rmod__(self, number: Any) -> Decimal:
-        try:
-            return _EXACT.remainder(_decimal(number), self)
-        except ArithmeticError:  # an exponent that no decimal has
-            return self
-
-
-_EXACT = Context(prec=5_000, Emin=MIN_EMIN, Emax=MAX_EMAX)
-"""Has the digits of the largest double in steps of the smallest, and of any integer of Python's."""
-
-
-def _decimal(number: Any) -> Decimal:
-    """A number with the digits that its JSON has."""
-    return Decimal(number.text if isinstance(number, _Inexact) else repr(number))
-
-
 def _json_text(value: Any) -> str:
     parts = [value]
     while parts:
         part = parts.pop()
-        if isinstance(part, _Inexact):
+        if isinstance(part, Inexact):
             return _exact_text(value)
         if isinstance(part, (dict, list)):
             parts += part.values() if isinstance(part, dict) else part
@@ -65,7 +41,7 @@ def _exact_text(value: Any) -> str:
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_exact_text, value))}]"
-    return value.text if isinstance(value, _Inexact) else json.dumps(value)
+    return value.text if isinstance(value, Inexact) else json.dumps(value)
 
 
 _JSON_TEXT = columns.STRING.by(_json_text)
@@ -75,8 +51,8 @@ _TYPES: dict[str, tuple[Column, tuple[type, ...]]] = {
     "number": (columns.DOUBLE, (int, float)),
 }
 
-_SEVERAL_WAYS = frozenset("*+?{(|")
-_LONGEST_PATTERN = 200
+_DIGITS_OF_A_DOUBLE = 15
+"""As many digits any double has."""
 
 _CHOICES = ("oneOf", "anyOf", "allOf")
 _DESCRIBING = {"properties", "$ref", *_CHOICES}
@@ -95,35 +71,32 @@ def reader(
     Raises:
         UndecodableError: The schema cannot be used.
     """
-    import referencing
-
-    own, registry = _validator(schema)
+    own = Check(schema)
     try:
-        root = referencing.Resource.from_contents(own.schema, default_specification=_draft())
-        # Of draft-07 and those before it. From 2019-09 on, they have no such name.
-        is_ref_alone = "/draft-0" in own.META_SCHEMA["$schema"]
-        column = _Columns(is_ref_alone=is_ref_alone, as_python=as_python).of(
-            own.schema, registry.resolver_with_root(root)
+        column = _Columns(is_ref_alone=own.is_ref_alone, as_python=as_python).of(
+            own.root, own.resolver
         )
     except Exception as problem:
         msg = f"not a JSON schema that can be used: {type(problem).__name__} {problem}"
         raise UndecodableError(msg) from problem
-    validators: dict[int, Any] = {}
+    checks: dict[int, Check] = {}
 
     def decode(payload: bytes) -> Any:
-        validator, starts_at = own, 0
+        check, text = own, payload
         if writer is not None:
             frame = frame_of(payload)
-            starts_at = frame.starts_at
-            if frame.schema_id not in validators:
-                validators[frame.schema_id], _ = _validator(writer(frame.schema_id))
-            validator = validators[frame.schema_id]
+            text = payload[frame.starts_at :]
+            if frame.schema_id not in checks:
+                its = writer(frame.schema_id)
+                checks[frame.schema_id] = own if its == schema else Check(its)
+            check = checks[frame.schema_id]
+        numbers = _Numbers()
         try:
-            value = json.loads(payload[starts_at:], parse_constant=_refuse, parse_float=_number)
+            value = json.loads(text, parse_constant=_refuse, parse_float=numbers)
         except (ValueError, RecursionError) as problem:
             msg = f"it is no JSON: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
-        _check(validator, value)
+        check(value, text, is_exact=numbers.are_exact)
         return value
 
     return column, decode
@@ -134,91 +107,27 @@ def _refuse(constant: str) -> None:
     raise ValueError(msg)
 
 
-def _number(text: str) -> float:
-    value = _Inexact(text)
-    if isinf(value):
-        msg = "a number is larger than a double can be"
-        raise ValueError(msg)
-    value.text = text
-    try:
-        is_exact = Decimal(repr(value)) == Decimal(text)
-    except ArithmeticError:  # an exponent that no decimal has
-        is_exact = False
-    return float(value) if is_exact else value
+class _Numbers:
+    """Reads the numbers of one value, and knows whether doubles have all of their digits."""
 
+    def __init__(self) -> None:
+        self.are_exact = True
 
-def _check(validator: Any, value: object) -> None:
-    """The reason names the place and the rule, not the value: that may be a person's."""
-    try:
-        error = next(validator.iter_errors(value), None)
-    except Exception as problem:
-        msg = f"its schema cannot be used: {type(problem).__name__} {problem}"
-        raise UndecodableError(msg) from problem
-    if error is not None:
-        msg = f"it does not fit its schema: {error.json_path} against the rule {error.validator}"
-        raise UndecodableError(msg)
-
-
-def _draft() -> Any:
-    import referencing.jsonschema
-
-    return referencing.jsonschema.DRAFT7
-
-
-def _validator(schema: SchemaText) -> tuple[Any, Any]:
-    """What checks by a schema, and the registry in which its references are found."""
-    import referencing
-    from jsonschema import Draft7Validator
-    from jsonschema.validators import validator_for
-
-    def find(uri: str) -> Any:
-        # A schema with an $id makes an address of each name that it refers to. Of a/b and b, which
-        # both end it, the longer one is meant.
-        ends = [name for name in known if f"/{uri}".endswith(f"/{name}")]
-        if not ends:
-            raise referencing.exceptions.NoSuchResource(uri)
-        return known[max(ends, key=len)]
-
-    try:
-        root = _loaded(schema.text)
-        known = {
-            name: referencing.Resource.from_contents(_loaded(text), default_specification=_draft())
-            for name, text in schema.references
-        }
-        kind = validator_for(root, default=Draft7Validator)
-        kind.check_schema(root)
-        registry: Any = referencing.Registry(retrieve=find)  # type: ignore[call-arg]
-        return kind(root, registry=registry), registry
-    except Exception as problem:
-        msg = f"not a JSON schema that can be used: {type(problem).__name__} {str(problem)[:500]}"
-        raise UndecodableError(msg) from problem
-
-
-def _loaded(text: str) -> Any:
-    return json.loads(text, object_hook=_as_checked)
-
-
-def _as_checked(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of a schema as it is checked.
-
-    A pattern that goes back and forth, and items of which each is compared with each other, may
-    hold the whole process for hours. A value that fits neither can be decoded all the same.
-    """
-    rule, properties = part.get("multipleOf"), part.get("patternProperties")
-    if type(rule) in (int, float):
-        part["multipleOf"] = _Step(repr(rule))
-    if isinstance(part.get("pattern"), str) and _may_take_long(part["pattern"]):
-        del part["pattern"]
-    if isinstance(properties, dict) and any(map(_may_take_long, properties)):
-        part["patternProperties"] = {"^": {}}  # so that no other rule refuses what they allow
-    if part.get("uniqueItems") is True:
-        del part["uniqueItems"]
-    return part
-
-
-def _may_take_long(pattern: str) -> bool:
-    """Whether a pattern has more than one way to match: only one of plain characters has not."""
-    return len(pattern) > _LONGEST_PATTERN or not _SEVERAL_WAYS.isdisjoint(pattern)
+    def __call__(self, text: str) -> float:
+        """A number."""
+        value = Inexact(text)
+        if isinf(value):
+            msg = "a number is larger than a double can be"
+            raise ValueError(msg)
+        if len(text) <= _DIGITS_OF_A_DOUBLE and "e" not in text and "E" not in text:
+            return float(value)
+        value.text = text
+        try:
+            is_exact = Decimal(repr(value)) == Decimal(text)
+        except ArithmeticError:  # an exponent that no decimal has
+            is_exact = False
+        self.are_exact &= is_exact
+        return float(value) if is_exact else value
 
 
 class _Columns:
@@ -377,14 +286,14 @@ def _of_type(column: Column, kind: type, required: Collection[str] = ()) -> Colu
 def _of_types(value: Any, types: tuple[Any, ...], name: str) -> Any:
     if isinstance(value, types) and (bool in types or not isinstance(value, bool)):
         return float(value) if name == "number" else value
-    kind = float if isinstance(value, _Inexact) else type(value)
+    kind = float if isinstance(value, Inexact) else type(value)
     msg = f"the reader's schema has {name} where it has {kind.__name__}"
     raise UndecodableError(msg)
 
 
 def _integer(value: Any) -> int:
     if isinstance(value, float):
-        exact = _decimal(value)
+        exact = decimal_of(value)
         if exact == int(exact):
             return int(exact)
     return int(_of_types(value, (int,), "integer"))

@@ -27,7 +27,9 @@ MODULES = {
         "confluent_kafka.schema_registry",
         "fastavro",
         "google.protobuf",
-        "jsonschema",
+        "jsonschema_rs",
+        "jsonschema_specifications",
+        "referencing",
     ),
     "spark": (
         "dagster_rebalance.spark.output",
