@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.batch import KafkaBatch
+    from dagster_rebalance.orchestration.batch_values import values_by_batch
     from dagster_rebalance.orchestration.control_job import build_kafka_control_job
     from dagster_rebalance.orchestration.definitions import (
         build_kafka_batch_defs,
@@ -106,6 +107,7 @@ __all__ = [
     "build_kafka_rerun_job",
     "build_kafka_stream_defs",
     "plain_json",
+    "values_by_batch",
 ]
 
 _HOMES = {
@@ -152,6 +154,7 @@ _HOMES = {
     "build_kafka_rerun_job": "orchestration.rerun_job",
     "build_kafka_stream_defs": "orchestration.definitions",
     "plain_json": "orchestration.registry",
+    "values_by_batch": "orchestration.batch_values",
 }
 
 

@@ -20,6 +20,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.fleet import Fleet
 from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.batch_values import with_values_by_batch
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.code_version import code_version
 from dagster_rebalance.orchestration.control_job import build_kafka_control_job
@@ -149,6 +150,7 @@ def build_kafka_batch_defs(
         batch_key,
         **{batch_key: KafkaBatch(kafka=kafka)},
     )
+    provided = with_values_by_batch(name, assets, provided)
     assets = [downstream(asset, topics) for asset in assets]
     job = dg.define_asset_job(
         name,

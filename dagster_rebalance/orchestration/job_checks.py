@@ -85,7 +85,7 @@ def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
     Raises:
         ConfigurationError: One does not.
     """
-    for op in _ops(nodes):
+    for op in ops_of(nodes):
         if batch_key not in op.required_resource_keys:
             msg = (
                 f"{op.name} of job {job} does not take the resource {batch_key!r}. Dagster can "
@@ -129,7 +129,7 @@ def check_retries(job: str, nodes: Iterable[object]) -> None:
     Raises:
         ConfigurationError: One has a retry policy.
     """
-    for op in _ops(nodes):
+    for op in ops_of(nodes):
         if op.retry_policy is not None:
             msg = (
                 f"{op.name} of job {job} has a retry_policy: Dagster would begin it again in the "
@@ -140,9 +140,10 @@ def check_retries(job: str, nodes: Iterable[object]) -> None:
             raise ConfigurationError(msg)
 
 
-def _ops(nodes: Iterable[object]) -> Iterator[dg.OpDefinition]:
+def ops_of(nodes: Iterable[object]) -> Iterator[dg.OpDefinition]:
+    """All ops of some nodes, those inside of graphs included."""
     for node in nodes:
         if isinstance(node, dg.GraphDefinition):
-            yield from _ops(node.node_defs)
+            yield from ops_of(node.node_defs)
         elif isinstance(node, dg.OpDefinition):
             yield node

@@ -36,8 +36,15 @@ def topic_assets(kafka: KafkaConsumerResource) -> list[dg.AssetSpec]:
 
 
 def downstream(asset: dg.AssetsDefinition, topics: Sequence[dg.AssetSpec]) -> dg.AssetsDefinition:
-    """The same asset with the topics upstream, where Dagster can add them."""
-    if not asset.is_executable or not isinstance(asset.node_def, dg.OpDefinition):
+    """The same asset with the topics upstream, where Dagster can add them.
+
+    It cannot where the asset takes the value of another: a new dep would replace that input.
+    """
+    if (
+        not asset.is_executable
+        or not isinstance(asset.node_def, dg.OpDefinition)
+        or any(not taken.dagster_type.is_nothing for taken in asset.node_def.input_defs)
+    ):
         return asset
     keys = [topic.key for topic in topics]
     try:

@@ -19,6 +19,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.core.runs import named_runs
 from dagster_rebalance.orchestration import clocks
+from dagster_rebalance.orchestration.batch_values import check_values
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
@@ -88,6 +89,7 @@ def build_kafka_batch_sensor(
     check_executor(name, job)
     if isinstance(job, dg.JobDefinition):
         check_steps(job.name, [job.graph], batch_key)
+        check_values(job)
         if external_work:
             check_retries(job.name, [job.graph])
     stopper = stopper_of(name, external_work)

@@ -1,0 +1,31 @@
+"""An IO manager with a resource inside."""
+
+# No `from __future__ import annotations` here: Dagster recognises a nested resource by its
+# evaluated annotation.
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+
+class Where(dg.ConfigurableResource[Any]):
+    """Where values are stored."""
+
+    path: str = "/data"
+
+
+class Nested(dg.ConfigurableIOManager):
+    """One file for each asset."""
+
+    where: dg.ResourceDependency[Where]
+
+    def _file(self, key: dg.AssetKey) -> Path:
+        return Path(self.where.path, key.path[-1])
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Store a text."""
+        self._file(context.asset_key).write_text(str(obj))
+
+    def load_input(self, context: dg.InputContext) -> str:
+        """Load it."""
+        return self._file(context.asset_key).read_text()

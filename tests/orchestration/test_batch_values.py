@@ -1,0 +1,594 @@
+"""Values between the assets of one batch: each batch gets its own.
+
+Real runs in a real instance, with real IO managers; the group is in memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.batch_values import values_by_batch
+from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
+from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.nested_io_manager import Nested, Where
+from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dagster_rebalance.core.offers import Offer
+
+Seen = list[tuple[str, list[str]]]
+"""The batch of a run, and the value that its asset got."""
+
+
+JOBS: list[dg.JobDefinition] = []
+
+
+def the_job(number: int) -> dg.JobDefinition:
+    """A job, where Dagster finds it."""
+    return JOBS[number]
+
+
+class Folder(dg.ConfigurableIOManager):
+    """An IO manager of a team: one file for each asset, by the last part of its key."""
+
+    path: str
+
+    def _file(self, key: dg.AssetKey) -> Path:
+        return Path(self.path, key.path[-1])
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Store a value."""
+        file = self._file(context.asset_key)
+        file.write_bytes(pickle.dumps(obj))
+        context.add_output_metadata({"file": str(file)})
+        context.log.info("stored %s", file)
+
+    def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
+        """Load it."""
+        return pickle.loads(self._file(context.asset_key).read_bytes())  # noqa: S301 - of this test
+
+
+class Factory(dg.ConfigurableIOManagerFactory[dg.IOManager]):
+    """Another form: the resource makes the IO manager, which asks for its config at each value."""
+
+    path: str
+
+    def create_io_manager(self, _context: dg.InitResourceContext) -> dg.IOManager:
+        """Make the IO manager."""
+        return ByConfig()
+
+
+class ByConfig(dg.IOManager):
+    """Takes the folder from the config of its resource, as that of DuckDB takes its database."""
+
+    def _file(self, config: Any, name: Sequence[str]) -> Path:  # noqa: ANN401 - Dagster's type
+        return Path(config["path"], "-".join(name))
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> Iterator[Any]:  # type: ignore[override]
+        """Store a value, as a generator."""
+        self._file(context.resource_config, context.get_asset_identifier()).write_bytes(
+            pickle.dumps(obj)
+        )
+        yield from ()
+
+    def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
+        """Load it."""
+        file = self._file(context.resource_config, context.get_asset_identifier())
+        return pickle.loads(file.read_bytes())  # noqa: S301 - of this test
+
+
+@dg.io_manager(config_schema={"path": str})
+def made_by_function(_context: dg.InitResourceContext) -> dg.IOManager:
+    """The form without classes, with a generator around its life."""
+    return ByConfig()
+
+
+@dg.io_manager(required_resource_keys={"folder"})
+def with_another_resource(context: dg.InitResourceContext) -> dg.IOManager:
+    """It takes another resource."""
+    return Folder(path=context.resources.folder)
+
+
+@dg.io_manager(config_schema={"path": str})  # type: ignore[arg-type]
+def closed_behind(context: dg.InitResourceContext) -> Iterator[dg.IOManager]:
+    """It lives as long as its run."""
+    path = context.resource_config["path"]
+    yield Folder(path=path)
+    Path(path, "closed").touch()
+
+
+MANAGERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "Dagster's own by default": lambda _path: {},
+    "files": lambda path: {"io_manager": dg.FilesystemIOManager(base_dir=str(path))},
+    "in memory": lambda _path: {"io_manager": dg.mem_io_manager},
+    "by a class": lambda path: {"io_manager": Folder(path=str(path))},
+    "an object": lambda path: {"io_manager": _AsObject(path)},
+    "a factory": lambda path: {"io_manager": Factory(path=str(path))},
+    "a function": lambda path: {"io_manager": made_by_function.configured({"path": str(path)})},
+    "a generator": lambda path: {"io_manager": closed_behind.configured({"path": str(path)})},
+    "with a resource": lambda path: {"io_manager": with_another_resource, "folder": str(path)},
+}
+
+
+class _AsObject(dg.IOManager):
+    """No resource at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = Folder(path=str(path))
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Store a value."""
+        self._folder.handle_output(context, obj)
+
+    def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
+        """Load it."""
+        return self._folder.load_input(context)
+
+
+def kafka(group_id: str = "etl") -> KafkaConsumerResource:
+    """A resource that nothing connects with."""
+    return KafkaConsumerResource(
+        bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"]
+    )
+
+
+class Stage:
+    """A job in which one asset takes the value of another, and two batches for it."""
+
+    def __init__(self, instance: dg.DagsterInstance, resources: dict[str, Any]) -> None:
+        self.instance = instance
+        self.kafka = kafka_in_memory()
+        self.seen: Seen = []
+        self.on_between: Callable[[], object] = str
+        self.on_cleaned: Callable[[], object] = str
+        self.resources = resources
+        self.offers = [self._offer(0), self._offer(1)]
+        self.names = {
+            name: unique_name(name).replace("-", "_") for name in ("raw", "between", "cleaned")
+        }
+        self.job = build_kafka_batch_defs(
+            kafka=self.kafka, assets=self.assets(), resources=resources
+        ).resolve_job_def("kafka_batches")
+
+    def _offer(self, number: int) -> Offer:
+        batch_id = unique_name("b")
+        GROUPS[self.kafka.group_id].committed[tp(number)] = claimed(0, 10, batch_id)
+        return offer(batch_id, span(number))
+
+    def assets(self) -> list[dg.AssetsDefinition]:
+        """`cleaned` takes the value of `raw`; what a test wants happens in between."""
+
+        @dg.asset(name=self.names["raw"], required_resource_keys={"kafka_batch"})
+        def raw(context) -> list[str]:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+            return [str(range_) for range_ in context.resources.kafka_batch.offset_ranges]
+
+        @dg.asset(name=self.names["between"], deps=[raw], required_resource_keys={"kafka_batch"})
+        def between() -> None:
+            self.on_between()
+
+        @dg.asset(
+            name=self.names["cleaned"],
+            ins={"raw": dg.AssetIn(raw.key)},
+            deps=[between],
+            required_resource_keys={"kafka_batch"},
+        )
+        def cleaned(context, raw: list[str]) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+            self.seen.append((context.resources.kafka_batch.batch_id, raw))
+            self.on_cleaned()
+
+        return [raw, between, cleaned]
+
+    def run(
+        self, wanted: Offer, again: dg.JobExecutionResult | None = None
+    ) -> dg.JobExecutionResult:
+        """Run the batch of an offer, or execute such a run again from its failure."""
+        options = dg.ReexecutionOptions.from_failure(again.run_id, self.instance) if again else None
+        JOBS.append(self.job)
+        return dg.execute_job(
+            dg.build_reconstructable_job(__name__, the_job.__name__, (len(JOBS) - 1,)),
+            instance=self.instance,
+            tags=run_tags(wanted, self.kafka.group_id),
+            run_config=run_config(wanted, "kafka_batch"),
+            reexecution_options=options,
+        )
+
+    def in_company(self) -> None:
+        """Run the other batch to its end, while the first run is between its assets."""
+        self.on_between = str
+        other = threading.Thread(target=partial(self.run, self.offers[1]))
+        other.start()
+        other.join()
+
+    def own(self, *numbers: int) -> Seen:
+        """What the runs of these batches have to see."""
+        return [(self.offers[number].batch_id, [str(span(number))]) for number in numbers]
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_two_runs_at_once_get_the_values_of_their_own_batch(
+    instance: dg.DagsterInstance, tmp_path: Path, manager: str
+) -> None:
+    """Stored by the key of the asset, the second would replace the value of the first."""
+    stage = Stage(instance, MANAGERS[manager](tmp_path))
+    stage.on_between = stage.in_company
+    assert stage.run(stage.offers[0]).success
+    assert stage.seen == stage.own(1, 0)
+
+
+def test_a_step_that_is_tried_again_gets_the_value_of_its_batch(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """It is loaded anew, and another batch has stored its own meanwhile."""
+    stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
+
+    def once_more() -> None:
+        stage.on_cleaned = str
+        stage.in_company()
+        raise dg.RetryRequested(max_retries=1)
+
+    stage.on_cleaned = once_more
+    assert stage.run(stage.offers[0]).success
+    assert stage.seen == stage.own(0, 1, 0)
+
+
+def test_a_run_that_is_re_executed_from_its_failure_gets_the_value_of_its_batch(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """It has another id than the run that stored the value, and other batches came after that."""
+    stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
+
+    def fail() -> None:
+        stage.on_cleaned = str
+        raise RuntimeError
+
+    stage.on_cleaned = fail
+    failed = stage.run(stage.offers[0])
+    assert not failed.success
+    set_mark(instance, failed.dagster_run, Mark.OVER)  # its owner does, once its process is done
+    stage.in_company()
+    again = stage.run(stage.offers[0], again=failed)
+    assert again.success
+    assert stage.seen == stage.own(0, 1, 0)
+    made = {event.step_key for event in again.all_events if event.is_step_success}
+    assert made == {stage.names["cleaned"]}, "the value is that of the first run"
+
+
+def run(
+    instance: dg.DagsterInstance,
+    assets: list[dg.AssetsDefinition],
+    resources: dict[str, Any],
+    others: Sequence[dg.AssetsDefinition] = (),
+) -> dg.ExecuteInProcessResult:
+    """Run a batch of partition 0 with the assets, beside others of the code location."""
+    kafka, wanted = kafka_in_memory(), offer(unique_name("b"))
+    GROUPS[kafka.group_id].committed[tp(0)] = claimed(0, 10, wanted.batch_id)
+    made = build_kafka_batch_defs(kafka=kafka, assets=assets, resources=resources)
+    defs = dg.Definitions.merge(made, dg.Definitions(assets=others))
+    return defs.resolve_job_def("kafka_batches").execute_in_process(
+        instance=instance,
+        tags=run_tags(wanted, kafka.group_id),
+        run_config=run_config(wanted, "kafka_batch"),
+    )
+
+
+@dg.asset
+def reference() -> str:
+    """A table of reference data, which another job makes."""
+    return "of its own key"
+
+
+@dg.asset
+def raw(kafka_batch: KafkaBatch) -> int:
+    """What the others take."""
+    return kafka_batch.records
+
+
+@dg.asset(deps=["elsewhere"])
+def doubled(kafka_batch: KafkaBatch, raw: int, reference: str) -> str:
+    """It takes the value of an asset of its batch, and that of one which is none."""
+    return f"{kafka_batch.records + raw} {reference}"
+
+
+@dg.multi_asset(
+    outs={"low": dg.AssetOut(key=["two", "low"]), "high": dg.AssetOut(key=["two", "high"])},
+    ins={"taken": dg.AssetIn("raw")},
+)
+def two(kafka_batch: KafkaBatch, taken: int) -> tuple[int, int]:
+    """Two values by one function."""
+    return taken - kafka_batch.records, taken + kafka_batch.records
+
+
+@dg.op
+def halved(kafka_batch: KafkaBatch, value: int) -> int:
+    """An op whose value another op takes."""
+    return value // 2 + 0 * kafka_batch.records
+
+
+@dg.op
+def as_text(kafka_batch: KafkaBatch, value: int) -> str:
+    """The last op of an asset."""
+    return f"{value + 0 * kafka_batch.records} of a graph"
+
+
+@dg.graph_asset(ins={"high": dg.AssetIn(["two", "high"])})
+def graph(high: int) -> str:
+    """An asset of several ops."""
+    text: str = as_text(halved(high))
+    return text
+
+
+def test_assets_take_the_values_of_others_with_the_defaults(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """The topics are upstream of those that can have them, and do not replace an input."""
+    Path(tmp_path, "reference").write_bytes(pickle.dumps("of its own key"))
+    result = run(
+        instance,
+        [raw, doubled, two, graph],
+        {"io_manager": dg.FilesystemIOManager(base_dir=str(tmp_path))},
+        [reference],
+    )
+    assert result.output_for_node("doubled") == "20 of its own key"
+    assert result.output_for_node("two", "low") == 0
+    assert result.output_for_node("graph") == "10 of a graph"
+    kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("**/*__batch_*")}
+    assert {name.partition("__batch_")[0] for name in kept if "/" not in name} == {"raw"}
+    assert Path(tmp_path, "doubled").exists(), "of an asset that no other takes it is the last one"
+
+
+class Bytes(dg.InputManager):
+    """Loads nothing but a part of what another stored."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load_input(self, context: dg.InputContext) -> int:
+        """Load how much there is."""
+        assert context.upstream_output is not None
+        return len(Path(self._path, context.upstream_output.asset_key.path[-1]).read_bytes())
+
+
+def test_an_input_manager_finds_the_value_of_the_batch(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """It is another resource than the IO manager that stored it."""
+
+    @dg.asset(ins={"raw": dg.AssetIn(input_manager_key="size")})
+    def sized(kafka_batch: KafkaBatch, raw: int) -> int:
+        return raw + 0 * kafka_batch.records
+
+    resources = {"io_manager": Folder(path=str(tmp_path)), "size": Bytes(tmp_path)}
+    result = run(instance, [raw, sized], resources)
+    assert result.output_for_node("sized") == len(pickle.dumps(10))
+
+
+def test_what_an_io_manager_says_of_a_value_is_kept(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """Its metadata are those of the materialisation, and its messages are in the log of the run."""
+    result = run(instance, [raw, doubled_alone], {"io_manager": Folder(path=str(tmp_path))})
+    (made,) = result.asset_materializations_for_node("raw")
+    file = str(made.metadata["file"].value)
+    assert Path(file).name.startswith("raw__batch_")
+    assert made.asset_key == raw.key
+    assert any(f"stored {file}" in entry.user_message for entry in instance.all_logs(result.run_id))
+
+
+@dg.asset
+def doubled_alone(kafka_batch: KafkaBatch, raw: int) -> int:
+    """It takes nothing from outside."""
+    return kafka_batch.records + raw
+
+
+def test_a_part_of_a_batch_and_the_rest_of_it_are_kept_apart(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """After a rebalance two members may each have a part of the ranges of one batch."""
+    stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
+    one, other = stage.offers
+    GROUPS[stage.kafka.group_id].committed[tp(1)] = claimed(0, 10, one.batch_id)
+    stage.offers[1] = offer(one.batch_id, *other.ranges)
+    stage.on_between = stage.in_company
+    assert stage.run(one).success
+    assert stage.seen == stage.own(1, 0)
+
+
+def test_an_asset_of_another_job_takes_the_value_of_the_last_batch(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """It has no batch, so it sees what it saw of any asset: the newest value."""
+    stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
+    raw = stage.assets()[0]
+    got: list[list[str]] = []
+
+    @dg.asset(ins={"raw": dg.AssetIn(raw.key)}, name=unique_name("report").replace("-", "_"))
+    def report(raw: list[str]) -> None:
+        got.append(raw)
+
+    made = build_kafka_batch_defs(
+        kafka=stage.kafka, assets=stage.assets(), resources=stage.resources
+    )
+    job = dg.define_asset_job("reports", selection=[report])
+    defs = dg.Definitions.merge(made, dg.Definitions(assets=[report], jobs=[job]))
+    for number in (1, 0):
+        assert stage.run(stage.offers[number]).success
+        assert defs.resolve_job_def("reports").execute_in_process(instance=instance).success
+    assert got == [[str(span(1))], [str(span(0))]]
+    last = instance.get_latest_materialization_event(raw.key)
+    assert last is not None
+    instance.delete_run(last.run_id)
+    said = defs.resolve_job_def("reports").execute_in_process(
+        instance=instance, raise_on_error=False
+    )
+    assert not said.success
+
+
+def test_an_asset_that_is_executed_again_alone_gets_the_value_of_its_batch(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """Dagster says nothing then of the run that made it."""
+    stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
+
+    def fail() -> None:
+        raise RuntimeError
+
+    stage.on_cleaned = fail
+    failed = stage.run(stage.offers[0])
+    set_mark(instance, failed.dagster_run, Mark.OVER)
+    stage.on_cleaned = str
+    stage.in_company()
+    again = stage.job.execute_in_process(
+        instance=instance,
+        asset_selection=[dg.AssetKey(stage.names["cleaned"])],
+        tags=run_tags(stage.offers[0], stage.kafka.group_id),
+        run_config=run_config(stage.offers[0], "kafka_batch"),
+    )
+    assert again.success
+    assert stage.seen == stage.own(0, 1, 0)
+
+
+def pair(name: str, batch_key: str = "kafka_batch", **settings: Any) -> list[dg.AssetsDefinition]:  # noqa: ANN401 - settings of all kinds
+    """An asset, and one that takes its value."""
+
+    @dg.asset(name=f"{name}_made", required_resource_keys={batch_key}, **settings)  # type: ignore[untyped-decorator]
+    def made() -> int:
+        return 1
+
+    @dg.asset(
+        name=f"{name}_taker",
+        ins={"value": dg.AssetIn(made.key)},
+        required_resource_keys={batch_key},
+    )
+    def taker(value: int) -> int:
+        return value
+
+    return [made, taker]
+
+
+@pytest.mark.parametrize("resources", [{}, {"io_manager": dg.mem_io_manager}])
+def test_two_groups_may_share_an_io_manager(resources: dict[str, Any]) -> None:
+    """As they do without batches; Dagster refuses two resources under one key."""
+    both = [
+        build_kafka_batch_defs(
+            kafka=kafka(name),
+            name=name,
+            assets=pair(name, f"{name}_batch"),
+            resources=resources,
+            kafka_key=f"{name}_kafka",
+            batch_key=f"{name}_batch",
+        )
+        for name in ("one", "other")
+    ]
+    dg.Definitions.validate_loadable(dg.Definitions.merge(*both))
+
+
+def test_definitions_that_are_merged_may_share_the_io_manager_by_its_wrapper() -> None:
+    """The wrapper stands in both of them."""
+    made, taker = pair("own")
+    shared = values_by_batch(dg.mem_io_manager, job="own", assets=[made.key])
+    defs = build_kafka_batch_defs(
+        kafka=kafka(), name="own", assets=[made, taker], resources={"io_manager": shared}
+    )
+    others = dg.Definitions(assets=[reference], resources={"io_manager": shared})
+    dg.Definitions.validate_loadable(dg.Definitions.merge(defs, others))
+
+
+BOUND = {"kafka_batch": KafkaBatch(kafka=kafka()), "io_manager": dg.FilesystemIOManager()}
+
+
+@pytest.mark.parametrize(
+    ("assets", "key"),
+    [
+        (pair("elsewhere", io_manager_key="lake"), "lake"),
+        (dg.with_resources(pair("bound"), BOUND), "io_manager"),
+    ],
+)
+def test_values_through_an_io_manager_that_is_not_given_are_refused(
+    assets: list[dg.AssetsDefinition], key: str
+) -> None:
+    """Several batches run at once, and each would take the value that was stored last."""
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"asset \w+_taker takes the value of asset \w+_made .* the IO manager '{key}'",
+    ):
+        build_kafka_batch_defs(kafka=kafka(), assets=assets)
+
+
+def test_an_io_manager_may_have_a_resource_inside(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """As those of S3 and other stores have."""
+
+    @dg.asset
+    def text(kafka_batch: KafkaBatch, raw: str) -> str:
+        return f"{raw} for {kafka_batch.records}"
+
+    nested = Nested(where=Where(path=str(tmp_path)))
+    result = run(instance, [raw, text], {"io_manager": nested})
+    assert result.output_for_node("text") == "10 for 10"
+
+
+def test_an_io_manager_whose_resource_is_configured_at_launch_is_refused() -> None:
+    """It has no key of its own to be found by."""
+    where = Where.configure_at_launch()
+    with pytest.raises(ConfigurationError, match="has a resource that is configured at launch"):
+        build_kafka_batch_defs(
+            kafka=kafka(),
+            assets=pair("nested"),
+            resources={"where": where, "io_manager": Nested(where=where)},
+        )
+
+
+class OnePlace(dg.ConfigurableIOManager):
+    """Stores whatever comes in one place."""
+
+    path: str
+
+    def handle_output(self, _context: dg.OutputContext, obj: object) -> None:
+        """Store a value."""
+        Path(self.path, "value").write_bytes(pickle.dumps(obj))
+
+    def load_input(self, _context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
+        """Load it."""
+        return pickle.loads(Path(self.path, "value").read_bytes())  # noqa: S301 - of this test
+
+
+def test_an_io_manager_that_stores_in_one_place_fails_the_run(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """Nothing can keep its batches apart."""
+    with pytest.raises(ConfigurationError, match="OnePlace stored a value between assets"):
+        run(instance, [raw, doubled_alone], {"io_manager": OnePlace(path=str(tmp_path))})
+
+
+def job_of(pair_of: list[dg.AssetsDefinition], manager: object) -> dg.JobDefinition:
+    """A job of the user's own."""
+    return dg.Definitions(
+        assets=pair_of,
+        jobs=[dg.define_asset_job("own", selection=pair_of, executor_def=dg.in_process_executor)],
+        resources={"io_manager": manager, "kafka_batch": KafkaBatch(kafka=kafka())},
+    ).resolve_job_def("own")
+
+
+def test_a_job_of_your_own_needs_values_by_batch() -> None:
+    """The sensor cannot give it another IO manager, and says how."""
+    assets = pair("own")
+    with pytest.raises(ConfigurationError, match=r"values_by_batch\(\.\.\., job='own'"):
+        build_kafka_batch_sensor(name="own_sensor", job=job_of(assets, dg.mem_io_manager))
+    kept = values_by_batch(dg.FilesystemIOManager(), job="own", assets=[assets[0].key])
+    build_kafka_batch_sensor(name="own_sensor", job=job_of(assets, kept))
