@@ -82,6 +82,7 @@ class Heartbeat:
         self._interrupted_because = ""
         self._is_cut_off = False
         self._is_told_to_end = False
+        self._has_stopped = False
         self._has_own_process = run_process.is_of_one_run()
         self._finished, self._told, self._over = (
             threading.Event(),
@@ -219,6 +220,7 @@ class Heartbeat:
         works = run is not None and run.status in _WORKING
         if run is not None and run.status is dg.DagsterRunStatus.CANCELING:
             self.on_cancel()
+            self._stop_if_asked(instance)
         # A process that wakes up does not renew its lease: a member may have ended its run.
         if (
             not self._see_to_lease()
@@ -236,6 +238,16 @@ class Heartbeat:
         if self._told.is_set() and not works:
             self._over.set()
         self._pause()
+
+    def _stop_if_asked(self, instance: dg.DagsterInstance) -> None:
+        """Interrupt the steps, once, if a member has asked for that."""
+        if (
+            not self._has_stopped
+            and not self._finished.is_set()
+            and Mark.STOP in marks_of(instance, self._run.run_id)
+        ):
+            self._has_stopped = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _tell(self, instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> None:
         if run is not None:

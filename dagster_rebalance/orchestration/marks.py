@@ -33,6 +33,8 @@ class Mark(enum.Enum):
     TAKEN_BACK = "taken back"
     """By a member before it cancels the run, or by a process that stops itself: not a failed
     attempt."""
+    STOP = "stop"
+    """By a member, to a run that is being cancelled: its process is to interrupt itself."""
     INTERRUPTED = "interrupted"
     """By the process: a signal told it to end, and nobody had cancelled the run: not a failed
     attempt."""
@@ -53,6 +55,7 @@ _SENTENCES = {
     Mark.TAKEN_BACK: (
         "this run is stopped for a reason that is not its own, and does not count as an attempt"
     ),
+    Mark.STOP: "the process of this run is to interrupt itself",
     Mark.INTERRUPTED: (
         "a signal told the process of this run to end, and nobody had cancelled the run: it does "
         "not count as an attempt"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
+import signal
 import sys
 import uuid
 from pathlib import Path
@@ -22,6 +24,8 @@ _KILLED = 128 + 9
 """The exit code of a process that was killed, as shells and containers tell it."""
 _FIELDS_BEFORE_START = 19
 """Between the state of a process and its start time, in `/proc/<pid>/stat`."""
+_END_LIMIT_MS = 5_000
+"""How long the kernel has for the end of a killed process."""
 
 
 def identity() -> str:
@@ -42,11 +46,34 @@ def is_gone(process: str, run_id: str) -> bool:
 
     `process` is the name that the process gave itself.
     """
-    place, *numbers = process.rsplit(":", 2)
-    if len(numbers) != len(("pid", "started")) or not identity().startswith(f"{place}:"):
-        return False
-    pid, started = numbers
-    return not _exists(int(pid), started) and not _has_children(run_id)
+    here = _here(process)
+    return here is not None and not _exists(*here) and not _has_children(run_id)
+
+
+def kill(process: str) -> None:
+    """Kill a process that exists for one run on this machine, and wait for its end.
+
+    The function leaves all other processes alone. `process` is the name that the process gave
+    itself.
+
+    Raises:
+        TimeoutError: The kernel has not ended the process.
+    """
+    here = _here(process)
+    if here is None or here[0] == os.getpid() or not _is_started_for_one_run(here[0]):
+        return
+    pid, started = here
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:  # it is gone, or the kernel is older than 5.3
+        return
+    try:
+        # The handle stays with its process. So a second process with this id is found here.
+        if _started(pid) == started:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            _wait_for_end(handle, pid)
+    finally:
+        os.close(handle)
 
 
 def claim_children(run_id: str) -> None:
@@ -75,6 +102,30 @@ def end_hard() -> NoReturn:
     its namespace of process ids, and the kernel keeps such a process from killing itself.
     """
     os._exit(_KILLED)
+
+
+def _here(process: str) -> tuple[int, str] | None:
+    """Return the id and the start time of a process of this machine; None of any other one."""
+    place, *numbers = process.rsplit(":", 2)
+    if len(numbers) != len(("pid", "started")) or not identity().startswith(f"{place}:"):
+        return None
+    return int(numbers[0]), numbers[1]
+
+
+def _is_started_for_one_run(pid: int) -> bool:
+    """Tell whether another process is one that Dagster's code server starts for a run."""
+    try:
+        return b"multiprocessing." in (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _wait_for_end(handle: int, pid: int) -> None:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    if not poll.poll(_END_LIMIT_MS):
+        msg = f"process {pid} was killed and has not ended within {_END_LIMIT_MS} ms"
+        raise TimeoutError(msg)
 
 
 def _place() -> str:

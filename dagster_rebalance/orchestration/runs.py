@@ -22,8 +22,8 @@ from dagster_rebalance.orchestration.coverage import Coverage
 from dagster_rebalance.orchestration.left_claims import LeftClaims, streamed
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
-from dagster_rebalance.orchestration.run_process import is_gone
-from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in, timeout_in
+from dagster_rebalance.orchestration.run_process import is_gone, kill
+from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in, process_in, timeout_in
 from dagster_rebalance.orchestration.tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
@@ -240,7 +240,7 @@ class RunLedger:
             heartbeat=sign,
             heartbeat_timeout_s=timeout_in(sign),
             may_work_on=partitions_in(sign),
-            is_gone=is_gone(sign.rpartition(" ")[2], run_id),
+            is_gone=is_gone(process_in(sign), run_id),
             is_over=False,
         )
 
@@ -274,7 +274,7 @@ class RunLedger:
                 state=RunState.DELETED,
                 heartbeat=sign or "its place was taken by another run",
                 heartbeat_timeout_s=timeout_in(sign),
-                is_gone=note.is_finished or is_gone(sign.rpartition(" ")[2], run_id),
+                is_gone=note.is_finished or is_gone(process_in(sign), run_id),
                 is_over=False,
             )
 
@@ -307,8 +307,9 @@ class RunLedger:
         """Cancel a run, and mark it first, so that it does not count as a failed attempt.
 
         A launcher may cancel a run that is being launched, by deleting a pod that waits for its
-        node for example. The default one can only interrupt a process that is there; the core asks
-        again.
+        node for example. Dagster's default launcher is not asked: the process of the run sees the
+        request among its marks, and interrupts itself. That launcher waits for the process while it
+        holds a lock of its code server, and no run starts in that time.
 
         Args:
             run_id: The run.
@@ -337,6 +338,9 @@ class RunLedger:
                 run
             )  # it was never submitted, so no queue and no launcher knows it
             return
+        if self._is_launched_by_default and run.status in _AT_WORK:
+            self._ask_process(run)
+            return
         self._note_asked(run_id, again_at=time.monotonic() + _STOP_AGAIN_S)
         if instance.run_coordinator.cancel_run(run_id):
             self._note_asked(run_id, again_at=float("inf"))
@@ -350,6 +354,17 @@ class RunLedger:
             )
             raise ConfigurationError(msg)
 
+    @property
+    def _is_launched_by_default(self) -> bool:
+        return isinstance(self._instance.run_launcher, dg.DefaultRunLauncher)
+
+    def _ask_process(self, run: dg.DagsterRun) -> None:
+        if Mark.STOP not in marks_of(self._instance, run.run_id):
+            set_mark(self._instance, run, Mark.STOP)
+        if run.status is not dg.DagsterRunStatus.CANCELING:
+            self._instance.report_run_canceling(run)
+        self._note_asked(run.run_id, again_at=float("inf"))
+
     def _may_cancel(self, run: dg.DagsterRun, *, only_unstarted: bool) -> bool:
         """Whether to ask for the end of a run.
 
@@ -357,7 +372,7 @@ class RunLedger:
         """
         match run.status:
             case dg.DagsterRunStatus.STARTING:
-                return not isinstance(self._instance.run_launcher, dg.DefaultRunLauncher)
+                return not self._is_launched_by_default
             case dg.DagsterRunStatus.STARTED:
                 return not only_unstarted
             case dg.DagsterRunStatus.CANCELING:
@@ -373,9 +388,10 @@ class RunLedger:
             self._ask_again_at.popitem(last=False)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
-        """End a run whose process has gone.
+        """End a run whose process is gone or silent.
 
-        End its work elsewhere first, so that nothing of it is left, then the run in Dagster.
+        The process ends first, where this machine has it, then its work elsewhere, and at last the
+        run in Dagster. So nothing of the run is left when its batch is requested again.
 
         Args:
             run_id: The run.
@@ -393,19 +409,10 @@ class RunLedger:
         """
         if self._has_given_another(run_id, sign):
             return False
+        self._end_process(run_id, sign)
         if self._stop_work is not None:
             self._stop_work(run_id)
         run = self._instance.get_run_by_id(run_id)
-        if run is not None and not run.is_finished:
-            try:
-                self._instance.run_launcher.terminate(run_id)
-            except Exception:
-                logger.info(
-                    "the launcher could not end run %s, whose process gives no sign of life",
-                    run_id,
-                    exc_info=True,
-                )
-            run = self._instance.get_run_by_id(run_id)
         if run is None:
             self._notes.erase(run_id, self._noted.get(run_id, ()))
             self._left.forget(run_id)
@@ -421,6 +428,27 @@ class RunLedger:
             return False
         set_mark(self._instance, run, Mark.OVER)
         return True
+
+    def _end_process(self, run_id: str, sign: str) -> None:
+        """End the process of a run that gives no sign of life.
+
+        Dagster's default launcher is not asked, as in `cancel`: a process that is killed or frozen
+        never answers, so no run of its code location would start again.
+        """
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return  # a process that is about to end by itself must not be killed
+        if self._is_launched_by_default:
+            kill(process_in(sign))
+            return
+        try:
+            self._instance.run_launcher.terminate(run_id)
+        except Exception:
+            logger.info(
+                "the launcher could not end run %s, whose process gives no sign of life",
+                run_id,
+                exc_info=True,
+            )
 
     def _has_given_another(self, run_id: str, sign: str) -> bool:
         """Tell whether a run has given another sign, or may have.
@@ -461,7 +489,7 @@ class RunLedger:
             heartbeat_timeout_s=timeout_in(sign),
             may_work_on=partitions_in(sign),
             is_gone=Mark.FINISHED in marks
-            or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
+            or (sign != "" and is_gone(process_in(sign), run.run_id)),
             is_written_off=Mark.OVER in marks,
             is_over=run.status not in _UNSURE or bool(marks & _FINAL) or not has_begun,
             refusal=one_line(run.tags.get(REFUSAL_TAG, ""))[:MOST_REFUSAL_CHARACTERS],

@@ -103,5 +103,10 @@ def timeout_in(sign: str) -> float:
     return float(number["timeout_s"] or 0) if number else 0.0
 
 
+def process_in(sign: str) -> str:
+    """The process that gave a sign, by the name that it gave itself; empty without a sign."""
+    return sign.rpartition(" ")[2]
+
+
 def _place(number: int) -> str:
     return f"dagster_rebalance/sign_of_life/{number % PLACES}"

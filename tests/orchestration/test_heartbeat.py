@@ -18,7 +18,7 @@ from dagster_rebalance.core.runs import Setback, setback_of
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.marks import Mark, marks_of
+from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife, spelled_partitions
 from dagster_rebalance.testing.deadline import wait_until
@@ -214,6 +214,33 @@ def test_a_run_that_is_being_cancelled_still_gives_signs(
         wait_until(
             lambda: not sign(instance, run).startswith("0/"), timeout_s=30, what="another beat"
         )
+    assert not interrupts
+
+
+def test_a_run_that_a_member_cancels_interrupts_itself_once(
+    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
+) -> None:
+    """Dagster's default launcher is not asked: it could block its code server."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    with begun(instance, run) as heartbeat:
+        RunLedger(instance, "etl").cancel(run.run_id)
+        wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
+        heartbeat._stop_if_asked(instance)
+    assert interrupts == [signal.SIGTERM]
+    assert marks_of(instance, run.run_id) == {
+        *(Mark.BEGAN, Mark.TAKEN_BACK, Mark.STOP, Mark.FINISHED)
+    }
+
+
+def test_a_run_that_is_cancelled_as_its_steps_end_is_not_interrupted(
+    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
+) -> None:
+    """The interrupt would hit what Dagster reports of the run."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    with begun(instance, run) as heartbeat:
+        pass
+    set_mark(instance, run, Mark.STOP)
+    heartbeat._stop_if_asked(instance)
     assert not interrupts
 
 

@@ -720,6 +720,74 @@ def test_a_launcher_that_fails_is_not_asked_each_second(
     assert len(launcher.asked) == 1
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that Dagster's default launcher is asked to end."""
+    runs: list[str] = []
+
+    def terminate(_: object, run_id: str) -> bool:
+        runs.append(run_id)
+        return True
+
+    monkeypatch.setattr(dg.DefaultRunLauncher, "terminate", terminate)
+    return runs
+
+
+def test_the_default_launcher_is_not_asked_to_end_a_run(
+    instance: dg.DagsterInstance, batch_id: str, asked: list[str]
+) -> None:
+    """It waits for the process while it holds the lock of its code server.
+
+    A frozen process never answers, and no run of its code location started until the code server
+    was restarted.
+    """
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    ledger = RunLedger(instance, "etl")
+    for _ in range(2):
+        ledger.cancel(run.run_id)
+    assert status_of(instance, run) is Status.CANCELING
+    RunLedger(instance, "etl").cancel(run.run_id)
+    entries = instance.all_logs(run.run_id)
+    assert len([entry for entry in entries if f"[{Mark.STOP.value}]" in str(entry)]) == 1
+    assert ledger.end_dead(run.run_id, "")
+    assert not asked
+    assert status_of(instance, run) is Status.FAILURE
+
+
+def test_the_process_of_a_dead_run_is_killed_before_its_work_elsewhere_is_stopped(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen process that wakes up in between would begin more of it."""
+    done: list[str] = []
+    monkeypatch.setattr(runs_module, "kill", done.append)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    give_sign(instance, run, "4/60.0 boot:ns:1000:17:2020")
+    ledger = RunLedger(instance, "etl", stop_work=lambda _: done.append("work elsewhere"))
+    assert ledger.end_dead(run.run_id, "4/60.0 boot:ns:1000:17:2020")
+    assert done == ["boot:ns:1000:17:2020", "work elsewhere"]
+    assert ledger.end_dead(run.run_id, "4/60.0 boot:ns:1000:17:2020")
+    assert len(done) == 3, "a run that has ended in Dagster ends its own process"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_another_launcher_is_asked_to_end_a_dead_run(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """It deletes the pod, or the container. A launcher that cannot does not keep the batch."""
+
+    def answer(_run_id: str) -> None:
+        if fails:
+            message = "no cluster answers"
+            raise OSError(message)
+
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    launcher = LauncherOfPods(may_stop=True, shows_it=answer)
+    with_launcher(instance, launcher, monkeypatch)
+    assert RunLedger(instance, "etl").end_dead(run.run_id, "")
+    assert launcher.asked == [run.run_id]
+    assert status_of(instance, run) is Status.FAILURE
+
+
 def with_launcher(
     instance: dg.DagsterInstance, launcher: LauncherOfPods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
