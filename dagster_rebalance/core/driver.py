@@ -64,7 +64,7 @@ class Driver:
     """Decides for one member. Not safe for several threads: one thread owns it."""
 
     def __init__(
-        self, settings: DriverSettings, *, new_batch_id: Callable[[int], str], now: float
+        self, settings: DriverSettings, *, new_batch_id: Callable[..., str], now: float
     ) -> None:
         self.settings = settings
         self.partitions = AssignedPartitions()

@@ -40,6 +40,9 @@ class Entry:
         due_at: When a run may be asked for, on this member's clock.
         taken_from: The batch that this one has taken the range from, until it is known that nothing
             works under its id; empty for none.
+        earlier: What was known of the range when this member gave it to the batch; None where it
+            gave it to none.
+        since: Since when a run works on it, on this member's clock; None where that is not known.
     """
 
     range: OffsetRange
@@ -48,6 +51,8 @@ class Entry:
     progress: Progress = ToRequest()  # noqa: RUF009 - frozen, so sharing the default is safe
     due_at: float = float("-inf")
     taken_from: str = ""
+    earlier: ToRequest | Exhausted | None = None
+    since: float | None = None
 
     @property
     def is_own(self) -> bool:
@@ -55,17 +60,19 @@ class Entry:
         return self.claimed_at is not None
 
     def given_to(self, batch_id: str, claimed_at: float) -> Entry:
-        """The entry for another batch, whose first run is the next one."""
-        progress = self.progress
-        if isinstance(progress, ToRequest | Exhausted):
-            failures = progress.failures if isinstance(progress, ToRequest) else progress.attempts
-            progress = ToRequest(failures + 1, failures)
+        """The entry for another batch, whose first run is the next one.
+
+        What stops the range, and when it is due, stay known: the next run is the same attempt.
+        """
+        is_known = isinstance(self.progress, ToRequest | Exhausted)
+        earlier = self.progress.next_attempt if is_known else None
         return replace(
             self,
             batch_id=batch_id,
             claimed_at=claimed_at,
-            progress=progress,
+            progress=earlier or self.progress,
             taken_from="" if self.is_own else self.batch_id,
+            earlier=earlier,
         )
 
     @property
@@ -190,9 +197,15 @@ class OffsetLedger:
         return replace(self, entries=entries)
 
     def note(
-        self, epoch: int, range_: OffsetRange, progress: Progress, *, due_at: float = float("-inf")
+        self,
+        epoch: int,
+        range_: OffsetRange,
+        progress: Progress,
+        *,
+        due_at: float = float("-inf"),
+        since: float | None = None,
     ) -> OffsetLedger:
-        """Note how far the work on a range is, and when it may be asked for.
+        """Note how far the work on a range is, since when, and when it may be asked for.
 
         News from another epoch, or once it is done, changes nothing.
 
@@ -201,22 +214,32 @@ class OffsetLedger:
         if epoch != self.epoch:
             return self
         entries = tuple(
-            replace(entry, progress=progress, due_at=due_at)
+            replace(entry, progress=progress, due_at=due_at, since=since)
             if entry.range == range_ and entry.done_by is None and entry.progress != progress
             else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)
 
-    def taken(self, range_: OffsetRange) -> OffsetLedger:
+    def taken(self, range_: OffsetRange, earlier: ToRequest | Exhausted) -> OffsetLedger:
         """Nothing works on a range under the id of the batch that it was taken from.
 
-        Once it is done, that changes nothing: its commit may be under way, and as long as Kafka
+        `earlier` is what is known of the range under that id. Once it is done, that changes nothing: its commit may be under way, and as long as Kafka
         does not have it, the claim must name the batch whose run has done it.
         """
         entries = tuple(
-            replace(entry, taken_from="")
+            replace(entry, taken_from="", earlier=earlier.next_attempt)
             if entry.range == range_ and entry.done_by is None
+            else entry
+            for entry in self.entries
+        )
+        return replace(self, entries=entries)
+
+    def tried_now(self) -> OffsetLedger:
+        """Let each range that waits for its next run be due."""
+        entries = tuple(
+            replace(entry, due_at=float("-inf"))
+            if isinstance(entry.progress, ToRequest | Exhausted)
             else entry
             for entry in self.entries
         )

@@ -36,6 +36,7 @@ class Offer:
         attempt: How often a run was asked for, this one included.
         ranges: What the run shall process. After a rebalance that may be a part of the batch.
         failures: The attempts that failed on it.
+        interruptions: The runs in a row that were interrupted on it since.
         unsubmitted: The run that Dagster has created for it and not submitted; empty for none.
         is_own: Whether the member has written the claims itself.
     """
@@ -44,6 +45,7 @@ class Offer:
     attempt: int
     ranges: tuple[OffsetRange, ...]
     failures: int = field(default=0, compare=False)
+    interruptions: int = field(default=0, compare=False)
     unsubmitted: str = field(default="", compare=False)
     is_own: bool = field(default=False, compare=False)
 
@@ -65,7 +67,7 @@ def offers_of(
     """Return the runs that Dagster shall start now.
 
     One run takes the ranges of a batch that are at the same attempt, and one run takes each range
-    that has failed. A batch is not offered while one of its claims is still being written, so that
+    that has failed; with a `worker`, also each range whose batch was interrupted. A batch is not offered while one of its claims is still being written, so that
     it is not split over two runs. Failed ranges are offered in the order in which they have waited,
     the longest first, while fewer than `most_runs` runs are at work or requested; with a `worker`,
     no other run counts. A run that Dagster has created and not submitted is not requested again
@@ -87,15 +89,22 @@ def offers_of(
                     offers[Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)] = (
                         None
                     )
-            case ToRequest(attempt, failures=0) if entry.batch_id not in in_part:
+            case ToRequest(attempt, failures=0) as wanted if not (worker and wanted.interruptions):
+                if entry.batch_id in in_part:
+                    continue
                 key = (entry.batch_id, attempt, entry.is_own)
                 together.setdefault(key, []).append(entry.range)
             case (
                 ToRequest(attempt, failures=failures)
                 | Exhausted(attempt=attempt, attempts=failures)
-            ) if failures:
+            ) as wanted:
                 offer = Offer(
-                    entry.batch_id, attempt, (entry.range,), failures, is_own=entry.is_own
+                    entry.batch_id,
+                    attempt,
+                    (entry.range,),
+                    failures,
+                    wanted.interruptions if isinstance(wanted, ToRequest) else 0,
+                    is_own=entry.is_own,
                 )
                 again.append((entry.due_at, offer))
     offers |= dict.fromkeys(
@@ -165,7 +174,7 @@ def batches_under_way(
 def _has_failed(entry: Entry) -> bool:
     progress = entry.progress
     return isinstance(progress, Exhausted) or (
-        isinstance(progress, ToRequest) and progress.failures > 0
+        isinstance(progress, ToRequest) and progress.failures + progress.interruptions > 0
     )
 
 

@@ -8,6 +8,7 @@ of a claim that outlives it is in `untold` until it is told.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,40 @@ class BegunBatch:
         ranges: What it works on.
         logs: Which log each of its partitions had then.
         outcome: How that ended; None while it is at work.
+        begun_at: When it was begun, on the caller's clock.
+        interrupted_at: When it was interrupted; None while it was not.
+        is_late: Whether it was interrupted because it took too long.
+        is_unwanted: Whether a person has stopped one of its partitions since it was begun.
     """
 
     batch_id: str
     ranges: tuple[OffsetRange, ...]
     logs: Mapping[TopicPartition, Log] = field(compare=False)
     outcome: Outcome | None = None
+    begun_at: float = field(default=0.0, compare=False)
+    interrupted_at: float | None = field(default=None, compare=False)
+    is_late: bool = field(default=False, compare=False)
+    is_unwanted: bool = field(default=False, compare=False)
+
+    def outcome_of(self, ended: Outcome) -> Outcome:
+        """The outcome of the batch if its body has ended in this way.
+
+        An interruption of a batch that took too long is a failed attempt. One that a person wanted
+        says nothing about the batch.
+        """
+        if ended is not Outcome.INTERRUPTED or not (self.is_late or self.is_unwanted):
+            return ended
+        return Outcome.DROPPED if self.is_unwanted else Outcome.FAILED
+
+
+class Urge(enum.Enum):
+    """What is to be done about the batch at work."""
+
+    NOTHING = "nothing"
+    INTERRUPT = "interrupt"
+    """It takes too long."""
+    END_PROCESS = "end its process"
+    """It was interrupted, and the body does not end."""
 
 
 class OwnWork:
@@ -48,10 +77,16 @@ class OwnWork:
 
     Args:
         run_id: The run.
+        limit_s: For how long a batch may be at work.
+        patience_s: For how long an interrupted body may take to end.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(
+        self, run_id: str, *, limit_s: float = float("inf"), patience_s: float = float("inf")
+    ) -> None:
         self._run_id = run_id
+        self._limit_s = limit_s
+        self._patience_s = patience_s
         # By id. Kafka may store one claim of a batch long after the others: a part of its own.
         self._begun: dict[str, tuple[BegunBatch, ...]] = {}
         self._left: dict[Claimed, None] = {}
@@ -64,6 +99,7 @@ class OwnWork:
         offers: Iterable[Offer],
         claimed: Collection[str],
         log_of: Callable[[TopicPartition], Log],
+        now: float = 0.0,
     ) -> BegunBatch | None:
         """Begin the first batch that is offered, if none is at work.
 
@@ -74,6 +110,7 @@ class OwnWork:
             offers: What the member offers.
             claimed: All batches that the member has claimed. What is known of others is forgotten.
             log_of: Which log a partition has.
+            now: On the caller's clock.
         """
         if self.at_work is not None:
             return None
@@ -83,14 +120,38 @@ class OwnWork:
         if offer is not None:
             partitions = {range_.topic_partition for range_ in offer.ranges}
             logs = {partition: log_of(partition) for partition in partitions}
-            self.at_work = BegunBatch(offer.batch_id, offer.ranges, logs)
+            self.at_work = BegunBatch(offer.batch_id, offer.ranges, logs, begun_at=now)
             self._begun[offer.batch_id] = (*self._parts(offer.batch_id), self.at_work)
         return self.at_work
 
+    def urge(self, now: float) -> Urge:
+        """Say what is to be done about the batch at work, and note that it is done."""
+        batch = self.at_work
+        if batch is None:
+            return Urge.NOTHING
+        if batch.interrupted_at is not None:
+            is_over = now - batch.interrupted_at >= self._patience_s
+            return Urge.END_PROCESS if is_over else Urge.NOTHING
+        if now - batch.begun_at < self._limit_s:
+            return Urge.NOTHING
+        self.at_work = replace(batch, interrupted_at=now, is_late=True)
+        return Urge.INTERRUPT
+
+    def interrupt(self, now: float) -> None:
+        """Note that the batch at work is interrupted."""
+        if self.at_work is not None and self.at_work.interrupted_at is None:
+            self.at_work = replace(self.at_work, interrupted_at=now)
+
+    def stop(self) -> None:
+        """Note that a person has stopped a partition of the batch at work."""
+        if self.at_work is not None:
+            self.at_work = replace(self.at_work, is_unwanted=True)
+
     def end(self, outcome: Outcome) -> BegunBatch | None:
-        """Note how the batch at work ended; None when there was none."""
+        """Note how the body of the batch at work ended; None when there was none."""
         if self.at_work is None:
             return None
+        outcome = self.at_work.outcome_of(outcome)
         ended = replace(self.at_work, outcome=outcome)
         self._begun[ended.batch_id] = (*self._parts(ended.batch_id)[:-1], ended)
         self.at_work = None

@@ -289,6 +289,11 @@ class OwnedPartition:
         return self.ledger.entries if self.ledger else ()
 
     @property
+    def known_before(self) -> tuple[Entry, ...]:
+        """The claimed ranges from before it was taken in again."""
+        return self.before.entries if self.before is not None else ()
+
+    @property
     def known_entries(self) -> tuple[Entry, ...]:
         """The claimed ranges; those from before while it is taken in again."""
         return (

@@ -12,18 +12,23 @@ from dagster_rebalance.core import dead_letters
 from dagster_rebalance.core.runs import (
     Exhausted,
     InFlight,
+    Setback,
     Succeeded,
     ToRequest,
+    blocking,
     progress_of,
     refused_last,
+    setback_of,
 )
+from dagster_rebalance.core.setbacks import NEVER
+from dagster_rebalance.core.stream_batches import StreamBatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dagster_rebalance.core.ledger import OffsetLedger
+    from dagster_rebalance.core.ledger import Entry, OffsetLedger
     from dagster_rebalance.core.owned_partition import OwnedPartition
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.runs import Progress, RunSeen
     from dagster_rebalance.core.settings import DriverSettings
 
 
@@ -68,10 +73,11 @@ def taken_in(
     for entry in ledger.entries:
         if not batch_ids.issuperset(entry.looked_up_as):
             continue
-        mine = runs.get(entry.batch_id, ())
+        mine, earlier = runs.get(entry.batch_id, ()), entry.earlier
         progress = progress_of(
             entry.range, entry.batch_id, mine, max_attempts=settings.max_attempts
         )
+        before: Progress | None = None
         if entry.taken_from:
             # A run that had looked at the claim before it was taken may work on the range.
             before = progress_of(
@@ -80,15 +86,20 @@ def taken_in(
                 runs.get(entry.taken_from, ()),
                 max_attempts=settings.max_attempts,
             )
-            if isinstance(before, InFlight | Succeeded):
-                progress = before
-            else:
-                ledger = ledger.taken(entry.range)
+        if isinstance(before, InFlight | Succeeded):
+            progress = before
+        else:
+            if isinstance(before, ToRequest | Exhausted):
+                ledger, earlier = ledger.taken(entry.range, before), before.next_attempt
+            progress = _after(earlier, entry, progress, mine)
         settled = dead_letters.settled(owned, entry.range, progress)
-        wait_s = settings.pace.wait_s(
-            settled, has_dead_letters=settings.dead_letter_topic is not None
+        ledger = ledger.note(
+            owned.epoch,
+            entry.range,
+            settled,
+            due_at=_due_at(owned, entry, settled, mine, settings, now),
+            since=_since(entry, settled, now),
         )
-        ledger = ledger.note(owned.epoch, entry.range, settled, due_at=now + wait_s)
         if isinstance(progress, ToRequest | Exhausted):
             refused |= refused_last(entry.range, entry.batch_id, mine)
         obsolete = dead_letters.obsolete(owned, entry, progress)
@@ -99,3 +110,55 @@ def taken_in(
     }
     known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
     return RunNews(known, covers_all, frozenset(refused), tuple(notes))
+
+
+def _after(
+    earlier: ToRequest | Exhausted | None, entry: Entry, progress: Progress, runs: Sequence[RunSeen]
+) -> Progress:
+    """How far a range is, given what is known of it from before it was given to its batch.
+
+    The id of the batch counts the attempts before it, and does not name their runs.
+    """
+    batch = StreamBatch.read(entry.batch_id)
+    if earlier is None or batch is None:
+        return progress
+    if isinstance(progress, InFlight) and progress.despite is not None:
+        return replace(progress, despite=blocking(earlier))
+    has_begun = any(entry.range in run.ranges and run.attempt >= batch.attempt for run in runs)
+    return progress if has_begun or not entry.is_own else earlier
+
+
+def _due_at(
+    owned: OwnedPartition,
+    entry: Entry,
+    progress: Progress,
+    runs: Sequence[RunSeen],
+    settings: DriverSettings,
+    now: float,
+) -> float:
+    """When a run may be asked for.
+
+    A new owner tries at once what a run of another owner could not do. It waits where the process
+    of a streaming run died, because its own may die as well, unless its code is newer.
+    """
+    wait_s = settings.pace.wait_s(progress, has_dead_letters=settings.dead_letter_topic is not None)
+    if entry.is_own or entry.progress != ToRequest() or wait_s == NEVER:
+        return now + wait_s
+    before = next((known for known in owned.known_before if known.range == entry.range), None)
+    if before is not None:
+        return before.due_at if before.progress == progress else now + wait_s
+    last = next((run for run in reversed(runs) if entry.range in run.ranges), None)
+    if last is None or setback_of(last) not in {Setback.FAILED, Setback.INTERRUPTED}:
+        return now + wait_s
+    has_new_code = settings.code_version not in {"", last.code_version}
+    return now + wait_s if last.has_died and not has_new_code else now
+
+
+def _since(entry: Entry, progress: Progress, now: float) -> float | None:
+    """Since when a run works on a range."""
+    if not isinstance(progress, InFlight):
+        return None
+    if progress.works_for_s is not None:
+        return now - progress.works_for_s
+    # A streaming run claims a range again right before it begins it.
+    return entry.claimed_at

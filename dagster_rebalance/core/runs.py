@@ -9,7 +9,7 @@ itself, that a member took back, or whose process was told to end says nothing a
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ class RunSeen:
             it does not say, so that it may be any.
         ended_at: When it ended in Dagster's eyes, in seconds since 1970; None where it has not, or
             where Dagster does not say.
+        works_for_s: For how long it has worked on the batch; None where that is not known.
+        has_died: Whether the process of a streaming run ended while it worked on the batch.
+        code_version: The version of the code of a streaming run.
     """
 
     run_id: str
@@ -117,6 +120,9 @@ class RunSeen:
     undone: frozenset[str] = frozenset()
     may_work_on: frozenset[TopicPartition] | None = None
     ended_at: float | None = None
+    works_for_s: float | None = None
+    has_died: bool = False
+    code_version: str = ""
 
     @property
     def is_retry(self) -> bool:
@@ -224,6 +230,17 @@ class ToRequest:
     trouble: Trouble | None = None
     left_out: tuple[str, ...] = ()
 
+    @property
+    def interruptions(self) -> int:
+        """The runs in a row that were interrupted, the newest included."""
+        trouble = self.trouble
+        return trouble.count if trouble and trouble.kind is Setback.INTERRUPTED else 0
+
+    @property
+    def next_attempt(self) -> ToRequest:
+        """The same for a batch that only counts attempts, and no other runs."""
+        return replace(self, attempt=self.failures + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
@@ -240,6 +257,8 @@ class InFlight:
         unsubmitted: The run to be requested again, because Dagster has created all of them and
             submitted none.
         despite: What the range is stopped for, while a person or the next attempt tries it again.
+        works_for_s: For how long the run that has worked longest has worked; None where that is not
+            known.
     """
 
     run_ids: tuple[str, ...]
@@ -250,6 +269,7 @@ class InFlight:
     deleted: tuple[str, ...] = ()
     unsubmitted: RunSeen | None = None
     despite: Exhausted | Trouble | None = None
+    works_for_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +302,11 @@ class Exhausted:
     def attempts(self) -> int:
         """How many runs count as attempts."""
         return len(self.run_ids)
+
+    @property
+    def next_attempt(self) -> Exhausted:
+        """The same for a batch that only counts attempts, and no other runs."""
+        return replace(self, attempt=self.attempts + 1)
 
     @property
     def failed_runs(self) -> int:
@@ -438,6 +463,7 @@ def _in_flight(live: list[RunSeen], otherwise: ToRequest | Exhausted) -> InFligh
         deleted=tuple(run.run_id for run in live if run.state is RunState.DELETED),
         unsubmitted=live[-1] if unsubmitted else None,
         despite=despite,
+        works_for_s=max((run.works_for_s for run in live if run.works_for_s), default=None),
     )
 
 

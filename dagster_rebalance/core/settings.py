@@ -119,6 +119,7 @@ class DriverSettings:
             and of a dead one that cannot be ended.
         worker: The streaming run that the member lives in, and that works on its batches; empty for
             a member that requests a run for each batch.
+        code_version: The version of the code of that streaming run; empty where it is not known.
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -144,6 +145,7 @@ class DriverSettings:
     lag_every_s: float = 60.0
     unanswered_s: float = 600.0
     worker: str = ""
+    code_version: str = ""
 
     def of_stream(self, run_id: str) -> DriverSettings:
         """The settings of a member in a streaming run, which works on one batch after the other."""

@@ -30,13 +30,13 @@ class StreamClaims:
 
     Args:
         settings: They name the worker.
-        new_batch_id: Names a batch, given its attempt.
+        new_batch_id: Names a batch, given its attempt, and its interruptions.
 
     Attributes:
         is_new_next: Whether new records are claimed before what has failed is begun again.
     """
 
-    def __init__(self, settings: DriverSettings, new_batch_id: Callable[[int], str]) -> None:
+    def __init__(self, settings: DriverSettings, new_batch_id: Callable[..., str]) -> None:
         self._settings = settings
         self._worker = settings.worker
         self._new_batch_id = new_batch_id
@@ -70,7 +70,7 @@ class StreamClaims:
         """
         if wanted is None or is_claimed_by(wanted, self._worker):
             return
-        if wanted.failures:
+        if wanted.failures or wanted.interruptions:
             if self.is_new_next and self._has_new(partitions.busy, now):
                 return
             self.is_new_next = True
@@ -82,7 +82,7 @@ class StreamClaims:
             return
         ranges = [r for r in wanted.ranges if partitions[r.topic_partition].pending is None]
         if ranges:
-            batch_id = self._new_batch_id(wanted.failures + 1)
+            batch_id = self._new_batch_id(wanted.failures + 1, wanted.interruptions)
             yield WriteOffsets(tuple(_claimed(partitions, r, batch_id, now) for r in ranges))
 
     def left_behind(self, partitions: Iterable[OwnedPartition]) -> Iterable[Command]:

@@ -33,9 +33,11 @@ class LeftClaims:
         self._places = Places(instance)
 
     def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
-        """Note how the work on claims ended."""
+        """Note how the work on claims ended, of those that were begun."""
         told: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for claim, outcome in outcomes.items():
+            if outcome is Outcome.DROPPED:
+                continue
             told[_place(claim)][name_of(claim)] = outcome.value
         stored = self._places.get(told)
         self._places.put(

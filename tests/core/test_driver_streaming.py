@@ -11,7 +11,10 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.explain import summary
+from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.own_work import OwnWork
 from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import Log
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.setbacks import RetryPace
@@ -195,12 +198,141 @@ def test_a_batch_that_outlives_its_hold_is_interrupted_and_its_next_owner_is_tol
     second.feed(seen.PartitionsAssigned((tp(0),)))
     assert second.turn() is None
     assert world.notes == {}, "it is still at work"
-    first.end(Outcome.DROPPED)
-    assert world.notes == {("s.r1.1.1", span(0, 0, 5)): Outcome.DROPPED}
+    first.end(Outcome.INTERRUPTED)
+    assert world.notes == {("s.r1.1.1", span(0, 0, 5)): Outcome.INTERRUPTED}
     begun = second.turn(2.0) or second.turn()
     assert begun is not None
     assert begun.ranges == (span(0, 0, 5),)
-    assert world.kafka.claims(0) == [(5, "s.r2.1.1")]
+    assert world.kafka.claims(0) == [(5, "s.r2.1.1.1")]
+
+
+def test_an_interrupted_range_comes_again_alone_and_five_in_a_row_stop_its_partition() -> None:
+    """A body that never returns was interrupted by each deploy, and counted as nothing."""
+    world = World(records=5, partitions=2)
+    stream = Stream(world, "r1", owns=range(2))
+    stream.turn()
+    stream.end(Outcome.INTERRUPTED)
+    begun = stream.turn()
+    assert begun is not None
+    assert begun.ranges == (span(0, 0, 5),)
+    for _ in range(12):
+        if stream.work.at_work is not None:
+            is_bad = span(0, 0, 5) in stream.work.at_work.ranges
+            stream.end(Outcome.INTERRUPTED if is_bad else Outcome.SUCCEEDED)
+        stream.turn()
+    assert world.kafka.offset(1) == 5, "the healthy range goes on"
+    owned = stream.driver.partitions[tp(0)]
+    assert owned.phase is Phase.STOPPED
+    assert "in a row on orders-0 [0, 5) were interrupted" in owned.stop_reason
+    while stream.work.at_work is None:
+        stream.turn()
+    stream.end()
+    assert owned.partition in stream.driver.partitions
+    assert stream.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert world.kafka.offset(0) == 5
+
+
+def test_the_interruptions_of_a_range_count_across_its_owners() -> None:
+    """Each deploy brings a new run."""
+    world = World(records=5)
+    streams = [Stream(world, "r0", owns=[0])]
+    streams[0].turn()
+    for number in range(1, 6):
+        assert streams[-1].work.at_work is not None
+        streams.append(Stream(world, f"r{number}"))
+        lose(streams[-2], streams[-1], 0)
+        streams[-2].end(Outcome.INTERRUPTED)
+        streams[-1].turn(2.0)
+        streams[-1].turn()
+    assert streams[-1].driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert "the last one by streaming run r4" in streams[-1].driver.partitions[tp(0)].stop_reason
+
+
+def test_a_failed_attempt_begins_the_count_of_interruptions_again() -> None:
+    """The body came to an end."""
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0])
+    for outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED, Outcome.FAILED):
+        assert stream.turn() or stream.turn()
+        stream.end(outcome)
+    assert stream.turn() or stream.turn()
+    assert world.kafka.claims(0) == [(5, "s.r1.4.2")]
+
+
+def test_a_batch_that_a_person_stopped_is_no_interruption() -> None:
+    """Its ranges come again together, and at once."""
+    work = OwnWork("r1")
+    work.begin([Offer("s.r1.1.1", 1, (span(0, 0, 5),))], {"s.r1.1.1"}, lambda _: Log())
+    work.stop()
+    work.interrupt(1.0)
+    ended = work.end(Outcome.INTERRUPTED)
+    assert ended is not None
+    assert ended.outcome is Outcome.DROPPED
+
+
+def test_a_stopped_range_is_tried_at_once_by_the_run_of_a_deploy() -> None:
+    """It waited for its delay twice, and the new run was blamed for the failures of the old one."""
+    world = World(records=5)
+    pace = RetryPace(60.0, 60.0)
+    first = Stream(world, "r1", owns=[0])
+    for _ in range(3):
+        assert first.turn() or first.turn()
+        first.end(Outcome.FAILED)
+    second = Stream(world, "r2", pace=pace)
+    move(world, first, second, 0)
+    second.turn()
+    begun = second.work.at_work or second.turn()
+    assert begun is not None
+    assert begun.ranges == (span(0, 0, 5),)
+    owned = second.driver.partitions[tp(0)]
+    assert owned.phase is Phase.STOPPED, "until it has succeeded"
+    assert "3 attempts on orders-0 [0, 5) failed, the last one in streaming run r1" in (
+        owned.stop_reason
+    )
+    shown = [text for _, text in second.shown]
+    assert shown == [owned.stop_reason], "it is shown once"
+    onlooker = Stream(world, "r3", owns=[0])
+    onlooker.pass_time()
+    assert "the last one in streaming run r1" in onlooker.driver.partitions[tp(0)].stop_reason
+    second.end(Outcome.FAILED)
+    assert "4 attempts on orders-0 [0, 5) failed, the last one in streaming run r2" in (
+        second.driver.partitions[tp(0)].stop_reason
+    )
+    assert second.turn(30.0) is None, "its own failure has its delay"
+
+
+def test_a_range_whose_process_died_waits_unless_the_code_is_new() -> None:
+    """A record that kills its process must not kill run after run without a pause."""
+    world = World(records=5)
+    pace = RetryPace(60.0, 60.0)
+    first = Stream(world, "r1", owns=[0])
+    first.turn()
+    first.die()
+    same, newer = (
+        Stream(world, name, settings=DriverSettings(code_version=version), pace=pace)
+        for name, version in (("r2", ""), ("r3", "v2"))
+    )
+    lose(first, same, 0)
+    assert same.turn(2.0) is None
+    assert same.turn(10.0) is None
+    lose(same, newer, 0)
+    assert newer.turn(2.0) or newer.turn()
+
+
+def test_a_partition_that_is_taken_in_again_keeps_the_delays_of_its_ranges() -> None:
+    """An election of a leader is no reason to wait again, or to try at once."""
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0], pace=RetryPace(60.0, 60.0))
+    stream.turn()
+    stream.end(Outcome.FAILED)
+    stream.turn(30.0)
+    (before,) = stream.driver.partitions[tp(0)].entries
+    world.kafka.elect(0)
+    stream.turn(2.0)
+    stream.turn(2.0)
+    (after,) = stream.driver.partitions[tp(0)].entries
+    assert stream.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert (after.due_at, after.claimed_at) == (before.due_at, None)
 
 
 def test_a_success_that_came_too_late_for_its_own_commit_is_committed_by_the_next_owner() -> None:
@@ -339,7 +471,7 @@ def test_a_sensor_may_have_requested_a_run_for_a_batch_of_the_worker() -> None:
     stream.turn()
     sensor = world.member()
     lose(stream, sensor, 0)
-    stream.end(Outcome.DROPPED)
+    stream.end(Outcome.INTERRUPTED)
     world.wait(2.0, sensor)
     (run_id,) = sensor.tick()
     assert world.dagster.runs[run_id].batch_id == "s.r1.1.1"
@@ -478,14 +610,14 @@ def test_a_batch_whose_claims_are_written_in_part_is_not_begun() -> None:
     first, second = Stream(world, "r1", owns=range(2)), Stream(world, "r2")
     first.turn()
     lose(first, second, 0, 1)
-    first.end(Outcome.DROPPED)
+    first.end(Outcome.INTERRUPTED)
     second.fails.add(do.WriteOffsets)
     assert second.turn(2.0) is None
     assert second.turn(0.1) is None
     second.fails.clear()
     begun = second.turn(2.0)
     assert begun is not None
-    assert begun.ranges == (span(0, 0, 5), span(1, 0, 5))
+    assert begun.ranges == (span(0, 0, 5),), "an interrupted range comes again alone"
 
 
 def test_an_id_that_was_told_to_others_is_never_begun_again() -> None:
@@ -494,10 +626,10 @@ def test_an_id_that_was_told_to_others_is_never_begun_again() -> None:
     first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
     first.turn()
     first.feed(seen.PartitionsLost((tp(0),)))
-    first.end(Outcome.DROPPED)
+    first.end(Outcome.INTERRUPTED)
     first.feed(seen.PartitionsAssigned((tp(0),)))
     assert first.turn(1.0) or first.turn(1.0)
-    assert world.kafka.claims(0) == [(5, "s.r1.2.1")]
+    assert world.kafka.claims(0) == [(5, "s.r1.2.1.1")]
     lose(first, second, 0)
     for _ in range(6):
         assert second.turn(1.0) is None, "the first run works on it"
@@ -632,7 +764,7 @@ def test_a_claim_waits_for_the_write_before_it() -> None:
     first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
     first.turn()
     first.feed(seen.PartitionsLost((tp(0),)))
-    first.end(Outcome.DROPPED)
+    first.end(Outcome.INTERRUPTED)
     world.kafka.topic_id = "made-later"
     second.unanswered.add(do.WriteOffsets)
     second.feed(seen.PartitionsAssigned((tp(0),)))
@@ -640,7 +772,7 @@ def test_a_claim_waits_for_the_write_before_it() -> None:
     assert world.kafka.claims(0) == [(5, "s.r1.1.1")]
     second.unanswered.clear()
     assert second.turn(2.0) or second.turn()
-    assert world.kafka.claims(0) == [(5, "s.r2.1.1")]
+    assert world.kafka.claims(0) == [(5, "s.r2.1.1.1")]
 
 
 @pytest.mark.parametrize(
@@ -651,7 +783,7 @@ def test_a_claim_waits_for_the_write_before_it() -> None:
         (RunState.SUCCEEDED, None, RunState.CANCELED),
         (RunState.CANCELED, None, RunState.CANCELED),
         (RunState.STARTED, Outcome.SUCCEEDED, RunState.SUCCEEDED),
-        (RunState.FAILED, Outcome.DROPPED, RunState.CANCELED),
+        (RunState.FAILED, Outcome.INTERRUPTED, RunState.CANCELED),
         (RunState.STARTED, Outcome.FAILED, RunState.FAILED),
     ],
 )
@@ -680,8 +812,25 @@ def test_a_run_that_says_that_it_works_elsewhere_has_dropped_its_batch() -> None
         assert now.state is state
 
 
-@pytest.mark.parametrize("text", ["", "b-1", "s.r1.1", "s.r1.1.1.1", "s.r 1.1.1", "s.r1.x.1"])
+@pytest.mark.parametrize("text", ["", "b-1", "s.r1.1", "s.r1.1.1.0", "s.r 1.1.1", "s.r1.x.1"])
 def test_other_ids_are_no_batches_of_a_streaming_run(text: str) -> None:
     """Ids of a run for each batch are random."""
     assert StreamBatch.read(text) is None
     assert StreamBatch.read("s.r1.12.3") == StreamBatch("r1", 12, 3)
+    assert StreamBatch.read("s.r1.12.3.4") == StreamBatch("r1", 12, 3, 4)
+    assert str(StreamBatch("r1", 12, 3, 5_000)) == "s.r1.12.3.999", "an id has a limit"
+
+
+def test_a_run_that_ended_itself_has_interrupted_its_batch() -> None:
+    """Its body ignored the interruption, and the process was ended with it."""
+    world = World()
+    stream = Stream(world, "r1")
+    ended = replace(world.streams[stream.run_id], state=RunState.FAILED, is_taken_back=True)
+    (now,) = StreamBatch("r1", 7).seen((span(0, 0, 5),), ended, None)
+    assert (now.is_interrupted, now.is_taken_back, now.has_died) == (True, False, False)
+    *before, now = StreamBatch("r1", 7, 2, 2).seen((span(0, 0, 5),), ended, Outcome.SUCCEEDED)
+    assert [(one.state, one.is_interrupted) for one in before] == [
+        (RunState.FAILED, False),
+        (RunState.CANCELED, True),
+        (RunState.CANCELED, True),
+    ]

@@ -93,7 +93,7 @@ def test_the_ledger_knows_its_live_runs_and_those_that_have_not_started() -> Non
     ("progress", "after"),
     [
         (ToRequest(4, failures=2), ToRequest(3, failures=2)),
-        (Exhausted(("r1", "r2"), attempt=9), ToRequest(3, failures=2)),
+        (Exhausted(("r1", "r2"), attempt=9), Exhausted(("r1", "r2"), attempt=3)),
         (InFlight(("r7",)), InFlight(("r7",))),
     ],
 )
@@ -111,9 +111,9 @@ def test_a_claim_that_changes_hands_counts_its_attempts_by_failures(
 def test_a_range_that_is_done_keeps_the_batch_that_it_was_taken_from() -> None:
     """If its commit fails, the next owner must still find the run of that batch."""
     book = OffsetLedger(tp(0), EPOCH, 0).claim("s.r1.1.1", 10, taken_from="b1")
-    assert book.taken(span(0, 0, 10)).entries[0].taken_from == ""
+    assert book.taken(span(0, 0, 10), ToRequest()).entries[0].taken_from == ""
     done = book.note(EPOCH, span(0, 0, 10), Succeeded("run1"))
-    assert done.taken(span(0, 0, 10)) == done
+    assert done.taken(span(0, 0, 10), ToRequest()) == done
 
 
 def test_the_first_range_that_is_exhausted_is_named() -> None:

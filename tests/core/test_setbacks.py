@@ -155,11 +155,23 @@ def test_the_next_attempt_is_offered_after_the_delay_and_the_skip_reason_says_wh
     assert [offer.attempt for offer in member.driver.offers] == [2]
 
 
-def test_a_new_owner_begins_the_delay_anew() -> None:
-    """It cannot know when the run failed on its own clock; at worst a range waits twice."""
+def test_a_new_owner_tries_a_failed_range_at_once() -> None:
+    """A deploy may have fixed the cause, and the delay has begun before the new owner came."""
     world = World(records=10)
     first = world.member(owns=1, pace=PACE)
     world.dagster.move(started(world, first), RunState.FAILED)
+    world.wait(1, first)
+    second = world.member(owns=1, pace=PACE)
+    world.wait(1, second)
+    assert [offer.attempt for offer in second.driver.offers] == [2]
+
+
+def test_a_new_owner_waits_for_runs_that_do_not_start() -> None:
+    """A rebalance says nothing about the launcher."""
+    world = World(records=10)
+    first = world.member(owns=1, pace=PACE)
+    (run_id,) = first.tick()
+    world.dagster.move(run_id, RunState.FAILED, has_started=False)
     world.wait(1, first)
     second = world.member(owns=1, pace=PACE)
     world.wait(1, second)
