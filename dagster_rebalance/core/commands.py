@@ -235,12 +235,14 @@ class CancelRuns:
         only_unstarted: Whether a run that turns out to have started is left alone: what the driver
             knows is up to `poll_s` old.
         is_again: Whether all of this was asked for before, and people were told.
+        is_ordered: Whether a person has paused or stopped a partition of theirs.
     """
 
     run_ids: tuple[str, ...]
     reason: str
     only_unstarted: bool = False
     is_again: bool = False
+    is_ordered: bool = False
 
     def __str__(self) -> str:
         return f"cancelling {len(self.run_ids)} run(s): {self.reason}"

@@ -209,13 +209,15 @@ class OffsetLedger:
 
         News from another epoch, or once it is done, changes nothing.
 
-        What is known already keeps its time.
+        What is known already keeps its times.
         """
         if epoch != self.epoch:
             return self
         entries = tuple(
             replace(entry, progress=progress, due_at=due_at, since=since)
-            if entry.range == range_ and entry.done_by is None and entry.progress != progress
+            if entry.range == range_
+            and entry.done_by is None
+            and (entry.progress != progress or (entry.since is None and since is not None))
             else entry
             for entry in self.entries
         )

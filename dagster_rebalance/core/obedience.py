@@ -49,7 +49,11 @@ class Obedience:
                 reason = f"{order.partitions} was {order}"
                 only_unstarted = order.action is not Action.STOP
                 yield CancelRuns(
-                    tuple(due), reason, only_unstarted=only_unstarted, is_again=is_again
+                    tuple(due),
+                    reason,
+                    only_unstarted=only_unstarted,
+                    is_again=is_again,
+                    is_ordered=True,
                 )
 
     def _is_due(self, run_id: str, now: float) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import Log, OffsetRange, TopicPartition
 
 
+_AGAIN_S = 1.0
 _TOLD_KEPT = 10_000
 """Each failed attempt is told, and a run that lives for a week has many."""
 
@@ -67,7 +68,8 @@ class Urge(enum.Enum):
 
     NOTHING = "nothing"
     INTERRUPT = "interrupt"
-    """It takes too long."""
+    """It takes too long, or was interrupted a while ago: a signal can come right before a body
+    begins to wait, and does not end that."""
     END_PROCESS = "end its process"
     """It was interrupted, and the body does not end."""
 
@@ -92,6 +94,7 @@ class OwnWork:
         self._left: dict[Claimed, None] = {}
         self._told: dict[Claimed, Outcome] = {}
         self._looks = 0
+        self._urged_at = float("-inf")
         self.at_work: BegunBatch | None = None
 
     def begin(
@@ -129,16 +132,20 @@ class OwnWork:
         batch = self.at_work
         if batch is None:
             return Urge.NOTHING
-        if batch.interrupted_at is not None:
-            is_over = now - batch.interrupted_at >= self._patience_s
-            return Urge.END_PROCESS if is_over else Urge.NOTHING
-        if now - batch.begun_at < self._limit_s:
+        if batch.interrupted_at is None:
+            if now - batch.begun_at < self._limit_s:
+                return Urge.NOTHING
+            self.at_work = replace(batch, interrupted_at=now, is_late=True)
+        elif now - batch.interrupted_at >= self._patience_s:
+            return Urge.END_PROCESS
+        elif now - self._urged_at < _AGAIN_S:
             return Urge.NOTHING
-        self.at_work = replace(batch, interrupted_at=now, is_late=True)
+        self._urged_at = now
         return Urge.INTERRUPT
 
     def interrupt(self, now: float) -> None:
         """Note that the batch at work is interrupted."""
+        self._urged_at = now
         if self.at_work is not None and self.at_work.interrupted_at is None:
             self.at_work = replace(self.at_work, interrupted_at=now)
 

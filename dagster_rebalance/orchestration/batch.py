@@ -517,7 +517,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 "ranges again, use dagster-rebalance rerun or the job of the group for that."
             )
             raise dg.Failure(msg, allow_retries=False)
-        heartbeat = Heartbeat(instance, run, timeout_s=self.kafka.heartbeat_timeout_s)
+        heartbeat = Heartbeat(
+            instance,
+            run,
+            timeout_s=self.kafka.heartbeat_timeout_s,
+            limit_s=self.kafka.batch_limit_s(),
+        )
         heartbeat.begin()
         try:
             why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()

@@ -55,6 +55,7 @@ class Heartbeat:
         instance: The instance that the run belongs to; the thread opens it anew.
         run: The run.
         timeout_s: The `heartbeat_timeout_s` of the group.
+        limit_s: For how long the run may work, before it interrupts itself: a failed attempt.
 
     Attributes:
         says: What each sign says besides that the run lives, in one word.
@@ -63,11 +64,18 @@ class Heartbeat:
     """
 
     def __init__(
-        self, instance: dg.DagsterInstance, run: dg.DagsterRun, *, timeout_s: float
+        self,
+        instance: dg.DagsterInstance,
+        run: dg.DagsterRun,
+        *,
+        timeout_s: float,
+        limit_s: float = float("inf"),
     ) -> None:
         self._instance = instance
         self._run = run
         self._timeout_s = timeout_s
+        self._limit_s = limit_s
+        self._works_since = float("inf")
         self.interval_s = timeout_s / _BEATS_PER_TIMEOUT
         self._number = 0
         self._claims: Collection[Claimed] = ()
@@ -153,6 +161,7 @@ class Heartbeat:
 
     def __enter__(self) -> Self:
         ref = self._instance.get_ref()
+        self._works_since = clocks.seconds()
         for name, target in (
             ("heartbeat", lambda: self._keep_beating(ref)),
             ("lease", self._keep_watch),
@@ -302,6 +311,7 @@ class Heartbeat:
     def _keep_watch(self) -> None:
         while not self._over.wait(self._timeout_s / _LOOKS_PER_TIMEOUT):
             is_silent = self._see_to_lease()
+            self._see_to_limit()
             if (
                 self._interrupted_at is None
                 or clocks.seconds() - self._interrupted_at < _GRACE * self._timeout_s
@@ -321,6 +331,11 @@ class Heartbeat:
             self._is_cut_off = True
             self._interrupt(silence)
         return silence != ""
+
+    def _see_to_limit(self) -> None:
+        if self._finished.is_set() or clocks.seconds() - self._works_since < self._limit_s:
+            return
+        self._interrupt(f"was at work for more than batch_timeout_s={self._limit_s:g}")
 
     def _silence(self) -> str:
         """What is to be said of this run when its lease is over; empty while it is not."""

@@ -16,7 +16,7 @@ from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration.work_notes import Places, name_of, place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     import dagster as dg
 
@@ -62,6 +62,22 @@ class LeftClaims:
         """Note where a streaming run gives its signs of life."""
         self._places.put({_place_of(run_id): f"{run_id} {number}"})
 
+    def tell_begun(self, run_id: str, batch_id: str, at: float) -> None:
+        """Note which batch a streaming run works on, and since when, in seconds since 1970."""
+        self._places.put({_begun_by(run_id): f"{run_id} {batch_id} {at:.0f}"})
+
+    def begun(self, run_ids: Collection[str]) -> dict[str, float]:
+        """Since when batches are at work, of those that streaming runs have noted."""
+        places = {run_id: _begun_by(run_id) for run_id in run_ids}
+        stored = self._places.get(places.values())
+        found = {}
+        for run_id, where in places.items():
+            whose, _, said = stored.get(where, "").partition(" ")
+            batch_id, _, at = said.partition(" ")
+            if whose == run_id and at.isdecimal():
+                found[batch_id] = float(at)
+        return found
+
     def forget(self, run_id: str) -> None:
         """Forget a deleted streaming run of which nothing works any more."""
         if self.number(run_id) is not None:
@@ -93,6 +109,10 @@ def _written(ends: Mapping[str, str]) -> str:
 
 def _place(claim: Claimed) -> str:
     return place("left", name_of(claim))
+
+
+def _begun_by(run_id: str) -> str:
+    return place("begun", run_id)
 
 
 def _place_of(run_id: str) -> str:

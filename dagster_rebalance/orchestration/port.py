@@ -93,6 +93,9 @@ class RunsPort(RunsToEnd, Protocol):
     def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
         """Tell whoever finds these claims how the work on them ended."""
 
+    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+        """Tell for how long a streaming run has worked on a batch."""
+
 
 class WorkPort(Protocol):
     """The worker of a streaming run: it works on batches in this process, one at a time.
@@ -113,6 +116,12 @@ class WorkPort(Protocol):
             claimed: All batches that the member has claimed.
             log_of: Which log a partition has.
         """
+
+    def watch(self) -> None:
+        """Interrupt the batch at work when it takes too long, and end the run if that is in vain."""
+
+    def stop(self) -> None:
+        """Note that a person has stopped a partition of the batch at work."""
 
     def ended(self) -> Iterator[RunsRead]:
         """Take what became of batches; each is told once."""

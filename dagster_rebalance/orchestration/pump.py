@@ -159,6 +159,7 @@ class Pump:
     def _see_to_work(self, work: WorkPort) -> None:
         """Let the worker begin what is its turn, and others know what it has left to them."""
         driver = self.parts.driver
+        work.watch()
         begun = work.begin(driver.offers, driver.claimed, driver.log_of)
         if begun is not None:
             self._feed(begun)
@@ -344,6 +345,8 @@ class Pump:
             case do.CancelRuns(run_ids, _, only_unstarted, is_again):
                 if not is_again:
                     self._mailbox.note(str(command))
+                if parts.work is not None and command.is_ordered and not only_unstarted:
+                    parts.work.stop()
                 self._ender.cancel(run_ids, only_unstarted=only_unstarted)
             case do.EndDeadRuns(signs):
                 self._mailbox.note(str(command))

@@ -58,6 +58,7 @@ _POSITIVE = (
     "lease_s",
     "heartbeat_timeout_s",
     "start_timeout_s",
+    "batch_timeout_s",
 )
 _MAY_BE_ZERO = {
     "metrics_partitions": "for no metric of a single partition",
@@ -66,6 +67,8 @@ _MAY_BE_ZERO = {
 }
 """With what it means then."""
 _SHORTEST_LAG_S = 10.0
+_BATCH_TIMEOUT_S = 3600.0
+"""Of streaming runs: their default age, after which they have to leave anyway."""
 _RECORD_EVERY_S = 10.0
 """Of streaming runs, whose batches are short."""
 _CLIENT_FIELDS = {
@@ -235,6 +238,14 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         description=(
             "Whether a range whose attempts are exhausted, with on_failure=pause, is tried again "
             "every retry_delay_limit_s."
+        ),
+    )
+    batch_timeout_s: float | None = Field(
+        default=None,
+        description=(
+            "A batch that is at work for longer is interrupted, which is a failed attempt; where "
+            "the asset ignores that, its process is ended. By default 3600 in streaming runs, and "
+            "no limit with a run for each batch."
         ),
     )
     on_failure: Literal["pause", "dead_letter"] = Field(
@@ -579,6 +590,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s
             ),
         )
+
+    def batch_limit_s(self, *, streams: bool = False) -> float:
+        """For how long a batch may be at work; infinite without a limit."""
+        if self.batch_timeout_s is not None:
+            return self.batch_timeout_s
+        return _BATCH_TIMEOUT_S if streams else float("inf")
 
     @property
     def knows_driver_settings(self) -> bool:

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from dagster_rebalance.orchestration.tags import (
     REFUSAL_TAG,
     REFUSED_TAG,
     STREAM_TAG,
+    VERSION_TAG,
     ranges_in,
 )
 from dagster_rebalance.orchestration.work_notes import WorkNotes
@@ -193,9 +195,11 @@ class RunLedger:
             return
         records = self._instance.get_run_records(dg.RunsFilter(run_ids=sorted(wanted)))
         runs = {record.dagster_run.run_id: self._seen_alone(record) for record in records}
-        outcomes = self._left.read(batches)
+        outcomes, begun = self._left.read(batches), self._left.begun(wanted)
         for claim, batch in batches.items():
             run = runs.get(batch.run_id) or self._deleted_stream(batch.run_id)
+            at = begun.get(claim[0])
+            run = replace(run, works_for_s=None if at is None else max(0.0, time.time() - at))
             yield from batch.seen((claim[1],), run, outcomes.get(claim))
 
     def streams(self, records: Iterable[dg.RunRecord]) -> tuple[RunSeen, ...]:
@@ -247,6 +251,10 @@ class RunLedger:
     def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
         """Tell whoever finds these claims how the work on them ended."""
         self._left.tell(outcomes)
+
+    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+        """Tell for how long a streaming run has worked on a batch."""
+        self._left.tell_begun(run_id, batch_id, time.time() - seconds)
 
     def _deleted(self, claims: Iterable[Claimed], known: Collection[str]) -> Iterable[RunSeen]:
         """The runs that have noted their work on claims, and are not in Dagster any more."""
@@ -494,6 +502,8 @@ class RunLedger:
             is_over=run.status not in _UNSURE or bool(marks & _FINAL) or not has_begun,
             refusal=one_line(run.tags.get(REFUSAL_TAG, ""))[:MOST_REFUSAL_CHARACTERS],
             ended_at=record.end_time if run.status in _ENDED else None,
+            works_for_s=_age_s(record) if run.status in _AT_WORK else None,
+            code_version=run.tags.get(VERSION_TAG, ""),
         )
 
     def _will_be_retried(self, record: dg.RunRecord) -> bool:
@@ -510,6 +520,11 @@ class RunLedger:
         # Not `update_timestamp`: Postgres keeps it in the time zone of whoever wrote it, and does
         # not say in which.
         return record.end_time is not None and time.time() - record.end_time < RETRY_PATIENCE_S
+
+
+def _age_s(record: dg.RunRecord) -> float | None:
+    """For how long a run is started, by the clock of its process and of this one."""
+    return None if record.start_time is None else max(0.0, time.time() - record.start_time)
 
 
 def _old_sign(record: dg.RunRecord) -> str:

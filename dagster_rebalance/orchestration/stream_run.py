@@ -46,7 +46,7 @@ from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import spelled_partitions
 from dagster_rebalance.orchestration.stream_work import StreamWork
-from dagster_rebalance.orchestration.tags import STREAM_TAG, spelled
+from dagster_rebalance.orchestration.tags import STREAM_TAG, VERSION_TAG, spelled
 from dagster_rebalance.spark.jobs import settle_batch
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ class StreamRun:
         self._is_in_body = False
         self._is_interrupted = False
         self._is_over = False
+        self._gives_up = False
         self._was_asked_to_leave = False
         self._failure: BaseException | None = None
         self._has_left = threading.Event()
@@ -151,6 +152,9 @@ class StreamRun:
             wake=self._wake,
             interrupt=self._interrupt,
             beat=self._beat,
+            give_up=self._give_up,
+            limit_s=kafka.batch_limit_s(streams=True),
+            patience_s=kafka.heartbeat_timeout_s,
         )
         self._heartbeat.says = lambda: spelled_partitions(self._work.may_work_on)
         self._heartbeat.on_cancel = partial(self._ask_to_leave, "its run is cancelled")
@@ -219,7 +223,7 @@ class StreamRun:
             self._reader,
             "" if generation is None else f"dagster-run-{self._run.run_id}-{generation}",
         )
-        outcome, error = Outcome.DROPPED, ""
+        outcome, error = Outcome.INTERRUPTED, ""
         try:
             self._is_interrupted = False
             self._is_in_body = True
@@ -389,20 +393,28 @@ class StreamRun:
             self._work.close()
             self._end_body()
 
+    def _give_up(self) -> None:
+        """Leave the group at once, and end the process: an interrupted body does not end."""
+        if not self._gives_up:
+            self._gives_up = True
+            reason = "the batch at work was interrupted and does not end"
+            self._mailbox.tell(LeaveRequested(reason, 0.0))
+
     def _end_body(self) -> None:
         """Interrupt what is at work until it ends: nobody is there any more to commit it.
 
         A body may keep its interruption to itself, or wait for a thread that nothing interrupts.
         """
         self._interrupt()
-        until = time.monotonic() + self._kafka.heartbeat_timeout_s
+        patience_s = 0.0 if self._gives_up else self._kafka.heartbeat_timeout_s
+        until = time.monotonic() + patience_s
         while self._is_at_work and not self._is_over:
             if time.monotonic() > until and run_process.is_of_one_run():
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
-                # The batch at work is no failed attempt.
-                self._say_at_last(
-                    partial(set_mark, self._context.instance, self._run, Mark.TAKEN_BACK)
-                )
+                if not self._work.is_late:  # else the batch at work is a failed attempt
+                    self._say_at_last(
+                        partial(set_mark, self._context.instance, self._run, Mark.TAKEN_BACK)
+                    )
                 run_process.end_hard()
             time.sleep(_WAIT_S)
             self._interrupt()
@@ -418,7 +430,12 @@ class StreamRun:
     def _parts(self) -> Iterator[Parts]:
         kafka, run = self._kafka, self._run
         settings = kafka.driver_settings(streams=True).of_stream(run.run_id)
-        settings = replace(settings, look_s=_LOOK_S, idle_look_s=_IDLE_LOOK_S)
+        settings = replace(
+            settings,
+            look_s=_LOOK_S,
+            idle_look_s=_IDLE_LOOK_S,
+            code_version=run.tags.get(VERSION_TAG, ""),
+        )
         producer = kafka.dead_letters()
         name = run.tags[STREAM_TAG]
         with (

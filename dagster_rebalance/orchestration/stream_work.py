@@ -9,13 +9,14 @@ others.
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.events import RunsRead
-from dagster_rebalance.core.own_work import OwnWork
-from dagster_rebalance.core.stream_batches import is_batch_of
+from dagster_rebalance.core.own_work import OwnWork, Urge
+from dagster_rebalance.core.stream_batches import Outcome, is_batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import Log, TopicPartition
     from dagster_rebalance.core.runs import RunSeen
-    from dagster_rebalance.core.stream_batches import Outcome
     from dagster_rebalance.orchestration.port import RunsPort
 
 
 _ERRORS_KEPT = 1_000
+_LONG_S = 10.0
+"""A batch that is at work for longer has its age in Dagster's storage, for who asks from outside."""
 
 
 class StreamWork:
@@ -41,6 +43,11 @@ class StreamWork:
         wake: Lets the member turn at once. Called by any thread.
         interrupt: Ends the batch at work before its time. Called by any thread.
         beat: Gives a sign of life, which names `may_work_on`.
+        give_up: Lets the run leave and end, because a body does not end. Called by the member's
+            thread.
+        limit_s: For how long a batch may be at work.
+        patience_s: For how long an interrupted body may take to end.
+        clock: A monotonic clock.
     """
 
     def __init__(
@@ -51,6 +58,10 @@ class StreamWork:
         wake: Callable[[], None],
         interrupt: Callable[[], None],
         beat: Callable[[], None],
+        give_up: Callable[[], None] = lambda: None,
+        limit_s: float = float("inf"),
+        patience_s: float = float("inf"),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run_id = run_id
         self._others = others
@@ -59,7 +70,11 @@ class StreamWork:
         self._beat = beat
         self.may_work_on: frozenset[TopicPartition] = frozenset()
         self._said: frozenset[TopicPartition] | None = None
-        self._own = OwnWork(run_id)
+        self._give_up = give_up
+        self._limit_s = limit_s
+        self._clock = clock
+        self._own = OwnWork(run_id, limit_s=limit_s, patience_s=patience_s)
+        self._aged = ""
         self._lock = threading.Lock()
         self._todo: SimpleQueue[BegunBatch | None] = SimpleQueue()
         self._news: SimpleQueue[RunsRead] = SimpleQueue()
@@ -79,11 +94,19 @@ class StreamWork:
             batch = self._own.end(outcome)
             if batch is None:
                 return
+            if batch.is_late and outcome is Outcome.INTERRUPTED:
+                error = f"it was interrupted after batch_timeout_s={self._limit_s:g}"
             if error:
                 kept = list(self._errors.items())[1 - _ERRORS_KEPT :]
                 self._errors = {**dict(kept), batch.batch_id: error}
             self._news.put(self._read_own(batch.batch_id))
         self._wake()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the batch at work has taken too long, which is a failed attempt."""
+        with self._lock:
+            return self._own.at_work is not None and self._own.at_work.is_late
 
     def close(self) -> None:
         """Wake the worker: no batch follows."""
@@ -99,11 +122,25 @@ class StreamWork:
     ) -> RunsRead | None:
         """Begin a batch if none is at work."""
         with self._lock:
-            batch = self._own.begin(offers, claimed, log_of)
+            batch = self._own.begin(offers, claimed, log_of, self._clock())
             if batch is None:
                 return None
             self._todo.put(batch)
             return self._read_own(batch.batch_id)
+
+    def watch(self) -> None:
+        """Interrupt the batch at work when it takes too long, and end the run if that is in vain."""
+        with self._lock:
+            urge = self._own.urge(self._clock())
+        if urge is Urge.INTERRUPT:
+            self._interrupt()
+        elif urge is Urge.END_PROCESS:
+            self._give_up()
+
+    def stop(self) -> None:
+        """Note that a person has stopped a partition of the batch at work."""
+        with self._lock:
+            self._own.stop()
 
     def ended(self) -> Iterator[RunsRead]:
         """Take what became of batches; each is told once."""
@@ -117,7 +154,7 @@ class StreamWork:
 
     def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
         """Whether others have heard something else than on which partitions it may work."""
-        return self._said != self._with_work(partitions)
+        return self._said != self._with_work(partitions) or self._without_age is not None
 
     def say(self, partitions: Collection[TopicPartition]) -> None:
         """Tell others that it may work on these partitions, and on those of the batch at work.
@@ -134,6 +171,19 @@ class StreamWork:
         self.may_work_on = says
         self._beat()
         self._said = says
+        long = self._without_age
+        if long is not None:
+            self._others.tell_age(self.run_id, long.batch_id, self._clock() - long.begun_at)
+            self._aged = long.batch_id
+
+    @property
+    def _without_age(self) -> BegunBatch | None:
+        """The batch at work, if it has been that for long, and others do not know it."""
+        with self._lock:
+            batch = self._own.at_work
+        if batch is None or batch.batch_id == self._aged:
+            return None
+        return batch if self._clock() - batch.begun_at >= _LONG_S else None
 
     def _with_work(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
         with self._lock:
@@ -177,11 +227,17 @@ class StreamWork:
         """Tell whoever finds these claims how the work on them ended."""
         self._others.tell(outcomes)
 
+    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+        """Tell for how long a streaming run has worked on a batch."""
+        self._others.tell_age(run_id, batch_id, seconds)
+
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run; of this one, the batch at work."""
         if run_id != self.run_id:
             self._others.cancel(run_id, only_unstarted=only_unstarted)
         elif not only_unstarted:
+            with self._lock:
+                self._own.interrupt(self._clock())
             self._interrupt()
 
     def end_dead(self, run_id: str, sign: str) -> bool:

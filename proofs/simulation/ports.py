@@ -65,6 +65,9 @@ class SimulatedRuns:
         self._process.must_reach("dagster")
         self._dagster.left |= outcomes
 
+    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+        """Nothing to keep: it is for people."""
+
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run."""
         self._process.ask_launcher()

@@ -87,7 +87,7 @@ class StreamingDagster(SimulatedDagster):
             self._clockwork.after(
                 self._clockwork.within(*STOPPING_S),
                 run_id,
-                partial(self._tell_end, run_id, batch, Outcome.DROPPED, ended),
+                partial(self._tell_end, run_id, batch, Outcome.INTERRUPTED, ended),
             )
 
     def committed(

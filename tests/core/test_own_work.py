@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_rebalance.core import own_work
 from dagster_rebalance.core.offers import Offer
-from dagster_rebalance.core.own_work import OwnWork
+from dagster_rebalance.core.own_work import OwnWork, Urge
 from dagster_rebalance.core.partition import Log
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.stream_batches import Outcome
@@ -132,3 +132,53 @@ def test_a_failure_is_told_at_once() -> None:
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.FAILED)
     assert work.untold == {(FIRST, RANGE): Outcome.FAILED}
+
+
+def begun(**limits: float) -> OwnWork:
+    """A run whose batch was begun at 100."""
+    work = OwnWork("r1", **limits)
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__, 100.0)
+    return work
+
+
+def test_a_batch_that_takes_too_long_is_interrupted_and_a_failed_attempt() -> None:
+    """A body that never returns has an end, and a range that causes that has attempts."""
+    work = begun(limit_s=60.0)
+    assert work.urge(159.0) is Urge.NOTHING
+    assert work.urge(160.0) is Urge.INTERRUPT
+    assert work.urge(160.5) is Urge.NOTHING
+    assert work.urge(161.5) is Urge.INTERRUPT, "the first signal may be lost"
+    ended = work.end(Outcome.INTERRUPTED)
+    assert ended is not None
+    assert (ended.outcome, ended.is_late) == (Outcome.FAILED, True)
+    assert work.urge(500.0) is Urge.NOTHING
+
+
+def test_a_success_in_the_last_moment_is_a_success() -> None:
+    """The interruption came when the body had ended."""
+    work = begun(limit_s=60.0)
+    work.urge(160.0)
+    ended = work.end(Outcome.SUCCEEDED)
+    assert ended is not None
+    assert ended.outcome is Outcome.SUCCEEDED
+
+
+def test_a_body_that_ignores_its_interruption_ends_with_its_process() -> None:
+    """All partitions of the run wait for it."""
+    work = begun(patience_s=30.0)
+    work.interrupt(110.0)
+    work.interrupt(120.0)
+    assert work.urge(120.5) is Urge.NOTHING
+    assert work.urge(121.5) is Urge.INTERRUPT
+    assert work.urge(140.0) is Urge.END_PROCESS, "it counts from the first interruption"
+    ended = work.end(Outcome.INTERRUPTED)
+    assert ended is not None
+    assert ended.outcome is Outcome.INTERRUPTED
+
+
+def test_without_a_batch_there_is_nothing_to_interrupt() -> None:
+    """It may have ended a moment before."""
+    work = OwnWork("r1", limit_s=1.0, patience_s=1.0)
+    work.interrupt(1.0)
+    work.stop()
+    assert work.urge(100.0) is Urge.NOTHING

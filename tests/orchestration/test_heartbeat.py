@@ -133,6 +133,21 @@ def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished
     assert sign(instance, run) == before, "a run that stops gives no signs of life"
 
 
+def test_a_run_above_its_limit_is_interrupted_and_a_failed_attempt(
+    instance: dg.DagsterInstance, interrupts: list[int], batch_id: str
+) -> None:
+    """A batch that does not return has an end also with a run for each batch."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    heartbeat = Heartbeat(instance, run, timeout_s=60.0, limit_s=0.05)
+    heartbeat.begin()
+    with pytest.raises(dg.DagsterExecutionInterruptedError, match="batch_timeout_s=0.05"):
+        with heartbeat:
+            wait_until(lambda: interrupts, timeout_s=60, what="an interrupt")
+            raise dg.DagsterExecutionInterruptedError
+    assert Mark.INTERRUPTED not in marks_of(instance, run.run_id)
+    assert Mark.TAKEN_BACK not in marks_of(instance, run.run_id)
+
+
 def test_a_run_that_is_deleted_while_it_works_is_interrupted(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:

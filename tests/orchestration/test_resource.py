@@ -307,6 +307,7 @@ def test_options_for_spark_do_not_reach_the_client() -> None:
         "lease_s",
         "heartbeat_timeout_s",
         "start_timeout_s",
+        "batch_timeout_s",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1])

@@ -246,6 +246,24 @@ def test_a_batch_whose_partitions_are_lost_is_interrupted(instance: dg.DagsterIn
     assert stage.committed(0) == 3
 
 
+def test_a_batch_that_does_not_return_is_a_failed_attempt_after_its_limit(
+    instance: dg.DagsterInstance,
+) -> None:
+    """It had no limit, and each interruption counted as nothing."""
+
+    def body(stage: Stage, batch: KafkaBatch) -> None:
+        if len(stage.batches) > 1:
+            leave()
+        elif batch.records:
+            threading.Event().wait(60)
+
+    stage = Stage(instance, body, batch_timeout_s=0.3, retry_delay_s=0.0)
+    stage.produce(0, 3)
+    stage.run()
+    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
+    assert stage.committed(0) == 3
+
+
 def storage_fails(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """Let Dagster's storage refuse this many reports; returns one item for each that is left."""
     fails = list(range(times))
@@ -406,7 +424,8 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
         "_run": SimpleNamespace(run_id="r"),
         "_context": SimpleNamespace(instance="instance"),
         "_kafka": SimpleNamespace(heartbeat_timeout_s=0.01),
-        "_work": SimpleNamespace(next=lambda _: "a batch"),
+        "_work": SimpleNamespace(next=lambda _: "a batch", is_late=False),
+        "_gives_up": False,
         "_has_left": threading.Event(),
         "_is_over": False,
         "_interrupt": lambda: None,

@@ -8,6 +8,7 @@ import pytest
 
 from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.partition import Log
+from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.stream_batches import Outcome
 from dagster_rebalance.orchestration.stream_work import StreamWork
 from tests.core.world import span, tp
@@ -26,6 +27,7 @@ class Others:
 
     def __init__(self) -> None:
         self.heard: list[object] = []
+        self.ages: list[tuple[str, str, float]] = []
         self.is_away = False
         self.work = StreamWork(
             "r1",
@@ -41,6 +43,10 @@ class Others:
             message = "database is locked"
             raise OSError(message)
         self.heard.append(dict(outcomes))
+
+    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+        """Note it."""
+        self.ages.append((run_id, batch_id, seconds))
 
 
 @pytest.fixture
@@ -69,3 +75,78 @@ def test_a_partition_is_not_let_go_while_that_cannot_be_told(others: Others) -> 
         others.work.say([])
     assert others.heard == [{tp(0)}]
     assert others.work.untold == {CLAIM: Outcome.SUCCEEDED}
+
+
+class Clock:
+    """Shows what a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+def at_work(clock: Clock, done: list[str]) -> tuple[Others, StreamWork]:
+    """A run with a limit of 60 s and a patience of 30 s, and its batch."""
+    others = Others()
+    work = StreamWork(
+        "r1",
+        cast("RunsPort", others),
+        wake=lambda: None,
+        interrupt=lambda: done.append("interrupt"),
+        beat=lambda: None,
+        give_up=lambda: done.append("give up"),
+        limit_s=60.0,
+        patience_s=30.0,
+        clock=clock,
+    )
+    work.begin([Offer(CLAIM[0], 1, (CLAIM[1],))], {CLAIM[0]}, lambda _: Log("an id", 1))
+    return others, work
+
+
+def test_a_batch_above_its_limit_is_interrupted_and_then_its_run_is_given_up() -> None:
+    """A body may keep its interruption to itself."""
+    clock, done = Clock(), list[str]()
+    _, work = at_work(clock, done)
+    clock.now = 59.0
+    work.watch()
+    assert (done, work.is_late) == ([], False)
+    clock.now = 60.0
+    work.watch()
+    assert (done, work.is_late) == (["interrupt"], True)
+    clock.now = 90.0
+    work.watch()
+    assert done == ["interrupt", "give up"]
+    work.end(Outcome.INTERRUPTED)
+    assert not work.is_late
+    (news,) = work.ended()
+    assert news.runs[-1].state is RunState.FAILED
+    assert work.why_failed("r1", CLAIM[0]) == "it was interrupted after batch_timeout_s=60"
+
+
+def test_a_stop_by_a_person_is_no_interruption_of_a_batch() -> None:
+    """It comes again at once after the resume."""
+    done = list[str]()
+    _, work = at_work(Clock(), done)
+    work.stop()
+    work.cancel("r1")
+    work.end(Outcome.INTERRUPTED)
+    (news,) = work.ended()
+    assert done == ["interrupt"]
+    assert (news.runs[-1].is_interrupted, news.runs[-1].is_taken_back) == (False, True)
+
+
+def test_others_are_told_once_for_how_long_a_batch_is_at_work() -> None:
+    """Commands of operators ask Dagster's storage; a short batch costs no write."""
+    clock = Clock()
+    others, work = at_work(clock, [])
+    clock.now = 5.0
+    work.say([tp(0)])
+    assert not work.says_all_but([tp(0)])
+    clock.now = 12.0
+    assert work.says_all_but([tp(0)])
+    work.say([tp(0)])
+    assert others.ages == [("r1", CLAIM[0], 12.0)]
+    assert not work.says_all_but([tp(0)])

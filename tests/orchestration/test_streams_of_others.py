@@ -71,7 +71,7 @@ def test_its_batch_is_at_work_as_long_as_the_run_may_work(other: Other) -> None:
     [
         (Outcome.SUCCEEDED, RunState.SUCCEEDED),
         (Outcome.FAILED, RunState.FAILED),
-        (Outcome.DROPPED, RunState.CANCELED),
+        (Outcome.INTERRUPTED, RunState.CANCELED),
     ],
 )
 def test_its_word_on_the_claim_counts_while_it_lives(
@@ -143,8 +143,13 @@ def test_notes_of_several_claims_in_one_place_do_not_mix(
     notes = LeftClaims(instance)
     first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))
     notes.tell({first: Outcome.FAILED, second: Outcome.FAILED})
-    notes.tell({second: Outcome.DROPPED})
-    assert notes.read([first, second]) == {first: Outcome.FAILED, second: Outcome.DROPPED}
+    notes.tell({second: Outcome.INTERRUPTED})
+    assert notes.read([first, second]) == {first: Outcome.FAILED, second: Outcome.INTERRUPTED}
+    notes.tell({first: Outcome.DROPPED})
+    assert notes.read([first]) == {first: Outcome.FAILED}, "a batch that was not begun has no note"
+    notes.tell_begun("r1", "s.r1.1.1", 1e9)
+    assert notes.begun(["r1"]) == {"s.r1.1.1": 1e9}
+    assert notes.begun(["r2"]) == {}, "the place belongs to another run"
     notes.tell_number("r1", 5)
     assert notes.number("r1") == 5
     assert notes.number("r2") is None
