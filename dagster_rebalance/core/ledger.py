@@ -64,8 +64,9 @@ class Entry:
 
         What stops the range, and when it is due, stay known: the next run is the same attempt.
         """
-        is_known = isinstance(self.progress, ToRequest | Exhausted)
-        earlier = self.progress.next_attempt if is_known else None
+        earlier = None
+        if isinstance(self.progress, ToRequest | Exhausted):
+            earlier = self.progress.next_attempt
         return replace(
             self,
             batch_id=batch_id,
@@ -226,8 +227,12 @@ class OffsetLedger:
     def taken(self, range_: OffsetRange, earlier: ToRequest | Exhausted) -> OffsetLedger:
         """Nothing works on a range under the id of the batch that it was taken from.
 
-        `earlier` is what is known of the range under that id. Once it is done, that changes nothing: its commit may be under way, and as long as Kafka
-        does not have it, the claim must name the batch whose run has done it.
+        Once the range is done, that changes nothing: its commit may be under way, and as long as
+        Kafka does not have it, the claim must name the batch whose run has done it.
+
+        Args:
+            range_: The range.
+            earlier: What is known of it under that id.
         """
         entries = tuple(
             replace(entry, taken_from="", earlier=earlier.next_attempt)

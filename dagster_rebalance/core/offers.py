@@ -67,11 +67,12 @@ def offers_of(
     """Return the runs that Dagster shall start now.
 
     One run takes the ranges of a batch that are at the same attempt, and one run takes each range
-    that has failed; with a `worker`, also each range whose batch was interrupted. A batch is not offered while one of its claims is still being written, so that
-    it is not split over two runs. Failed ranges are offered in the order in which they have waited,
-    the longest first, while fewer than `most_runs` runs are at work or requested; with a `worker`,
-    no other run counts. A run that Dagster has created and not submitted is not requested again
-    while `orders` keep one of its partitions from being worked on, whoever owns that.
+    that has failed; with a `worker`, also each range whose batch was interrupted. A batch is not
+    offered while one of its claims is still being written, so that it is not split over two runs.
+    Failed ranges are offered in the order in which they have waited, the longest first, while fewer
+    than `most_runs` runs are at work or requested; with a `worker`, no other run counts. A run that
+    Dagster has created and not submitted is not requested again while `orders` keep one of its
+    partitions from being worked on, whoever owns that.
     """
     partitions = tuple(partitions)
     in_part = {
@@ -107,6 +108,8 @@ def offers_of(
                     is_own=entry.is_own,
                 )
                 again.append((entry.due_at, offer))
+            case _:
+                pass
     offers |= dict.fromkeys(
         Offer(batch_id, attempt, tuple(sorted(found)), is_own=is_own)
         for (batch_id, attempt, is_own), found in together.items()

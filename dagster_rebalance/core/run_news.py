@@ -97,7 +97,7 @@ def taken_in(
             owned.epoch,
             entry.range,
             settled,
-            due_at=_due_at(owned, entry, settled, mine, settings, now),
+            due_at=_due_at(owned, entry, settled, mine, settings=settings, now=now),
             since=_since(entry, settled, now),
         )
         if isinstance(progress, ToRequest | Exhausted):
@@ -133,6 +133,7 @@ def _due_at(
     entry: Entry,
     progress: Progress,
     runs: Sequence[RunSeen],
+    *,
     settings: DriverSettings,
     now: float,
 ) -> float:

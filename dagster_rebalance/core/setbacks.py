@@ -105,10 +105,10 @@ def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str
     if blocked.kind is Setback.INTERRUPTED and StreamBatch.read(batch_id) is not None:
         return (
             f"{partition}: {blocked.count} batches in a row on {range_} were interrupted before "
-            f"they ended, the last one by streaming run {blocked.run_id}. They count as no attempt. "
-            "The run had to leave the group or give the partition up, and its batch was still "
-            "running at the deadline. Find out what the asset waits for, or raise hold_limit_s; "
-            "batch_timeout_s makes a batch that takes too long a failed attempt. It is tried again"
+            f"they ended, the last one by streaming run {blocked.run_id}. The run had to leave the "
+            "group or give the partition up, and the batch was still running at the deadline. That "
+            "is no failed attempt. Find out what the asset waits for, or raise hold_limit_s; with "
+            "batch_timeout_s, a batch that takes too long is a failed attempt. It is tried again"
         )
     if blocked.kind is Setback.INTERRUPTED:
         return (

@@ -118,7 +118,7 @@ class WorkPort(Protocol):
         """
 
     def watch(self) -> None:
-        """Interrupt the batch at work when it takes too long, and end the run if that is in vain."""
+        """Interrupt a batch that takes too long, and end the run where that does not help."""
 
     def stop(self) -> None:
         """Note that a person has stopped a partition of the batch at work."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _ERRORS_KEPT = 1_000
 _LONG_S = 10.0
-"""A batch that is at work for longer has its age in Dagster's storage, for who asks from outside."""
+"""The age of a batch that works for longer is stored in Dagster, for commands of operators."""
 
 
 class StreamWork:
@@ -129,7 +129,7 @@ class StreamWork:
             return self._read_own(batch.batch_id)
 
     def watch(self) -> None:
-        """Interrupt the batch at work when it takes too long, and end the run if that is in vain."""
+        """Interrupt a batch that takes too long, and end the run where that does not help."""
         with self._lock:
             urge = self._own.urge(self._clock())
         if urge is Urge.INTERRUPT:

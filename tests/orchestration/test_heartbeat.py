@@ -140,10 +140,10 @@ def test_a_run_above_its_limit_is_interrupted_and_a_failed_attempt(
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=60.0, limit_s=0.05)
     heartbeat.begin()
-    with pytest.raises(dg.DagsterExecutionInterruptedError, match="batch_timeout_s=0.05"):
-        with heartbeat:
-            wait_until(lambda: interrupts, timeout_s=60, what="an interrupt")
-            raise dg.DagsterExecutionInterruptedError
+    why = pytest.raises(dg.DagsterExecutionInterruptedError, match=r"batch_timeout_s=0\.05")
+    with why, heartbeat:
+        wait_until(lambda: interrupts, timeout_s=60, what="an interrupt")
+        raise dg.DagsterExecutionInterruptedError
     assert Mark.INTERRUPTED not in marks_of(instance, run.run_id)
     assert Mark.TAKEN_BACK not in marks_of(instance, run.run_id)
 
