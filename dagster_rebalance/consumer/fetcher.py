@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from dagster_rebalance.consumer.client_troubles import ClientTroubles
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
@@ -27,8 +28,12 @@ from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
     broker_error,
     is_passing,
+    is_unreadable,
     kafka_error,
+    listed,
     names,
+    unparsable_error,
+    unreadable_error,
 )
 from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
@@ -39,6 +44,7 @@ from dagster_rebalance.core.partition import (
     TopicPartition,
     next_offset,
 )
+from dagster_rebalance.core.standstill import STANDSTILL_S, Standstill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -59,6 +65,15 @@ _LOOK_UP_S = 1.0
 looked up again."""
 _TOLD_AGAIN_S = 1.0
 """How long after it was told that a partition stands still it is told again."""
+_READ_AGAIN_S = 1.0
+"""How long after a batch could not be read it is read again."""
+_NO_REASON = (
+    "the client reports no reason; the batch there is damaged, or in a format that it does not know"
+)
+_PAST_DAMAGE = (
+    "Other partitions go on, and the batch is tried again each second. Restore the log, or seek "
+    "behind the batch to go on without its records"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +132,15 @@ class Fetcher:
         # The offsets that their errors name.
         self._doubted: dict[TopicPartition, int | None] = {}
         self._begun_again: dict[TopicPartition, int | None] = {}
+        # Errors that are not raised yet, partitions that rest after one, and those that have
+        # returned no record since.
+        self._unreadable: dict[TopicPartition, KafkaError] = {}
+        self._resting: set[TopicPartition] = set()
+        self._damaged: set[TopicPartition] = set()
+        self._read_again_at = clock()
+        self._ends_reached: dict[TopicPartition, int] = {}
+        self._standstill = Standstill(clock())
+        self._troubles = ClientTroubles(clock)
         self._statistics = "{}"
         self._missing = MissingTopics()
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
@@ -126,7 +150,7 @@ class Fetcher:
                 for name in _USERS_CALLBACKS & config.keys()
             }
         )
-        self._consumer = made(confluent_kafka.Consumer, config)
+        self._consumer = made(confluent_kafka.Consumer, self._troubles.noting(config))
         self._login = Login(settings.credentials, self._consumer)
 
     def stage(self, partitions: Iterable[TopicPartition]) -> None:
@@ -254,8 +278,9 @@ class Fetcher:
         Raises:
             BrokerError: An earlier read met an error that does not mend itself. Partitions that
                 stand still because `auto.offset.reset` forbids to choose an offset are told
-                together, again each second.
+                together, again each second. So are partitions whose next batch cannot be read.
         """
+        self._rest_unreadable()
         self._raise_problem()
         self.start_staged()
         self._begin_doubted_again()
@@ -267,8 +292,13 @@ class Fetcher:
         if self._told_again_at == math.inf:
             # Counted from here: who polls seldom would else hear of it each time, and read nothing.
             self._told_again_at = self._clock() + _TOLD_AGAIN_S
+        is_drained = len(batch) < min(max_records, _MOST_RECORDS)
         if any(map(Message.error, batch)):
             batch = [message for message in batch if self._is_record(message)]
+        if self._damaged:
+            self._damaged.difference_update(map(_partition, batch))
+        if is_drained and self._standstill.is_due(self._clock()):
+            self._look_for_standstill()
         records = self._without_withheld(batch) if self._withheld else batch
         if len(records) > _RECORDS_FOR_A_POSITION * len(self._started):
             self._is_full = True
@@ -363,6 +393,10 @@ class Fetcher:
         for tp in partitions:
             self._doubted.pop(tp, None)
             self._begun_again.pop(tp, None)
+            self._unreadable.pop(tp, None)
+            self._resting.discard(tp)
+            self._damaged.discard(tp)
+            self._ends_reached.pop(tp, None)
             self._out_of_range.pop(tp, None)
             self._started.pop(tp, None)
             self._behind_seen.pop(tp, None)
@@ -409,6 +443,14 @@ class Fetcher:
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
+        unparsable = self._troubles.take_unparsable()
+        if unparsable is not None:
+            raise unparsable_error(unparsable, self._behind(), self._attempt)
+        if self._unreadable:
+            unreadable, self._unreadable = self._unreadable, {}
+            self._note_reached()
+            offsets = {tp: self._due(tp).offset for tp in unreadable}
+            raise unreadable_error(unreadable, offsets, self._attempt, _PAST_DAMAGE)
         if self._out_of_range and self._clock() >= self._told_again_at:
             self._told_again_at = math.inf
             first = next(iter(self._out_of_range.values()))
@@ -449,13 +491,16 @@ class Fetcher:
     def _is_record(self, message: Message) -> bool:
         error = message.error()
         if error is None:
-            return True
+            return not self._unreadable or _partition(message) not in self._unreadable
         if error.code() == END_OF_PARTITION:
+            self._ends_reached[_partition(message)] = message.offset() or 0
             return False
         if self._missing.is_known(message, error):
             return False
         if error.code() == OFFSET_RESET_FORBIDDEN:
             self._take_in_out_of_range(_partition(message), message.offset(), error)
+        elif is_unreadable(message, error):
+            self._take_in_unreadable(_partition(message), error)
         elif is_passing(error):
             logger.info("reading records: %s", error.str())
         else:
@@ -477,6 +522,8 @@ class Fetcher:
         if partition in self._staged or partition not in self._started:
             return
         self._note_reached()
+        if partition in self._damaged and offset != self._due(partition).offset:
+            return
         has_come_again = partition in self._begun_again and self._begun_again[partition] == offset
         if offset != self._due(partition).offset and not has_come_again:
             self._doubted[partition] = offset
@@ -489,6 +536,67 @@ class Fetcher:
             "reading goes on from the %s offset of %s: %s", self._reset, partition, error.str()
         )
         self._staged[partition] = self._reset
+
+    def _take_in_unreadable(self, partition: TopicPartition, error: KafkaError) -> None:
+        """Stop a partition at a batch that cannot be read.
+
+        librdkafka goes on behind it, at an offset that it takes from the middle of the batch
+        (`rd_kafka_buf_skip_to` in `rd_kafka_msgset_reader_v2`, 2.16). What it returns of the
+        partition from then on is dropped.
+        """
+        if partition in self._started and partition not in self._staged:
+            self._unreadable.setdefault(partition, error)
+            self._damaged.add(partition)
+
+    def _rest_unreadable(self) -> None:
+        """Stop partitions with an unreadable batch, and read them again after a while."""
+        if self._unreadable:
+            self._stop(self._unreadable)
+            self._resting.update(self._unreadable)
+            self._read_again_at = self._clock() + _READ_AGAIN_S
+        elif self._resting and self._clock() >= self._read_again_at:
+            self._note_reached()
+            self._begin_at({tp: self._due(tp) for tp in self._resting})
+            self._resting.clear()
+
+    def _behind(self) -> dict[TopicPartition, int]:
+        """The next offset of each partition whose log had more in the last fetch."""
+        started = [tp for tp in self._started if tp not in self._withheld | self._damaged]
+        found = {}
+        for tp, position in zip(
+            started, self._consumer.position([theirs(tp) for tp in started]), strict=True
+        ):
+            at = as_committed(position) or self._started[tp]
+            reached = max(at.offset, self._ends_reached.get(tp, 0))
+            _, end = self._consumer.get_watermark_offsets(theirs(tp), cached=True)
+            if reached < end:
+                found[tp] = reached
+        return found
+
+    def _look_for_standstill(self) -> None:
+        """Report partitions of which nothing is returned although their leaders have more.
+
+        The ends are asked for, because an open transaction is no standstill.
+        """
+        suspects = self._standstill.look(self._behind(), self._clock())
+        if not suspects:
+            return
+        self._standstill.reported(suspects)
+        ends = self._starts.ends(suspects, _LOOK_UP_S)
+        behind = self._behind()
+        stuck = {
+            tp: behind[tp]
+            for tp in sorted(suspects & behind.keys())
+            if ends.get(tp, 0) > behind[tp]
+        }
+        if stuck:
+            why = self._troubles.reason or _NO_REASON
+            problem = f"nothing was read for {STANDSTILL_S:g} s, and its log ends at "
+            reasons = {tp: f"{tp} at offset {at}: {problem}{ends[tp]}" for tp, at in stuck.items()}
+            self._problem = BrokerError(
+                f"{self._attempt.doing} failed for {listed(reasons.values())}: {why}",
+                partitions=reasons,
+            )
 
     def _begin_doubted_again(self) -> None:
         if not self._doubted:  # which is the rule

@@ -22,7 +22,9 @@ from dagster_rebalance.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from confluent_kafka import Message
 
     from dagster_rebalance.core.partition import TopicPartition
 
@@ -129,6 +131,16 @@ _NOT_RENEWED = re.compile(
 )
 """The client's own words where it could not renew a login."""
 
+UNPARSABLE = frozenset({KafkaError._BAD_MSG, KafkaError._UNDERFLOW})
+"""A response that the client does not take; of a connection, if it is in no message."""
+_UNREADABLE = UNPARSABLE | {
+    KafkaError._BAD_COMPRESSION,
+    KafkaError._NOT_IMPLEMENTED,
+    KafkaError.INVALID_MSG,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.UNKNOWN,
+}
+ALL_BROKERS_DOWN = KafkaError._ALL_BROKERS_DOWN
 END_OF_PARTITION = KafkaError._PARTITION_EOF
 LOG_TRUNCATION = KafkaError._LOG_TRUNCATION
 OFFSET_RESET_FORBIDDEN = KafkaError._AUTO_OFFSET_RESET
@@ -264,6 +276,15 @@ def is_passing(error: KafkaError) -> bool:
     return error.code() in PASSING or is_login_not_renewed(error)
 
 
+def is_unreadable(message: Message, error: KafkaError) -> bool:
+    """Whether a batch of a partition cannot be read, by the client or by the broker.
+
+    An error of no partition counts where the client has dropped a response. Requests that are under
+    way fail with that one, and the client reports the reason in its callback.
+    """
+    return error.code() in (_UNREADABLE if message.topic() else UNPARSABLE)
+
+
 def kafka_error(exception: KafkaException) -> KafkaError:
     """The error inside an exception of the client."""
     first = exception.args[0] if exception.args else None
@@ -277,6 +298,49 @@ def broker_error(
     reasons = dict.fromkeys(partitions, error.str())
     return BrokerError(
         attempt.explain(error, names(reasons)), retriable=_retriable(error), partitions=reasons
+    )
+
+
+def unreadable_error(
+    errors: Mapping[TopicPartition, KafkaError],
+    offsets: Mapping[TopicPartition, int],
+    attempt: Attempt,
+    way_out: str,
+) -> BrokerError:
+    """The error of batches that cannot be read.
+
+    Args:
+        errors: What the client reported, by partition.
+        offsets: The next offset to be read of each of these partitions.
+        attempt: What was tried.
+        way_out: What to do.
+    """
+    reasons = {
+        tp: f"{tp} at offset {offsets[tp]}: {error.str()} ({error.name()})"
+        for tp, error in sorted(errors.items())
+    }
+    return BrokerError(
+        f"{attempt.doing} failed for {listed(reasons.values())}; the stored data is damaged, or in "
+        f"a format that this client does not know. {way_out}",
+        partitions=reasons,
+    )
+
+
+def unparsable_error(
+    error: KafkaError, offsets: Mapping[TopicPartition, int], attempt: Attempt
+) -> BrokerError:
+    """The error of a response that a client does not take, with the partitions that it may be of.
+
+    Args:
+        error: What the client reported.
+        offsets: The next offset of each partition whose records are due.
+        attempt: What was tried.
+    """
+    due = [f"{tp} at offset {offset}" for tp, offset in sorted(offsets.items())]
+    about = f"; records are due of {listed(due)}" if due else ""
+    return BrokerError(
+        f"{attempt.doing} failed: {error.str()} ({error.name()}){about}",
+        partitions=dict.fromkeys(offsets, error.str()),
     )
 
 
@@ -373,7 +437,12 @@ def _cause(error: KafkaError) -> int:
     return error.code()
 
 
-def names(partitions: Iterable[TopicPartition], most: int = 5) -> str:
+def names(partitions: Iterable[TopicPartition]) -> str:
     """Partitions for a message; the first few of many."""
-    each = [str(tp) for tp in sorted(partitions)]
+    return listed(map(str, sorted(partitions)))
+
+
+def listed(texts: Iterable[str], most: int = 5) -> str:
+    """Texts for a message; the first few of many."""
+    each = list(texts)
     return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from dagster_rebalance.consumer.client_troubles import ClientTroubles
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.credentials import Login
@@ -26,12 +27,16 @@ from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
     broker_error,
     is_passing,
+    is_unreadable,
     kafka_error,
+    listed,
+    unparsable_error,
+    unreadable_error,
 )
 from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.consumer.truncation import is_truncation
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import Bounds, TopicPartition, named, next_offset
+from dagster_rebalance.core.partition import Bounds, TopicPartition, next_offset
 from dagster_rebalance.core.reading import Unread, read_rounds
 
 if TYPE_CHECKING:
@@ -49,6 +54,13 @@ _WAIT_S = 0.1
 _LOOK_AFTER_S = 2.0
 """Without progress for this long, the bounds of the logs are looked up, again and again."""
 _LOOK_LIMIT_S = 2.0
+_NO_REASON = (
+    "the client reports no reason; the batch there is damaged, or in a format that it does not know"
+)
+_PAST_DAMAGE = (
+    "Nothing was committed. Restore the log, or set the group's committed offset behind the batch "
+    "to go on without its records (dagster-rebalance reset)"
+)
 
 
 class RangeReader:
@@ -63,7 +75,7 @@ class RangeReader:
         self._settings = settings
         self._clock = clock
         self._cluster = Cluster(settings)
-        self._idle: list[confluent_kafka.Consumer] = []
+        self._idle: list[_Client] = []
         self._is_closed = False
         self._pid = os.getpid()
         self._of_parent: tuple[object, ...] = ()
@@ -89,17 +101,17 @@ class RangeReader:
         """Close all clients. A read that is under way closes its own when it ends."""
         self._is_closed = True
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop().consumer.close()
 
     def _read(self, rounds: Sequence[Sequence[Span]], timeout_s: float) -> Iterator[Message]:
         client = self._client()
-        login = Login(self._settings.credentials, client)
+        login = Login(self._settings.credentials, client.consumer)
         login.renew()
         is_sound = False
         try:
             for spans in rounds:
                 yield from _Read(
-                    client, spans, self._attempt, partial(self._bounds, login), self._clock
+                    client, spans, self._attempt, partial(self._look, login), self._clock
                 ).records(timeout_s)
             is_sound = True
         except GeneratorExit:  # the caller wants no more
@@ -107,13 +119,13 @@ class RangeReader:
             raise
         finally:
             if is_sound and not self._is_closed:
-                if left := client.assignment():
-                    client.incremental_unassign(left)
+                if left := client.consumer.assignment():
+                    client.consumer.incremental_unassign(left)
                 self._idle.append(client)
             else:
-                client.close()
+                client.consumer.close()
 
-    def _client(self) -> confluent_kafka.Consumer:
+    def _client(self) -> _Client:
         if self._is_closed:
             msg = "the reader is closed: read the batch while its run works on it"
             raise IllegalStateError(msg)
@@ -124,16 +136,18 @@ class RangeReader:
             self._pid, self._idle, self._cluster = os.getpid(), [], Cluster(self._settings)
         if self._idle:
             return self._idle.pop()
-        return made(confluent_kafka.Consumer, self._settings.range_reader())
+        troubles = ClientTroubles(self._clock)
+        config = troubles.noting(self._settings.range_reader())
+        return _Client(made(confluent_kafka.Consumer, config), troubles)
 
     @property
     def _attempt(self) -> Attempt:
         return Attempt("reading records", self._settings.brokers)
 
-    def _bounds(
+    def _look(
         self, login: Login, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, Bounds]:
-        """The bounds of logs.
+    ) -> dict[TopicPartition, _Log]:
+        """Ask for the bounds of logs.
 
         A new leader tells no high watermark below the one that an earlier leader has told: what
         lies behind it is not only late.
@@ -142,7 +156,22 @@ class RangeReader:
         asked = list(partitions)
         ends = self._cluster.high_watermarks(asked, _LOOK_LIMIT_S)
         starts = self._cluster.beginning_offsets(asked, _LOOK_LIMIT_S)
-        return {tp: Bounds(starts[tp], ends[tp]) for tp in asked}
+        readable = self._cluster.end_offsets(asked, _LOOK_LIMIT_S)
+        return {tp: _Log(Bounds(starts[tp], ends[tp]), readable[tp]) for tp in asked}
+
+
+class _Client(NamedTuple):
+    """A client, and what it has reported."""
+
+    consumer: confluent_kafka.Consumer
+    troubles: ClientTroubles
+
+
+class _Log(NamedTuple):
+    """What the leader says of a log: its bounds, and the offset up to which it can be read."""
+
+    bounds: Bounds
+    readable: int
 
 
 class _Read:
@@ -150,19 +179,21 @@ class _Read:
 
     def __init__(
         self,
-        client: confluent_kafka.Consumer,
+        client: _Client,
         spans: Iterable[Span],
         attempt: Attempt,
-        bounds: Callable[[Iterable[TopicPartition]], dict[TopicPartition, Bounds]],
+        ask: Callable[[Iterable[TopicPartition]], dict[TopicPartition, _Log]],
         clock: Callable[[], float],
     ) -> None:
-        self._client = client
+        self._client, self._troubles = client
         self._unread = Unread(spans)
         self._attempt = attempt
-        self._bounds = bounds
+        self._ask = ask
         self._clock = clock
+        self._held_back: dict[TopicPartition, int] = {}
         self._moved_at = self._look_at = clock()
         self._problem: BrokerError | None = None
+        self._unanswered: BrokerError | None = None
 
     def records(self, timeout_s: float) -> Iterator[Message]:
         """All records, as they come."""
@@ -170,6 +201,7 @@ class _Read:
             self._client.incremental_assign(
                 [theirs(tp, offset) for tp, offset in sorted(self._unread.positions.items())]
             )
+            self._troubles.forget()
             self._has_moved()
             while self._unread.positions:
                 before = len(self._unread.positions)
@@ -221,6 +253,7 @@ class _Read:
 
     def _read_to(self, partition: TopicPartition, offset: int) -> None:
         if self._unread.read_to(partition, offset):
+            self._troubles.forget()
             self._has_moved()
 
     def _has_moved(self) -> None:
@@ -241,6 +274,8 @@ class _Read:
             self._read_to(_of(trouble), trouble.offset() or 0)
             if _of(trouble) in self._unread.positions:  # the log was longer when it was planned
                 self._look_at = self._clock()
+        elif is_unreadable(trouble, error):
+            self._refuse_unreadable(error, _of(trouble))
         elif is_passing(error) or error.code() in UNKNOWN_TOPIC:
             self._problem = self._error(error, trouble)
         elif error.code() != OFFSET_RESET_FORBIDDEN:
@@ -250,6 +285,16 @@ class _Read:
         # A look says what is gone. While its leader does not answer, it is asked again.
         elif is_truncation(error) or self._look():
             raise self._cut_off(error, _of(trouble))
+
+    def _refuse_unreadable(self, error: KafkaError, partition: TopicPartition) -> None:
+        """Refuse a batch that cannot be read, unless it lies behind the range.
+
+        That of no partition is a request that was under way when the client dropped a response,
+        which it reports in its callback.
+        """
+        positions = self._unread.positions
+        if partition in positions:
+            raise unreadable_error({partition: error}, positions, self._attempt, _PAST_DAMAGE)
 
     def _is_of_earlier_read(self, trouble: Message) -> bool:
         """Whether an offset is out of range that this read does not ask for.
@@ -284,18 +329,35 @@ class _Read:
         return BrokerError(msg, partitions={partition: error.str()})
 
     def _look_around(self, timeout_s: float) -> None:
+        unparsable = self._troubles.take_unparsable()
+        if unparsable is not None:
+            raise unparsable_error(unparsable, self._unread.positions, self._attempt)
         now = self._clock()
         if now - self._moved_at >= timeout_s:
-            why = self._problem or "a transaction that stays open may keep its records back"
-            msg = (
-                f"nothing of {named(self._unread.positions)} could be read for {timeout_s:g} s, "
-                f"and nothing was committed: {why}"
-            )
-            raise BrokerError(
-                msg, retriable=True, partitions=dict.fromkeys(self._unread.positions, str(why))
-            )
+            raise self._timed_out(timeout_s)
         if now >= self._look_at:
             self._look()
+
+    def _timed_out(self, timeout_s: float) -> BrokerError:
+        why = self._why_silent()
+        positions = sorted(self._unread.positions.items())
+        msg = (
+            f"nothing of {listed(f'{tp} at offset {offset}' for tp, offset in positions)} could be "
+            f"read for {timeout_s:g} s, and nothing was committed: {why}"
+        )
+        return BrokerError(
+            msg, retriable=True, partitions=dict.fromkeys(self._unread.positions, why)
+        )
+
+    def _why_silent(self) -> str:
+        """What the brokers or the client have said; a transaction where the leader has one."""
+        if self._held_back:
+            return "a transaction is open: " + listed(
+                f"{tp} can be read up to offset {offset}"
+                for tp, offset in sorted(self._held_back.items())
+            )
+        problem = self._unanswered or self._problem
+        return str(problem) if problem else self._troubles.reason or _NO_REASON
 
     def _look(self) -> bool:
         """Find what can never come.
@@ -307,16 +369,23 @@ class _Read:
             BrokerError: Some offsets are gone, or Kafka refuses.
         """
         try:
-            gone = self._unread.why_gone(self._bounds(self._unread.positions))
+            logs = self._ask(self._unread.positions)
+            gone = self._unread.why_gone({tp: log.bounds for tp, log in logs.items()})
         except BrokerError as problem:
             if not problem.retriable:
                 raise
-            self._problem = problem
+            self._unanswered, self._held_back = problem, {}
             return False
         finally:
             self._look_at = self._clock() + _LOOK_AFTER_S
         if gone:
             raise BrokerError("; ".join(gone.values()), partitions=gone)
+        self._unanswered = None
+        self._held_back = {
+            tp: log.readable
+            for tp, log in logs.items()
+            if log.readable < min(log.bounds.until, self._unread.ends[tp])
+        }
         return True
 
 

@@ -88,6 +88,12 @@ class Starts:
             problem = unanswered_end or problem
         return found, problem
 
+    def ends(
+        self, partitions: Collection[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """The ends of logs; of those whose leaders answer."""
+        return _answered(self._cluster.end_offsets, set(partitions), timeout_s)[0]
+
 
 def _answered(
     ask: Callable[[Collection[TopicPartition], float], dict[TopicPartition, int]],

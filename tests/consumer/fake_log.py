@@ -84,6 +84,11 @@ class FakeLog:
             for tp, offset in found.items()
         ]
 
+    def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        """The bounds that the last fetch has told."""
+        assert cached, "the member asks the cluster"
+        return 0, self._ends.get(partition, 0)
+
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
         """The next records, of one partition after the other."""
         self.waits.append((num_messages, timeout))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, ThrottleEvent
 
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, OFFSET_RESET_FORBIDDEN
@@ -103,6 +103,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     monkeypatch.setattr(Cluster, "high_watermarks", ends)
     monkeypatch.setattr(Cluster, "beginning_offsets", starts)
+    monkeypatch.setattr(Cluster, "end_offsets", ends)
 
     def make(*batches: list[Message]) -> tuple[RangeReader, ScriptedClient]:
         client = ScriptedClient(list(batches))
@@ -140,10 +141,69 @@ def test_troubles_that_pass_do_not_keep_a_read_from_its_time_out(script: Script)
     """The last one is the reason."""
     away = [trouble(KafkaError._TRANSPORT, "connection refused")]
     reader, client = script([record(0, 0)], *[away] * 1000)
-    with pytest.raises(BrokerError, match=r"orders-0 could be read for 60 s.*refused") as caught:
+    with pytest.raises(
+        BrokerError, match=r"orders-0 at offset 1 could be read for 60 s.*refused"
+    ) as caught:
         offsets(reader, OffsetRange("orders", 0, 0, 3))
     assert caught.value.retriable
     assert client.is_closed
+
+
+def test_a_transaction_is_the_reason_only_where_a_log_can_be_read_no_further(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere it would be a guess."""
+    reader, _ = script([record(0, 0)])
+    with pytest.raises(BrokerError, match="the client reports no reason") as caught:
+        offsets(reader, *BOTH)
+    assert "transaction" not in str(caught.value)
+    monkeypatch.setattr(Cluster, "end_offsets", lambda _, asked, __: dict.fromkeys(asked, 1))
+    reader, _ = script([record(0, 0), record(1, 2)])
+    with pytest.raises(
+        BrokerError, match=r"orders-0 at offset 1 .*transaction is open: orders-0 .* to offset 1$"
+    ):
+        offsets(reader, *BOTH)
+
+
+def test_a_batch_behind_the_range_that_cannot_be_read_is_no_trouble_of_the_range(
+    script: Script,
+) -> None:
+    """The leader answers with more than was asked for."""
+    damaged = trouble(KafkaError._BAD_MSG, "failed CRC32C check")
+    reader, _ = script([record(0, 0), record(0, 2), damaged])
+    assert offsets(reader, OffsetRange("orders", 0, 0, 3)) == [(0, 0), (0, 2)]
+
+
+def test_what_a_client_reports_in_its_callbacks_is_the_reason_of_a_silence(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The callbacks of the user hear of it, too."""
+    reader, client = script([record(0, 0)])
+    heard: list[object] = []
+    config = {**CONFIG, "throttle_cb": heard.append, "error_cb": heard.append}
+    made: list[dict[str, Any]] = []
+
+    def make(settings: dict[str, Any]) -> ScriptedClient:
+        made.append(settings)
+        return client
+
+    monkeypatch.setattr("dagster_rebalance.consumer.range_reader.confluent_kafka.Consumer", make)
+    reader = RangeReader(validated(config, hold_limit_s=10), Clock())
+    records = reader.read([OffsetRange("orders", 0, 0, 3)], 60.0)
+    assert next(records).offset() == 0
+    throttled = ThrottleEvent("broker", 1, 11.0)
+    made[0]["throttle_cb"](throttled)
+    with pytest.raises(BrokerError, match="the broker throttles this client for 11 s"):
+        next(records)
+    too_large = KafkaError(KafkaError._BAD_MSG, "increase receive.message.max.bytes")
+    client.batches.append([record(0, 0)])
+    records = reader.read([OffsetRange("orders", 0, 0, 3)], 60.0)
+    next(records)
+    made[1]["error_cb"](too_large)
+    made[1]["error_cb"](KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    with pytest.raises(BrokerError, match=r"increase receive.*orders-0 at offset 1"):
+        next(records)
+    assert heard == [throttled, too_large, KafkaError(KafkaError._ALL_BROKERS_DOWN)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""A partition without progress is found after a time, and one that goes on never is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.standstill import LOOK_EVERY_S, STANDSTILL_S, Standstill
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ORDERS, USERS = TopicPartition("orders", 0), TopicPartition("users", 0)
+
+
+class Looks:
+    """Looks at the positions, each `LOOK_EVERY_S` after the one before."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.watch = Standstill(self.now)
+
+    def look(self, behind: Mapping[TopicPartition, int]) -> frozenset[TopicPartition]:
+        """One look."""
+        self.now += LOOK_EVERY_S
+        return self.watch.look(behind, self.now)
+
+    def until(self, limit_s: float, behind: Mapping[TopicPartition, int]) -> None:
+        """Looks that find nothing."""
+        until = self.now + limit_s
+        while self.now + LOOK_EVERY_S < until:
+            assert self.look(behind) == frozenset()
+
+
+def test_a_partition_that_stays_at_one_offset_is_found_after_the_limit() -> None:
+    """Another partition that goes on is not."""
+    looks = Looks()
+    looks.look({ORDERS: 7, USERS: 0})
+    looks.until(STANDSTILL_S, {ORDERS: 7, USERS: 1})
+    assert looks.look({ORDERS: 7, USERS: 2}) == {ORDERS}
+
+
+def test_a_partition_that_reached_the_end_in_between_counts_from_its_next_record() -> None:
+    """It was not behind all the time."""
+    looks = Looks()
+    looks.look({ORDERS: 7})
+    looks.until(STANDSTILL_S, {ORDERS: 7})
+    looks.look({})
+    assert looks.look({ORDERS: 7}) == frozenset()
+
+
+def test_a_reported_partition_is_found_again_after_the_limit() -> None:
+    """Each poll would repeat the report otherwise."""
+    looks = Looks()
+    looks.look({ORDERS: 7})
+    looks.until(STANDSTILL_S, {ORDERS: 7})
+    assert looks.look({ORDERS: 7}) == {ORDERS}
+    looks.watch.reported([ORDERS, USERS])
+    looks.look({ORDERS: 7})
+    looks.until(STANDSTILL_S, {ORDERS: 7})
+    assert looks.look({ORDERS: 7}) == {ORDERS}
+
+
+def test_the_time_in_which_nobody_polls_does_not_count() -> None:
+    """What the client has read ahead waits for the caller."""
+    looks = Looks()
+    looks.look({ORDERS: 7})
+    looks.now += 10 * STANDSTILL_S
+    assert looks.look({ORDERS: 7}) == frozenset()
+
+
+def test_positions_are_looked_at_from_time_to_time_only() -> None:
+    """A look at 1,000 partitions costs more than a poll."""
+    watch = Standstill(0.0)
+    assert not watch.is_due(LOOK_EVERY_S - 1)
+    assert watch.is_due(LOOK_EVERY_S)
+    watch.look({}, LOOK_EVERY_S)
+    assert not watch.is_due(2 * LOOK_EVERY_S - 1)
