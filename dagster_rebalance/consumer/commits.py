@@ -1,9 +1,10 @@
 """The commits of one membership: what is stored, and what the group is known to have.
 
-Owns the order of commits: one request at a time. What is asked for meanwhile goes out as one
-request when the answer is there. The client would send a commit that failed for a passing reason
-again, behind newer ones, and so store an older offset over a newer one. Must never ask the broker
-for a partition that is not owned: it checks who the member is, and nothing else.
+Owns the order of commits: one request at a time. What is asked for meanwhile goes out together when
+the answer is there, in requests that the broker can store, and each partition has its own answer.
+The client would send a commit that failed for a passing reason again, behind newer ones, and so
+store an older offset over a newer one. Must never ask the broker for a partition that is not owned:
+it checks who the member is, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.kafka_errors import (
     FENCED,
     FENCED_IN_A_HOLD,
+    OF_A_PARTITION,
+    OF_A_TOPIC,
+    UNKNOWN_TO_COMMITS,
     Attempt,
     commit_error,
     kafka_error,
 )
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
+from dagster_rebalance.core.commit_requests import UnknownPartitions, requests, too_long
 from dagster_rebalance.core.errors import PartitionLostError
 from dagster_rebalance.core.events import LostReason
 from dagster_rebalance.core.partition import is_same_commit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     import confluent_kafka
 
@@ -44,6 +49,8 @@ _EPOCH_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 Java's consumer waits for it, too. In the classic protocol nothing is waited for: the caller hears
 that the group is stabilising, and tries again (KIP-429).
 """
+
+_READ_BACK_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,13 @@ class _Request:
 class Commits:
     """Stores offsets for a session, and reads them. Only to be used by the session's thread."""
 
-    def __init__(self, session: SessionView, settings: Settings) -> None:
+    def __init__(
+        self, session: SessionView, settings: Settings, clock: Callable[[], float]
+    ) -> None:
         self._session = session
+        self._clock = clock
+        self._group_id = settings.group_id
+        self._unknown = UnknownPartitions()
         self._attempt = Attempt(f"commit in group '{settings.group_id}'", settings.brokers)
         self._seen: dict[TopicPartition, OffsetAndMetadata | None] = {}
         self._next = _Request()
@@ -87,14 +99,17 @@ class Commits:
             is_waited_for: Whether the caller waits for the answer, so that `on_commit` is not
                 called.
         """
-        refused = refusals(tp for tp in offsets if not self._session.owns(tp, heard))
+        refused = {
+            **too_long(offsets),
+            **refusals(tp for tp in offsets if not self._session.owns(tp, heard)),
+        }
         self._next.tickets.append(_Ticket(number, frozenset(offsets), refused, is_waited_for))
         self._next.offsets.update(
             {tp: offset for tp, offset in offsets.items() if tp not in refused}
         )
 
     def send(self) -> None:
-        """Store what was asked for, in one request, and tell the answers.
+        """Store what was asked for, and tell the answers.
 
         Waited for without a limit (librdkafka fails it by itself, after 46 s with a dead broker): a
         commit that is abandoned here could still be sent later, under a newer generation, and
@@ -103,12 +118,8 @@ class Commits:
         request, self._next = self._next, _Request()
         if not request.tickets or self._session.ended is not None:
             return
-        answers, errors = self._stored(request.offsets) if request.offsets else ([], {})
-        is_held = self._session.hold is not None
-        failed = {
-            tp: commit_error(error, self._attempt, [tp], holding=is_held)
-            for tp, error in errors.items()
-        }
+        errors = self._stored(request.offsets) if request.offsets else {}
+        failed = self._failed(errors)
         for ticket in request.tickets:
             mine = {
                 **{tp: failed[tp] for tp in ticket.partitions if tp in failed},
@@ -119,13 +130,37 @@ class Commits:
                     ticket.number, CommitResult(ticket.partitions.difference(mine), mine)
                 )
             )
-        if request.offsets and not all(ticket.is_waited_for for ticket in request.tickets):
-            # The client calls it for commits that nobody waits for; here the session's thread waits
-            # for all.
-            is_refused = len(errors) == len(request.offsets)
-            self._session.call_user(
-                "on_commit", next(iter(errors.values())) if is_refused else None, answers
-            )
+        if not all(ticket.is_waited_for for ticket in request.tickets):
+            self._call_user(request.offsets, errors)
+
+    def _failed(
+        self, errors: Mapping[TopicPartition, KafkaError]
+    ) -> dict[TopicPartition, BrokerError]:
+        now, is_held = self._clock(), self._session.hold is not None
+        self._unknown.refused(
+            [tp for tp, error in errors.items() if error.code() in UNKNOWN_TO_COMMITS], now
+        )
+        return {
+            tp: self._unknown.gone(tp, now)
+            or commit_error(error, self._attempt, [tp], holding=is_held)
+            for tp, error in errors.items()
+        }
+
+    def _call_user(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        errors: Mapping[TopicPartition, KafkaError],
+    ) -> None:
+        """Let `on_commit` be called for each outcome: the client's partitions carry no error.
+
+        The client calls it for commits that are not waited for, and here all are.
+        """
+        outcomes: dict[int, tuple[KafkaError | None, dict[TopicPartition, OffsetAndMetadata]]] = {}
+        for tp, offset in offsets.items():
+            error = errors.get(tp)
+            outcomes.setdefault(error.code() if error else 0, (error, {}))[1][tp] = offset
+        for error, partitions in outcomes.values():
+            self._session.call_user("on_commit", error, _list(partitions))
 
     def read(
         self, partitions: Collection[TopicPartition], timeout_s: float
@@ -135,15 +170,27 @@ class Commits:
         Raises:
             KafkaException: No answer, or a refusal.
         """
+        found, refused = self.look_up(partitions, timeout_s)
+        for error in refused.values():
+            raise KafkaException(error)
+        return found
+
+    def look_up(
+        self, partitions: Collection[TopicPartition], timeout_s: float
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, KafkaError]]:
+        """What the group has committed, and the errors of the partitions that are refused.
+
+        Raises:
+            KafkaException: No answer, or a refusal of the whole request.
+        """
         if not partitions:
-            return {}
-        found = self._session.consumer.committed(
+            return {}, {}
+        answers = self._session.consumer.committed(
             [theirs(tp) for tp in sorted(partitions)], timeout=timeout_s
         )
-        for tp in found:
-            if tp.error is not None:
-                raise KafkaException(tp.error)
-        return {ours(tp): as_committed(tp) for tp in found}
+        refused = {ours(tp): tp.error for tp in answers if tp.error is not None}
+        found = {ours(tp): as_committed(tp) for tp in answers if tp.error is None}
+        return found, refused
 
     def remember(self, found: Mapping[TopicPartition, OffsetAndMetadata | None]) -> None:
         """The group is known to have this."""
@@ -153,6 +200,11 @@ class Commits:
         """It is not known any more what the group has for these."""
         for tp in partitions:
             self._seen.pop(tp, None)
+
+    def disown(self, partitions: Collection[TopicPartition]) -> None:
+        """The partitions are not this member's any more."""
+        self.forget(partitions)
+        self._unknown.forget(partitions)
 
     def restore(
         self, partition: TopicPartition, stored: int, found: OffsetAndMetadata | None
@@ -169,51 +221,103 @@ class Commits:
     def moved(
         self, found: Mapping[TopicPartition, OffsetAndMetadata | None]
     ) -> list[TopicPartition]:
-        """Return the partitions where somebody else has committed.
+        """Return the partitions where another member has committed.
 
-        There the group's commit differs from the one that this member knew.
+        There the group's commit differs from the one that this member knew. A commit that is gone
+        is no sign of another member: Kafka deletes the offsets of a topic together with it.
         """
         return [
             tp
             for tp, offset in found.items()
-            if tp in self._seen and not is_same_commit(self._seen[tp], offset)
+            if offset is not None
+            and tp in self._seen
+            and not is_same_commit(self._seen[tp], offset)
         ]
 
     def _stored(
         self, wanted: Mapping[TopicPartition, OffsetAndMetadata]
-    ) -> tuple[list[confluent_kafka.TopicPartition], dict[TopicPartition, KafkaError]]:
-        """Store, and return the answers and what failed.
+    ) -> dict[TopicPartition, KafkaError]:
+        """Store, and return what failed.
 
         What failed may have been stored, with only the answer lost.
         """
-        answers, errors = self._ask(wanted)
+        errors = self._ask(wanted)
         for pause_s in _EPOCH_PAUSES_S:
-            is_late = any(
-                error.code() == KafkaError.STALE_MEMBER_EPOCH for error in errors.values()
-            )
-            if self._session.hold is not None or not is_late:
+            late = {
+                tp: wanted[tp]
+                for tp, error in errors.items()
+                if error.code() == KafkaError.STALE_MEMBER_EPOCH
+            }
+            if self._session.hold is not None or not late:
                 break
             time.sleep(pause_s)
-            answers, errors = self._ask(wanted)
+            errors = {tp: error for tp, error in errors.items() if tp not in late}
+            errors |= self._ask(late)
         self.forget(errors)
-        self._seen.update({tp: offset for tp, offset in wanted.items() if tp not in errors})
+        stored = {tp: offset for tp, offset in wanted.items() if tp not in errors}
+        self._seen.update(stored)
+        self._unknown.forget(stored)
         # A broker that does not know the member has given its partitions away. The client tells
         # that some polls later; in a hold it does not, and no newer generation can be on its way.
         final = FENCED if self._session.hold is None else FENCED_IN_A_HOLD
         if any(error.code() in final for error in errors.values()):
             self._session.end(LostReason.FENCED)
-        return answers, errors
+        return errors
 
     def _ask(
         self, wanted: Mapping[TopicPartition, OffsetAndMetadata]
-    ) -> tuple[list[confluent_kafka.TopicPartition], dict[TopicPartition, KafkaError]]:
-        """Send one request and wait for its answer."""
-        sent = _list(wanted)
+    ) -> dict[TopicPartition, KafkaError]:
+        """Send as many requests as the offsets need, one after another; return what failed.
+
+        A request that fails as a whole is the last one: the next one would fail, too, and a dead
+        broker takes its time.
+        """
+        errors: dict[TopicPartition, KafkaError] = {}
+        whole: KafkaError | None = None
+        for request in requests(wanted, self._group_id):
+            if whole is None:
+                failed = self._ask_once(request)
+                errors |= failed
+                whole = next(
+                    (error for error in failed.values() if error.code() not in OF_A_PARTITION), None
+                )
+            else:
+                errors |= dict.fromkeys(request, whole)
+        return errors
+
+    def _ask_once(
+        self, wanted: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, KafkaError]:
         try:
-            answers = self._session.consumer.commit(offsets=sent, asynchronous=False) or sent
+            answers = self._session.consumer.commit(offsets=_list(wanted), asynchronous=False)
         except KafkaException as problem:
-            return sent, dict.fromkeys(wanted, kafka_error(problem))
-        return answers, {ours(tp): tp.error for tp in answers if tp.error is not None}
+            error = kafka_error(problem)
+            if len(wanted) > 1 and error.code() in OF_A_PARTITION:
+                return self._told_apart(wanted, error)
+            return dict.fromkeys(wanted, error)
+        return {ours(tp): tp.error for tp in answers or () if tp.error is not None}
+
+    def _told_apart(
+        self, wanted: Mapping[TopicPartition, OffsetAndMetadata], error: KafkaError
+    ) -> dict[TopicPartition, KafkaError]:
+        """Return what failed of a request in which the broker has refused some partitions.
+
+        The broker has stored the others. confluent-kafka raises the error of one partition and
+        drops the answers, so the offsets are read back. They are not sent again: a transaction of
+        the caller's may have moved one of them since.
+        """
+        try:
+            found, errors = self.look_up(wanted, _READ_BACK_LIMIT_S)
+        except KafkaException as problem:
+            return dict.fromkeys(wanted, kafka_error(problem))
+        refused = {tp for tp, at in found.items() if not is_same_commit(wanted[tp], at)}
+        topics = {tp.topic for tp in refused}
+        if error.code() in OF_A_TOPIC or len(topics) == 1:
+            return errors | dict.fromkeys(refused, error)
+        # Of several topics, each may have been refused for a reason of its own.
+        for topic in sorted(topics):
+            errors |= self._ask_once({tp: wanted[tp] for tp in refused if tp.topic == topic})
+        return errors
 
 
 def refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:

@@ -20,6 +20,7 @@ from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
     CREDENTIALS,
+    UNKNOWN_TOPIC,
     Attempt,
     is_final,
     kafka_error,
@@ -174,6 +175,11 @@ class DeadLetterProducer:
             return (
                 f"{error.str()} ({error.name()}); grant the principal the ACLs WRITE and DESCRIBE "
                 "on the topic"
+            )
+        if error.code() in UNKNOWN_TOPIC:
+            return (
+                f"{error.str()} ({error.name()}); create the dead-letter topic "
+                f"'{self.topic}', or set another one"
             )
         timed_out = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
         cause = self._trouble if timed_out and self._trouble is not None else error

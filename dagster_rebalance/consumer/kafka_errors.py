@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from dagster_rebalance.core.commit_requests import MAX_METADATA_BYTES
 from dagster_rebalance.core.errors import (
     BrokerError,
     ConfigurationError,
@@ -98,6 +99,11 @@ CREDENTIALS = frozenset(
     }
 )
 METADATA_TOO_LARGE = KafkaError.OFFSET_METADATA_TOO_LARGE
+UNKNOWN_TO_COMMITS = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID})
+OF_A_TOPIC = UNKNOWN_TO_COMMITS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""The broker refuses the partitions of a topic with it, and answers for other topics."""
+OF_A_PARTITION = OF_A_TOPIC | {METADATA_TOO_LARGE, KafkaError.INVALID_COMMIT_OFFSET_SIZE}
+"""The broker refuses a partition of a commit with it, and stores the others."""
 _NO_CONSUMER_PROTOCOL = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE})
 
 REFUSALS = CREDENTIALS | {
@@ -157,7 +163,7 @@ _ADVICE: dict[int, str] = {
     ),
     **dict.fromkeys(COORDINATOR_MOVES, "the group's coordinator is moving; try again"),
     **dict.fromkeys(_LEADER, "the partition's leader is moving; try again"),
-    **dict.fromkeys(UNKNOWN_TOPIC, "create the topic, or correct its name in the subscription"),
+    **dict.fromkeys(UNKNOWN_TOPIC, "create the topic, or correct its name"),
     **dict.fromkeys(
         CREDENTIALS,
         "check 'security.protocol', 'sasl.mechanism', and the login: 'sasl.username' and "
@@ -208,8 +214,8 @@ _ADVICE: dict[int, str] = {
         "one: seek to an offset that exists, or set it to 'earliest' or 'latest'"
     ),
     KafkaError.OFFSET_METADATA_TOO_LARGE: (
-        "the broker stores at most 4,096 bytes of metadata per partition "
-        "(offset.metadata.max.bytes)"
+        f"a broker with default settings stores at most {MAX_METADATA_BYTES:,} characters of "
+        "metadata per partition (its offset.metadata.max.bytes, less 1)"
     ),
     KafkaError._MAX_POLL_EXCEEDED: (
         "`poll` was not called within 'max.poll.interval.ms': call it more often, "

@@ -212,9 +212,9 @@ class Member:
         self._held = frozenset()
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Store next offsets and metadata, all in one request.
+        """Store next offsets and metadata, in as few requests as the broker can store.
 
-        A partition that is not assigned fails without a request.
+        Each partition has its own result. One that is not assigned fails without a request.
         """
         self._check_usable("commit", nested=True)
         ticket = next(self._tickets)

@@ -88,9 +88,9 @@ class GroupMember(Protocol):
         """
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Store next offsets and metadata, all in one request.
+        """Store next offsets and metadata, in as few requests as the broker can store.
 
-        A partition that is not assigned fails without a request.
+        Each partition has its own result. One that is not assigned fails without a request.
         """
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaException
 from dagster_rebalance.consumer.kafka_errors import (
     FENCED_IN_A_HOLD,
     METADATA_TOO_LARGE,
+    OF_A_TOPIC,
     is_final,
     kafka_error,
 )
@@ -26,7 +27,7 @@ from dagster_rebalance.core.events import LostReason
 from dagster_rebalance.core.partition import OffsetAndMetadata, named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
     from confluent_kafka import KafkaError
 
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 _READ_TIMEOUT_S = 0.5
 """A coordinator that is away must not keep the commits of the caller waiting."""
 _TOO_LONG = "-" * 32_000
-"""A broker stores 4,096 bytes by default, and closes the connection on 32,767 and more."""
+"""A broker stores 4,095 characters by default, and closes the connection on 32,767 bytes."""
 _BEYOND_EVERY_OFFSET = 2**62
 
 
@@ -56,12 +57,14 @@ class Probe:
         self._interval_s = interval_s
         self._look_at = clock()
         self._is_refused = True
+        self._refused_topics: set[str] = set()
         self.others_commit = False
         """Whether offsets may move without this member, in transactions: that is no sign then."""
 
     def begin(self) -> None:
         """A hold has begun: the first look comes an interval later."""
         self._look_at = self._clock() + self._interval_s
+        self._refused_topics.clear()
 
     def look(self, session: SessionView) -> None:
         """Read the committed offsets and send the commit, if it is time to.
@@ -73,14 +76,14 @@ class Probe:
             return
         self._look_at = now + self._interval_s
         held = session.hold.partitions if session.hold else frozenset()
-        # A retained partition is nobody else's, should a broker store the commit all the same.
-        chosen = min(session.owned, key=lambda tp: (tp in held, tp))
+        chosen = self._chosen(session.owned, held)
         try:
-            found = self._commits.read({chosen, *held}, _READ_TIMEOUT_S)
+            found, refused = self._commits.look_up({*chosen, *held}, _READ_TIMEOUT_S)
         except KafkaException as problem:
             self._hear(session, kafka_error(problem))
             return
-        moved = [] if self.others_commit else self._commits.moved({tp: found[tp] for tp in held})
+        known = {tp: offset for tp, offset in found.items() if tp in held}
+        moved = [] if self.others_commit else self._commits.moved(known)
         if moved:
             logger.warning(
                 "group '%s': somebody else committed %s, which this member holds",
@@ -89,9 +92,37 @@ class Probe:
             )
             session.end(LostReason.SUPERSEDED)
             return
-        self._commits.remember({tp: found[tp] for tp in held})
-        if self._is_refused:
-            self._send(session, chosen, found[chosen])
+        self._commits.remember(known)
+        for tp in chosen if self._is_refused else ():
+            if tp in refused:
+                self._leave_topic(tp, refused[tp])
+            else:
+                self._send(session, tp, found[tp])
+
+    def _chosen(
+        self, owned: Iterable[TopicPartition], held: Collection[TopicPartition]
+    ) -> list[TopicPartition]:
+        """The partition to send the commit for: none if every topic was refused in this hold.
+
+        A retained one is nobody else's, should a broker store the commit all the same.
+        """
+        fit = [tp for tp in owned if tp.topic not in self._refused_topics]
+        return sorted(fit, key=lambda tp: (tp in held, tp))[:1]
+
+    def _leave_topic(self, partition: TopicPartition, error: KafkaError) -> None:
+        """Ask for another topic at once.
+
+        The broker refuses a topic that was deleted, or may not be read, before it looks at the
+        member.
+        """
+        logger.info(
+            "group '%s': no further probe is sent for topic '%s' in this hold: %s",
+            self._settings.group_id,
+            partition.topic,
+            error.str(),
+        )
+        self._refused_topics.add(partition.topic)
+        self._look_at = self._clock()
 
     def _send(
         self, session: SessionView, partition: TopicPartition, found: OffsetAndMetadata | None
@@ -117,6 +148,8 @@ class Probe:
                 partition,
             )
             self._commits.restore(partition, refused.offset, found)
+        elif error.code() in OF_A_TOPIC:
+            self._leave_topic(partition, error)
         elif error.code() != METADATA_TOO_LARGE:
             self._hear(session, error)
 

@@ -59,7 +59,7 @@ from dagster_rebalance.core.partition import named
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
     from concurrent.futures import Future
 
     from dagster_rebalance.consumer.discovery import Discovery
@@ -129,7 +129,7 @@ class Session:
         self.broken: BrokerError | None = None
         self.seen_at = clock()
         self.heard = 0
-        self.commits = Commits(self, settings)
+        self.commits = Commits(self, settings, clock)
         self.probe = Probe(settings, self.commits, clock, probe_interval_s)
         self.consumer = self._connect()
         self._login = Login(settings.credentials, self.consumer)
@@ -442,11 +442,11 @@ class Session:
             self._disown(gone)
             self.tell(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
 
-    def _disown(self, partitions: Iterable[TopicPartition]) -> None:
+    def _disown(self, partitions: Collection[TopicPartition]) -> None:
         """What is committed for these is the next owner's from now on."""
         for tp in partitions:
             self._owned.pop(tp, None)
-        self.commits.forget(partitions)
+        self.commits.disown(partitions)
 
     def _on_error(self, error: KafkaError) -> None:
         self.troubles.append(error)

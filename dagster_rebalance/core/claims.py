@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
+from dagster_rebalance.core.commit_requests import MAX_METADATA_BYTES
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
 from dagster_rebalance.core.partition import (
     MAX_OFFSET,
@@ -31,9 +32,6 @@ from dagster_rebalance.core.partition import (
     OffsetRange,
     TopicPartition,
 )
-
-MAX_METADATA_BYTES = 4096
-"""The broker's default `offset.metadata.max.bytes`."""
 
 _HEADER = re.compile(r"dr(?P<version>[0-9]{1,4}) (?P<crc>[0-9a-f]{8}) (?P<body>.*)", re.DOTALL)
 _VERSION = "2"
@@ -108,7 +106,7 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
 
     Raises:
         IllegalStateError: The claims are out of order, an id has characters that could not be read
-            back, or the text is over 4,096 bytes.
+            back, or the text is over 4,095 bytes.
     """
     problem = _problem(stored)
     if problem is not None:

@@ -56,9 +56,10 @@ class RebalanceInProgressError(BrokerError):
 
 
 class PartitionLostError(BrokerError):
-    """The coordinator has fenced the member, which may not commit for the partitions any more.
+    """The member may not commit for the partitions any more.
 
-    They belong to another member.
+    The coordinator has fenced the member, the partitions belong to another member, or their topic
+    was deleted.
     """
 
 

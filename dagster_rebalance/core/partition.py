@@ -83,7 +83,7 @@ class OffsetAndMetadata:
 
     Attributes:
         offset: The next offset to be read.
-        metadata: Free text stored beside it, at most 4,096 bytes.
+        metadata: Free text stored beside it, at most 4,095 characters by default.
         leader_epoch: The leader epoch of the last record before `offset`, where it is known
             (KIP-320).
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 MOST_CLAIMS = 40
-"""So many claims of one partition fit the 4,096 bytes of its metadata, however long their offsets
+"""So many claims of one partition fit the 4,095 bytes of its metadata, however long their offsets
 and batch ids are."""
 
 

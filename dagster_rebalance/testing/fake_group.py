@@ -19,6 +19,11 @@ from dagster_rebalance.consumer.events import (
     RequestFailed,
 )
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.core.commit_requests import (
+    MAX_METADATA_BYTES,
+    UnknownPartitions,
+    too_long,
+)
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.events import (
     LostReason,
@@ -35,8 +40,6 @@ from dagster_rebalance.core.partition import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-
-_MOST_METADATA_BYTES = 4096
 
 
 class ManualClock:
@@ -97,6 +100,7 @@ class FakeGroup:
         self._open: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
         self._silent: frozenset[TopicPartition] = frozenset()
+        self._refused: dict[TopicPartition, BrokerError] = {}
         self._joined = self._made = 0
 
     def member(self) -> FakeMember:
@@ -171,6 +175,32 @@ class FakeGroup:
             self.committed.pop(tp, None)
         self._made += 1
         self._topic_ids[topic] = f"id-{self._made}"
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic for good, with its records and what groups have committed for it."""
+        self.make_anew(topic)
+        del self._topics[topic]
+        self.rebalance()
+
+    def refuse_commits(self, partition: TopicPartition, error: BrokerError | None) -> None:
+        """Refuse commits for a partition with an error; None to accept them again."""
+        self._refused.pop(partition, None)
+        if error is not None:
+            self._refused[partition] = error
+
+    def has(self, partition: TopicPartition) -> bool:
+        """Whether the partition exists."""
+        return partition.partition < self._topics.get(partition.topic, 0)
+
+    def refusal(self, partition: TopicPartition) -> BrokerError | None:
+        """Why commits for a partition are refused, if they are."""
+        if not self.has(partition):
+            return BrokerError(
+                f"commit for {_unknown(str(partition))}",
+                retriable=True,
+                partitions={partition: "unknown"},
+            )
+        return self._refused.get(partition)
 
     def open_transaction(self, partition: TopicPartition, offset: int | None) -> None:
         """A transaction has been open since an offset; None when none is."""
@@ -344,7 +374,7 @@ class FakeGroup:
         self._members = [other for other in self._members if other is not member]
 
     def _existing(self, partition: TopicPartition) -> TopicPartition:
-        if partition.partition >= self._topics.get(partition.topic, 0):
+        if not self.has(partition):
             raise BrokerError(_unknown(str(partition)))
         return partition
 
@@ -360,6 +390,7 @@ class FakeMember:
         self._closed = False
         self._held_since = 0.0
         self._asked = 0
+        self._unknown = UnknownPartitions()
         self._pending: list[tuple[int, dict[TopicPartition, OffsetAndMetadata]]] = []
         self.member_id = ""
         self.held: frozenset[TopicPartition] = frozenset()
@@ -449,8 +480,11 @@ class FakeMember:
         return self._store(offsets)
 
     def _store(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        failed: dict[TopicPartition, BrokerError] = {}
+        failed: dict[TopicPartition, BrokerError] = too_long(offsets)
+        refused = self._refused(offsets)
         for tp, wanted in offsets.items():
+            if tp in failed:
+                continue
             if tp not in self._owned:
                 failed[tp] = PartitionLostError(
                     f"commit for {tp} refused: it is not assigned to this member",
@@ -460,14 +494,25 @@ class FakeMember:
                 failed[tp] = PartitionLostError(
                     f"commit for {tp} refused: the member was fenced", partitions={tp: "fenced"}
                 )
-            elif len(wanted.metadata.encode()) > _MOST_METADATA_BYTES:
+            elif len(wanted.metadata) > MAX_METADATA_BYTES:
                 failed[tp] = BrokerError(
-                    f"commit for {tp} refused: more than 4,096 bytes of metadata",
+                    f"commit for {tp} refused: more than {MAX_METADATA_BYTES:,} characters of "
+                    "metadata",
                     partitions={tp: "too large"},
                 )
+            elif tp in refused:
+                failed[tp] = refused[tp]
             else:
                 self._group.committed[tp] = wanted
+        self._unknown.forget(frozenset(offsets).difference(failed))
         return CommitResult(frozenset(offsets).difference(failed), failed)
+
+    def _refused(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, BrokerError]:
+        now = self._group.clock()
+        refused = {tp: why for tp in partitions if (why := self._group.refusal(tp)) is not None}
+        unknown = [tp for tp in refused if not self._group.has(tp)]
+        self._unknown.refused(unknown, now)
+        return {tp: self._unknown.gone(tp, now) or why for tp, why in refused.items()}
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
         """Store with the next poll, or before anything that waits for it."""
@@ -539,4 +584,4 @@ class FakeMember:
 
 
 def _unknown(what: str) -> str:
-    return f"{what} does not exist; create the topic, or correct its name in the subscription"
+    return f"{what} does not exist; create the topic, or correct its name"

@@ -14,8 +14,7 @@ from dagster_rebalance.consumer import leaving
 from dagster_rebalance.consumer import session as session_module
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.consumer.translation import to_commit
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.consumer.translation import as_committed, ours, to_commit
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
@@ -25,11 +24,24 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.consumer.session import Session
-    from dagster_rebalance.core.partition import OffsetAndMetadata
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 CONFIG: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
 LIMIT_S = 10.0
 LONGEST_METADATA = 4_096
+
+
+class RefusedPartition(confluent_kafka.TopicPartition):
+    """A partition in an answer, with an error: Python cannot set one on the client's own."""
+
+    error: KafkaError
+
+    @classmethod
+    def of(cls, partition: confluent_kafka.TopicPartition, code: int) -> RefusedPartition:
+        """The partition with the error."""
+        made = cls(partition.topic, partition.partition)
+        cls.error = KafkaError(code)
+        return made
 
 
 class ScriptedConsumer(confluent_kafka.Consumer):
@@ -40,6 +52,9 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         answers: For the next commits: an error code, or None for success, which is what comes when
             there is none.
         probe_answer: The same for probes.
+        refused: The partitions that the broker refuses in a commit, each with an error code. It
+            stores the others, and the client raises the last error.
+        unreadable: The partitions whose committed offset the broker refuses to tell.
         may_answer: A commit waits for it.
         stored: What the group has committed.
         unassigned: What was given up.
@@ -52,6 +67,8 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         self.asked: list[list[tuple[int, int, str]]] = []
         self.answers: list[int | None] = []
         self.probe_answer: int | None = KafkaError.OFFSET_METADATA_TOO_LARGE
+        self.refused: dict[TopicPartition, int] = {}
+        self.unreadable: dict[TopicPartition, int] = {}
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.stored: dict[TopicPartition, OffsetAndMetadata | None] | int = {}
@@ -81,7 +98,19 @@ class ScriptedConsumer(confluent_kafka.Consumer):
             self.answers = self.answers[1:]
         if answer is not None:
             raise KafkaException(KafkaError(answer))
+        self._store(offsets)
         return list(offsets)
+
+    def _store(self, offsets: list[confluent_kafka.TopicPartition]) -> None:
+        errors = []
+        for tp in offsets:
+            code = self.refused.get(ours(tp))
+            if code is not None:
+                errors.append(KafkaError(code))
+            elif self.refused and isinstance(self.stored, dict):
+                self.stored[ours(tp)] = as_committed(tp)
+        if errors:
+            raise KafkaException(errors[-1])
 
     def committed(
         self, partitions: list[confluent_kafka.TopicPartition], timeout: float = -1
@@ -92,9 +121,13 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         stored = self.stored
         if isinstance(stored, int):
             raise KafkaException(KafkaError(stored))
-        wanted = [(tp, stored.get(TopicPartition(tp.topic, tp.partition))) for tp in partitions]
+        wanted = [(tp, stored.get(ours(tp))) for tp in partitions]
         return [
-            to_commit(TopicPartition(tp.topic, tp.partition), found) if found else tp
+            RefusedPartition.of(tp, self.unreadable[ours(tp)])
+            if ours(tp) in self.unreadable
+            else to_commit(ours(tp), found)
+            if found
+            else tp
             for tp, found in wanted
         ]
 

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError
 
 from dagster_rebalance.consumer import commits as commits_module
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
+from dagster_rebalance.core import commit_requests
 from dagster_rebalance.core.errors import PartitionLostError, RebalanceInProgressError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.consumer.clients import ScriptedMember
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+OTHER = TopicPartition("payments", 5)
+UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
+TOO_LARGE = KafkaError.OFFSET_METADATA_TOO_LARGE
+FORBIDDEN = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 def offset(number: int) -> OffsetAndMetadata:
@@ -138,3 +143,85 @@ def test_a_stale_generation_counts_as_fencing_only_in_a_hold(
     scene.client.answers = [KafkaError.ILLEGAL_GENERATION]
     assert isinstance(scene.member.commit({P0: offset(1)}).failed[P0], error)
     assert bool(scene.session.ended) is in_hold
+
+
+def test_offsets_beyond_the_limit_of_a_request_go_out_in_several(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker stores a request as one batch, of 1 MB at most."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
+    assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P0, P1}
+    assert asked(scene) == [[(0, 1)], [(1, 2)]]
+
+
+def test_no_request_follows_one_that_failed_as_a_whole(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead broker takes 46 s to fail each of them."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
+    scene.client.answers = [KafkaError._TIMED_OUT]
+    result = scene.member.commit({P0: offset(1), P1: offset(2)})
+    assert asked(scene) == [[(0, 1)]]
+    assert {tp: error.retriable for tp, error in result.failed.items()} == {P0: True, P1: True}
+
+
+def test_a_request_follows_one_in_which_a_partition_was_refused(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal says nothing about the partitions of the next request."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
+    scene.client.refused = {P0: TOO_LARGE}
+    assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P1}
+
+
+def test_each_refused_topic_fails_with_its_own_error(scene: ScriptedMember) -> None:
+    """The client raises the error of one partition for the whole request."""
+    scene.grant(OTHER)
+    scene.poll()
+    scene.client.refused = {P0: FORBIDDEN, OTHER: TOO_LARGE}
+    result = scene.member.commit({P0: offset(1), P1: offset(2), OTHER: offset(3)})
+    assert result.committed == {P1}
+    assert "READ" in str(result.failed[P0])
+    assert "characters" in str(result.failed[OTHER])
+    assert asked(scene) == [[(0, 1), (1, 2), (5, 3)], [(0, 1)], [(5, 3)]]
+
+
+def test_a_partition_whose_offset_cannot_be_read_back_fails_with_the_error_of_the_read(
+    scene: ScriptedMember,
+) -> None:
+    """Without the right to read a topic, Kafka refuses both."""
+    scene.client.refused = {P0: UNKNOWN}
+    scene.client.unreadable = {P0: FORBIDDEN}
+    result = scene.member.commit({P0: offset(1), P1: offset(2)})
+    assert result.committed == {P1}
+    assert "READ" in str(result.failed[P0])
+
+
+def test_a_result_that_cannot_be_read_back_is_a_retriable_error_of_all(
+    scene: ScriptedMember,
+) -> None:
+    """The refusal of one partition must not stop another, which is stored or can be."""
+    scene.client.refused = {P0: TOO_LARGE}
+    scene.client.stored = KafkaError._TIMED_OUT
+    result = scene.member.commit({P0: offset(1), P1: offset(2)})
+    assert {tp: error.retriable for tp, error in result.failed.items()} == {P0: True, P1: True}
+
+
+def test_the_users_on_commit_is_called_for_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's partitions carry no error, so one call could not tell which of them failed."""
+    heard: list[tuple[int | None, list[int]]] = []
+    made = ScriptedMember(
+        monkeypatch,
+        {
+            "on_commit": lambda error, partitions: heard.append(
+                (error and error.code(), [tp.partition for tp in partitions])
+            )
+        },
+    )
+    made.grant(P0, P1)
+    made.poll()
+    made.client.refused = {P0: TOO_LARGE}
+    made.member.commit_async({P0: offset(1), P1: offset(2)})
+    made.until(lambda: len(heard) == 2, "both calls")
+    made.close()
+    assert heard == [(TOO_LARGE, [0]), (None, [1])]

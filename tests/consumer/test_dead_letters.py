@@ -5,6 +5,7 @@ The tests cover how it is made, when a record counts as stored, and what it says
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -113,6 +114,14 @@ def test_a_missing_right_is_named(code: int) -> None:
     """
     problem = Stage().problem_of(KafkaError(code))
     assert "grant the principal the ACLs WRITE and DESCRIBE" in problem
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC])
+def test_a_missing_dead_letter_topic_is_named(code: int) -> None:
+    """The topic is in a setting, and not in the subscription of the group."""
+    problem = Stage().problem_of(KafkaError(code))
+    assert re.search(r"create the dead-letter topic '[^']+', or set another one", problem)
+    assert "subscription" not in problem
 
 
 def test_a_time_out_is_explained_by_what_the_client_met_meanwhile() -> None:

@@ -58,7 +58,7 @@ def code(name: str) -> int:
         ("_UNSUPPORTED_FEATURE", "group_protocol: classic"),
         ("OFFSET_OUT_OF_RANGE", "deleted by retention"),
         ("_AUTO_OFFSET_RESET", "seek to an offset that exists"),
-        ("OFFSET_METADATA_TOO_LARGE", "4,096 bytes"),
+        ("OFFSET_METADATA_TOO_LARGE", "4,095 characters"),
         ("_MAX_POLL_EXCEEDED", "raise the hold limit"),
     ],
 )

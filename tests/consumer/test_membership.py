@@ -515,6 +515,52 @@ def test_what_was_committed_in_an_earlier_ownership_is_no_sign(
     assert scene.session.ended is None
 
 
+def test_offsets_that_are_gone_are_no_sign_of_another_member(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """Kafka deletes them with their topic."""
+    scene = scripted()
+    assert scene.member.commit({P1: OffsetAndMetadata(1)}).committed == {P1}
+    scene.ask_for(P1)
+    probed(scene, 2)
+    assert scene.session.ended is None
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize(
+    "refusal", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED]
+)
+def test_a_probe_of_a_refused_topic_is_followed_by_one_of_another_topic(
+    scripted: Callable[..., ScriptedMember], refusal: int, *, is_read: bool
+) -> None:
+    """The broker refuses the topic before it looks at the member."""
+    first, last = TopicPartition("a", 7), TopicPartition("z", 8)
+    scene = scripted()
+    scene.lose(P0)
+    scene.grant(first, last)
+    scene.poll()
+    answers = {first: refusal, last: KafkaError.ILLEGAL_GENERATION}
+    scene.client.refused, scene.client.probe_answer = answers, None
+    scene.client.unreadable = {first: refusal} if is_read else {}
+    scene.ask_for(P1)
+    (loss,) = lost(scene)
+    assert loss.reason is LostReason.FENCED
+    sent = [request[0][0] for request in scene.client.asked]
+    assert sent == ([8] if is_read else [7, 8])
+
+
+def test_a_hold_of_refused_topics_alone_goes_on_without_probes(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """Each of them costs the broker a refusal, and none would say anything of the member."""
+    scene = scripted()
+    scene.client.probe_answer = KafkaError.UNKNOWN_TOPIC_OR_PART
+    scene.ask_for(P1)
+    probed(scene, 4)
+    assert len(scene.client.asked) == 1
+    assert scene.session.ended is None
+
+
 def test_a_probe_without_an_answer_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
     """A broker that is away says nothing about the member."""
     scene = scripted()

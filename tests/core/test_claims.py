@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.claims import (
-    MAX_METADATA_BYTES,
     Claim,
     LastCommit,
     StoredPartition,
     decode,
     encode,
 )
+from dagster_rebalance.core.commit_requests import MAX_METADATA_BYTES
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
 from dagster_rebalance.core.partition import Log, OffsetAndMetadata
 from dagster_rebalance.core.planning import MOST_CLAIMS

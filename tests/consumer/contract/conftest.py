@@ -46,6 +46,10 @@ PLAYED_ON_THE_MOCK = {
         "mock-consumer",
     ),
     "test_closing_before_the_first_assignment_is_quick": ("mock-consumer",),
+    "test_metadata_that_no_request_can_carry_is_refused_for_its_partition": (
+        "mock-classic",
+        "mock-consumer",
+    ),
 }
 
 
@@ -70,7 +74,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
         return KafkaStage(mock.bootstrap_servers, mock.topic(), protocol)
     broker = cast("KafkaCluster", request.getfixturevalue("kafka_broker"))
     topic = cast("TopicFactory", request.getfixturevalue("kafka_topic"))
-    return KafkaStage(broker.bootstrap_servers, topic(4), protocol)
+    return KafkaStage(broker.bootstrap_servers, topic(4), protocol, broker)
 
 
 @pytest.fixture

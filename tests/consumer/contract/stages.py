@@ -9,6 +9,7 @@ import uuid
 from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as ClientsPartition
 
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.settings import validated
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.port import GroupMember
     from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, RevokeRequested
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.testing.broker import KafkaCluster
 
 PROBE_INTERVAL_S = 0.3
 TIMEOUT_S = 12.0
@@ -38,6 +40,12 @@ class Stage(Protocol):
 
     def evict(self, member: GroupMember) -> None:
         """Let the group forget a member, which is not told."""
+
+    def add_topic(self) -> str:
+        """Create another topic of four partitions."""
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and return when the broker has deleted its offsets."""
 
 
 class FakeStage:
@@ -56,6 +64,15 @@ class FakeStage:
         (fake,) = (other for other in self.group.members if other is member)
         self.group.fence(fake)
 
+    def add_topic(self) -> str:
+        """A topic of the fake group."""
+        self.group.add_partitions("payments", 4)
+        return "payments"
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete it."""
+        self.group.delete_topic(topic)
+
 
 class KafkaStage:
     """A real member on a broker, real or mocked by librdkafka.
@@ -64,10 +81,18 @@ class KafkaStage:
         bootstrap_servers: The broker.
         topic: A topic of four partitions.
         protocol: `consumer`, `classic` (cooperative-sticky) or `range` (classic and eager).
+        cluster: The broker's cluster; None for the mock, which deletes no topics.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str, protocol: str) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        protocol: str,
+        cluster: KafkaCluster | None = None,
+    ) -> None:
         self.topic = topic
+        self._cluster = cluster
         self.protocol = "consumer" if protocol == "consumer" else "classic"
         self.hold_limit_s = 30.0
         self.discovery_interval_s = 30.0
@@ -98,6 +123,31 @@ class KafkaStage:
             member.member_id,
             self.protocol,
         )
+
+    def add_topic(self) -> str:
+        """A topic of the broker."""
+        assert self._cluster is not None, "the mock cluster creates no topics on request"
+        name = f"a-second-{uuid.uuid4().hex[:8]}"
+        self._cluster.create_topic(name, 4)
+        return name
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete it, and wait until its offsets are gone."""
+        assert self._cluster is not None, "the mock cluster deletes no topics"
+        self._cluster.delete_topic(topic)
+        outsider = Consumer(
+            {
+                "bootstrap.servers": self.config["bootstrap.servers"],
+                "group.id": self.config["group.id"],
+            }
+        )
+        partitions = [ClientsPartition(topic, number) for number in range(4)]
+        wait_until(
+            lambda: all(tp.offset < 0 for tp in outsider.committed(partitions, timeout=5)),
+            timeout_s=TIMEOUT_S,
+            what="the offsets of the topic to be deleted",
+        )
+        outsider.close()
 
 
 class MockCluster:
@@ -135,9 +185,9 @@ class Actor:
         self.member = stage.new_member()
         self.told: list[MemberEvent] = []
 
-    def subscribe(self) -> Actor:
-        """Take part."""
-        self.member.subscribe([self.stage.topic])
+    def subscribe(self, *more: str) -> Actor:
+        """Take part for the stage's topic and more topics."""
+        self.member.subscribe([self.stage.topic, *more])
         return self
 
     def poll(self) -> None:

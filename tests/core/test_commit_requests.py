@@ -1,0 +1,59 @@
+"""What fits a commit request, and which partitions count as gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import commit_requests
+from dagster_rebalance.core.commit_requests import UnknownPartitions, requests, too_long
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    import pytest
+
+P0, P1, P2 = (TopicPartition("orders", number) for number in range(3))
+
+
+def test_offsets_that_fit_one_request_are_not_divided() -> None:
+    """Most members send one request at a time."""
+    offsets = {tp: OffsetAndMetadata(1) for tp in (P0, P1)}
+    assert list(requests(offsets, "etl")) == [offsets]
+    assert list(requests({}, "etl")) == []
+
+
+def test_no_request_is_larger_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that exceeds the limit alone has a request of its own."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 400)
+    large, small = OffsetAndMetadata(1, "ü" * 200), OffsetAndMetadata(1)
+    offsets = {P0: small, P1: small, TopicPartition("orders", 9): large, P2: small}
+    assert [len(request) for request in requests(offsets, "etl")] == [2, 1, 1]
+
+
+def test_four_hundred_partitions_with_long_metadata_are_four_requests() -> None:
+    """1.6 MB in one request would fail as a whole."""
+    offsets = {
+        TopicPartition("orders", number): OffsetAndMetadata(1, "x" * 4_000) for number in range(400)
+    }
+    assert [len(request) for request in requests(offsets, "etl")] == [122, 122, 122, 34]
+
+
+def test_metadata_is_measured_in_bytes() -> None:
+    """A request carries 32,766 bytes at most, of whatever characters."""
+    offsets = {P0: OffsetAndMetadata(1, "ü" * 16_383), P1: OffsetAndMetadata(1, "ü" * 16_384)}
+    refused = too_long(offsets)
+    assert refused.keys() == {P1}
+    assert "32,768 bytes" in str(refused[P1])
+
+
+def test_an_unknown_partition_counts_as_gone_after_a_while() -> None:
+    """A broker may not have received the metadata of a new topic yet."""
+    unknown = UnknownPartitions()
+    assert unknown.gone(P0, 0.0) is None
+    unknown.refused([P0], 0.0)
+    unknown.refused([P0], 4.9)
+    assert unknown.gone(P0, 4.9) is None
+    gone = unknown.gone(P0, 5.0)
+    assert gone is not None
+    assert "deleted" in str(gone)
+    unknown.forget([P0, P1])
+    assert unknown.gone(P0, 9.0) is None
