@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from dagster_rebalance.consumer.client_troubles import ClientTroubles
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.credentials import Login
+from dagster_rebalance.consumer.headers import repair_headers
 from dagster_rebalance.consumer.kafka_errors import (
     END_OF_PARTITION,
     OFFSET_RESET_FORBIDDEN,
@@ -300,6 +301,7 @@ class Fetcher:
         if is_drained and self._standstill.is_due(self._clock()):
             self._look_for_standstill()
         records = self._without_withheld(batch) if self._withheld else batch
+        repair_headers(records)
         if len(records) > _RECORDS_FOR_A_POSITION * len(self._started):
             self._is_full = True
         else:

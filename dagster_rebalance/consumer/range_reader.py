@@ -20,6 +20,7 @@ from dagster_rebalance.consumer.client_troubles import ClientTroubles
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.credentials import Login
+from dagster_rebalance.consumer.headers import repair_headers
 from dagster_rebalance.consumer.kafka_errors import (
     END_OF_PARTITION,
     OFFSET_RESET_FORBIDDEN,
@@ -210,6 +211,7 @@ class _Read:
                 if len(self._unread.positions) < before:
                     self._give_up_what_is_done()
                 if records:
+                    repair_headers(records)
                     yield from records
                     self._has_moved()  # the caller may have taken its time
                 else:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _RECORDS_A_BATCH = 10_000
 _BYTES_AT_ONCE = 64 << 20
+_MOST_MS = (1 << 63) // 1000 - 1
+"""As much as a column of microseconds can hold. A producer that writes nanoseconds has more."""
 
 
 def pyarrow() -> Any:  # noqa: ANN401 - it has no types
@@ -114,7 +116,7 @@ def _row(
     headers: Any = message.headers()
     return (
         *(as_bytes(message.key()), as_bytes(message.value()), topic, partition, offset),
-        at_ms * 1000 if kind else None,
+        at_ms * 1000 if kind and abs(at_ms) <= _MOST_MS else None,
         kind - 1,  # Kafka's client counts the kinds from 1, Spark from 0
         headers and [{"key": name, "value": as_bytes(value)} for name, value in headers],
         *(range_.start, range_.until),

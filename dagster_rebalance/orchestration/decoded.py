@@ -251,7 +251,7 @@ def _decoded(message: Message, opened: Iterable[OpenDecoder]) -> DecodedMessage:
     names = [name for name, _ in headers]
     reasons = []
     for decoder in opened:
-        payload = parts[decoder.part]
+        payload = as_bytes(parts[decoder.part])
         parts[decoder.part], reason = decoder.decoded(payload, names)
         reasons.append(reason)
     return DecodedMessage(message, **parts, undecodable="; ".join(filter(None, reasons)) or None)

@@ -5,8 +5,8 @@ Owns that such a batch looks like a real one to an asset, with Spark and without
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import IllegalStateError
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.partition import OffsetRange
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
 
 class GivenMessages:
     """The messages of a batch for testing.
@@ -27,13 +29,15 @@ class GivenMessages:
         messages: Its messages, in their order; None if the test gives none.
 
     Raises:
-        IllegalStateError: A message lies in none of the ranges.
+        IllegalStateError: A message lies in none of the ranges, or is one that the client never
+            gives.
     """
 
     def __init__(self, ranges: Iterable[OffsetRange], messages: Iterable[Message] | None) -> None:
         own = tuple(ranges)
         self._messages = None if messages is None else tuple(messages)
         for message in self._messages or ():
+            _check_parts(message)
             if not any(_holds(range_, message) for range_ in own):
                 msg = (
                     f"the message at {message.topic()}-{message.partition()} offset "
@@ -76,6 +80,42 @@ class GivenMessages:
         return given_records(session, rows, wanted, options)
 
 
+def _check_parts(message: Message) -> None:
+    headers: Any = message.headers()
+    is_text = all(_is_bytes(part) for part in (message.key(), message.value()))
+    if is_text and (
+        headers is None or (isinstance(headers, list) and all(map(_is_header, headers)))
+    ):
+        return
+    msg = (
+        f"the message at {message.topic()}-{message.partition()} offset {message.offset()} is none "
+        "that Kafka's client gives: its key and its value are bytes or None, and its headers are a "
+        "list of pairs of a name and bytes or None"
+    )
+    raise IllegalStateError(msg)
+
+
+def _is_header(header: Any) -> bool:  # noqa: ANN401 - what a test gives
+    if not isinstance(header, tuple) or len(header) != 2:  # noqa: PLR2004 - name and value
+        return False
+    name, value = header
+    return isinstance(name, str) and _is_bytes(name) and _is_bytes(value)
+
+
+def _is_bytes(part: object) -> bool:
+    if isinstance(part, str):  # of which the client makes bytes
+        return part.encode(errors="ignore").decode() == part
+    return part is None or isinstance(part, bytes)
+
+
+def _time(at_ms: int) -> datetime | None:
+    """A time, if Python has it: it ends with the year 9999."""
+    try:
+        return _EPOCH + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return None
+
+
 def _holds(range_: OffsetRange, message: Message) -> bool:
     return (message.topic(), message.partition()) == (
         range_.topic,
@@ -85,7 +125,7 @@ def _holds(range_: OffsetRange, message: Message) -> bool:
 
 def _columns(message: Message) -> tuple[object, ...]:
     kind, at_ms = message.timestamp()
-    at = datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc) if kind else None
+    at = _time(at_ms) if kind else None
     return (
         *(message.key(), message.value(), message.topic(), message.partition(), message.offset()),
         # Kafka's client counts the kinds from 1, Spark from 0.

@@ -15,6 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from dagster_rebalance import (
     BrokerError,
     ConfigurationError,
+    IllegalStateError,
     KafkaBatch,
     KafkaConsumerResource,
     OffsetRange,
@@ -191,6 +192,72 @@ def test_arrow_has_the_columns_of_spark(its: SchemaRegistryResource) -> None:
     }
     assert given.arrow(ranges[0]).read_all().num_rows == 0
     assert given.arrow([], value=its.avro()).schema.field("value").type.num_fields == 2
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "micros"),
+    [
+        ((1, 1_764_000_000_000), 1_764_000_000_000_000),
+        ((1, 1_764_000_000_000_000_000), None),  # nanoseconds
+        ((2, 2**63 - 1), None),
+        ((1, -(2**63)), None),
+        ((0, 0), None),
+    ],
+)
+def test_a_timestamp_that_no_column_can_hold_is_null(
+    its: SchemaRegistryResource, timestamp: tuple[int, int], micros: int | None
+) -> None:
+    """A producer that writes nanoseconds must not stop a partition."""
+    given = batch(avro(1, ORDER, PEN), b"poison", timestamp=timestamp)
+    for table in (
+        given.arrow().read_all(),
+        given.arrow(value=its.avro(), keep_undecodable=True).read_all(),
+    ):
+        assert table.column("timestamp").cast("int64").to_pylist() == [micros] * 2
+        assert table.column("timestampType").to_pylist() == [timestamp[0] - 1] * 2
+    read = list(given.decoded_messages(value=its.avro(), keep_undecodable=True))
+    assert [one.message.timestamp() for one in read] == [timestamp] * 2
+
+
+def test_the_letter_of_a_record_with_odd_metadata_is_stored(
+    its: SchemaRegistryResource, stored: FakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key has bytes, its headers no values, its time nanoseconds, its names replaced bytes."""
+    odd = {"timestamp": (1, 2**63 - 1), "headers": [("na\ufffd", None), ("", b"")]}
+    given = batch(b"poison", keys=[b"\xff\x00"], **odd)
+    with_kafka(monkeypatch)
+    assert list(given.decoded_messages(value=its.avro(), dead_letters="dead")) == []
+    assert given.arrow(value=its.avro(), dead_letters="dead").read_all().num_rows == 0
+    for headers in stored.headers:
+        assert headers is not None
+        assert headers[:2] == odd["headers"]
+        assert headers[-1] == ("dead_letter.key", b"\xff\x00")
+    assert ("dead_letter.timestamp_ms", str(2**63 - 1).encode()) in (stored.headers[0] or [])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"headers": {"a": b"1"}},
+        {"headers": [("a", 1)]},
+        {"headers": [("a",)]},
+        {"headers": [(b"a", b"1")]},
+        {"headers": [("\ud800", b"1")]},
+        {"key": {"id": 1}},
+        {"value": "\ud800"},
+    ],
+)
+def test_a_message_that_no_client_gives_is_refused_with_its_offset(odd: dict[str, Any]) -> None:
+    """An asset would pass its test, or fail in a way that it never does with Kafka."""
+    message = Message(topic="orders", partition=0, offset=1, **odd)
+    with pytest.raises(IllegalStateError, match="orders-0 offset 1 is none that Kafka's client"):
+        KafkaBatch.for_testing([OffsetRange("orders", 0, 0, 2)], messages=[message])
+
+
+def test_text_as_the_value_of_a_message_is_decoded(its: SchemaRegistryResource) -> None:
+    """The client makes bytes of text; so does a batch for testing."""
+    given = batch(avro(1, ORDER, PEN).decode("latin-1"))  # type: ignore[arg-type]
+    assert [one.value for one in given.decoded_messages(value=its.avro())] == [PEN]
 
 
 def test_no_ranges_have_the_columns_of_a_topic_that_the_batch_has_nothing_of(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange
@@ -59,6 +59,9 @@ def test_given_messages_become_the_rows_that_spark_would_read(
         assert found.dtypes == expected.dtypes
         assert ("headers" in found.columns) == bool(options)
         assert rows(found) == rows(expected)
+    nanoseconds = Message(topic=topic, partition=0, offset=0, timestamp=(1, 1_764_000_000 * 10**9))
+    odd = KafkaBatch.for_testing(ranges, messages=[nanoseconds])
+    assert [row.timestamp for row in rows(odd.dataframe(spark))] == [None]
     with pytest.raises(ConfigurationError, match="startingOffsets"):
         given.dataframe(spark, options={"startingOffsets": "earliest"})
     assert write_parquet_by_range(given.dataframe(spark), str(tmp_path / "out")) == 5
