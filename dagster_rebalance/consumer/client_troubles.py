@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.consumer.kafka_errors import ALL_BROKERS_DOWN, UNPARSABLE
+from dagster_rebalance.consumer.kafka_errors import ALL_BROKERS_DOWN, UNPARSABLE, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ class ClientTroubles:
         """Why the client may be silent; empty when it has reported nothing for a while."""
         now = self._clock()
         if self._last is not None and now < self._noted_at + _VALID_S:
-            return f"{self._last.str()} ({self._last.name()})"
+            return f"{said(self._last)} ({self._last.name()})"
         if now < self._throttled_until:
             return (
                 f"the broker throttles this client for {self._throttled_s:g} s, because it is "

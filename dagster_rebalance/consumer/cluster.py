@@ -36,6 +36,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     broker_error,
     cause_among,
     kafka_error,
+    said,
 )
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.consumer.translation import theirs
@@ -193,7 +194,7 @@ class Cluster:
             if topic.error is None:
                 described[name] = _partitions_of(name, topic)
             else:
-                logger.info("topic '%s' is left out: %s", name, topic.error.str())
+                logger.info("topic '%s' is left out: %s", name, said(topic.error))
         return described
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
@@ -265,7 +266,7 @@ class Cluster:
             except KafkaException as problem:
                 # Not every broker knows the question; what is forbidden shows later then.
                 logger.info(
-                    "the rights on topic '%s' are not known: %s", topic, kafka_error(problem).str()
+                    "the rights on topic '%s' are not known: %s", topic, said(kafka_error(problem))
                 )
                 continue
             if allowed and AclOperation.READ not in allowed:

@@ -24,6 +24,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
     is_final,
     kafka_error,
+    said,
 )
 from dagster_rebalance.consumer.settings import validated
 
@@ -173,12 +174,12 @@ class DeadLetterProducer:
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         }:
             return (
-                f"{error.str()} ({error.name()}); grant the principal the ACLs WRITE and DESCRIBE "
+                f"{said(error)} ({error.name()}); grant the principal the ACLs WRITE and DESCRIBE "
                 "on the topic"
             )
         if error.code() in UNKNOWN_TOPIC:
             return (
-                f"{error.str()} ({error.name()}); create the dead-letter topic "
+                f"{said(error)} ({error.name()}); create the dead-letter topic "
                 f"'{self.topic}', or set another one"
             )
         timed_out = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001

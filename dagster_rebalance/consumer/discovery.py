@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.consumer.kafka_errors import kafka_error
+from dagster_rebalance.consumer.kafka_errors import kafka_error, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -69,7 +69,7 @@ class Discovery:
             logger.info(
                 "group '%s': listing topics failed: %s",
                 self._settings.group_id,
-                kafka_error(problem).str(),
+                said(kafka_error(problem)),
             )
             self._look_at = now + min(_LOOKUP_RETRY_S, self._interval_s)
             return

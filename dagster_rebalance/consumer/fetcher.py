@@ -33,6 +33,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
     listed,
     names,
+    said,
     unparsable_error,
     unreadable_error,
 )
@@ -504,7 +505,7 @@ class Fetcher:
         elif is_unreadable(message, error):
             self._take_in_unreadable(_partition(message), error)
         elif is_passing(error):
-            logger.info("reading records: %s", error.str())
+            logger.info("reading records: %s", said(error))
         else:
             self._problem = broker_error(
                 error, self._attempt, [_partition(message)] if message.topic() else ()
@@ -535,7 +536,7 @@ class Fetcher:
             self._out_of_range[partition] = error
             return
         logger.warning(
-            "reading goes on from the %s offset of %s: %s", self._reset, partition, error.str()
+            "reading goes on from the %s offset of %s: %s", self._reset, partition, said(error)
         )
         self._staged[partition] = self._reset
 

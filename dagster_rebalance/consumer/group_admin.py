@@ -37,6 +37,7 @@ from dagster_rebalance.consumer.translation import as_committed, ours, theirs, t
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.group_status import MemberSeen
 from dagster_rebalance.core.partition import is_same_commit, named
+from dagster_rebalance.core.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -92,7 +93,7 @@ class GroupAdmin:
         return tuple(
             MemberSeen(
                 member.member_id,
-                f"{member.client_id}@{member.host.removeprefix('/')}",
+                shown(f"{member.client_id}@{member.host.removeprefix('/')}"),
                 _partitions(member.assignment),
                 _partitions(member.target_assignment),
             )

@@ -21,6 +21,7 @@ from dagster_rebalance.core.errors import (
     PartitionLostError,
     RebalanceInProgressError,
 )
+from dagster_rebalance.core.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -257,9 +258,14 @@ class Attempt:
         at = f" at {self.brokers}" if code in _UNREACHABLE else ""
         about = f" for {subject}" if subject else ""
         advice = _ADVICE.get(code)
-        return f"{self.doing} failed{about}{at}: {error.str()} ({error.name()})" + (
+        return f"{self.doing} failed{about}{at}: {said(error)} ({error.name()})" + (
             f"; {advice}" if advice else ""
         )
+
+
+def said(error: KafkaError) -> str:
+    """The text of an error, which may come from a broker."""
+    return shown(error.str())
 
 
 def is_final(error: KafkaError) -> bool:
@@ -301,7 +307,7 @@ def broker_error(
     error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition] = ()
 ) -> BrokerError:
     """The error of a request that is not a commit."""
-    reasons = dict.fromkeys(partitions, error.str())
+    reasons = dict.fromkeys(partitions, said(error))
     return BrokerError(
         attempt.explain(error, names(reasons)), retriable=_retriable(error), partitions=reasons
     )
@@ -322,7 +328,7 @@ def unreadable_error(
         way_out: What to do.
     """
     reasons = {
-        tp: f"{tp} at offset {offsets[tp]}: {error.str()} ({error.name()})"
+        tp: f"{tp} at offset {offsets[tp]}: {said(error)} ({error.name()})"
         for tp, error in sorted(errors.items())
     }
     return BrokerError(
@@ -345,8 +351,8 @@ def unparsable_error(
     due = [f"{tp} at offset {offset}" for tp, offset in sorted(offsets.items())]
     about = f"; records are due of {listed(due)}" if due else ""
     return BrokerError(
-        f"{attempt.doing} failed: {error.str()} ({error.name()}){about}",
-        partitions=dict.fromkeys(offsets, error.str()),
+        f"{attempt.doing} failed: {said(error)} ({error.name()}){about}",
+        partitions=dict.fromkeys(offsets, said(error)),
     )
 
 
@@ -354,14 +360,14 @@ def commit_error(
     error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition], *, holding: bool
 ) -> BrokerError:
     """The error of a commit. Its class says who owns the partitions now."""
-    reasons = dict.fromkeys(partitions, error.str())
+    reasons = dict.fromkeys(partitions, said(error))
     code = error.code()
     message = attempt.explain(error, names(reasons))
     if code in FENCED or (holding and code in FENCED_IN_A_HOLD):
         return PartitionLostError(message, partitions=reasons)
     if code in FENCED_IN_A_HOLD:
         message = (
-            f"{attempt.doing} met a rebalance: {error.str()} ({error.name()}); "
+            f"{attempt.doing} met a rebalance: {said(error)} ({error.name()}); "
             "poll, then commit again if the partitions are still assigned"
         )
         return RebalanceInProgressError(message, partitions=reasons)

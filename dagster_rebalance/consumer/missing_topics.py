@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.kafka_errors import UNKNOWN_TOPIC
+from dagster_rebalance.consumer.kafka_errors import UNKNOWN_TOPIC, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,7 @@ class MissingTopics:
         is_known = topic in self._known
         self._known.add(topic)
         if is_known:
-            logger.info("'%s' is still missing: %s", topic, error.str())
+            logger.info("'%s' is still missing: %s", topic, said(error))
         return is_known
 
     def found(self, partitions: Iterable[TopicPartition]) -> None:

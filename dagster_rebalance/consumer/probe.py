@@ -21,6 +21,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     OF_A_TOPIC,
     is_final,
     kafka_error,
+    said,
 )
 from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.events import LostReason
@@ -119,7 +120,7 @@ class Probe:
             "group '%s': no further probe is sent for topic '%s' in this hold: %s",
             self._settings.group_id,
             partition.topic,
-            error.str(),
+            said(error),
         )
         self._refused_topics.add(partition.topic)
         self._look_at = self._clock()
@@ -162,5 +163,5 @@ class Probe:
             logger.info(
                 "group '%s': a probe during a hold got no answer: %s",
                 self._settings.group_id,
-                error.str(),
+                said(error),
             )

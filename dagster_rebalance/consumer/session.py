@@ -42,6 +42,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     is_final,
     is_login_not_renewed,
     kafka_error,
+    said,
 )
 from dagster_rebalance.consumer.leaving import leave, unassign
 from dagster_rebalance.consumer.missing_topics import MissingTopics
@@ -453,7 +454,7 @@ class Session:
         if error.code() in CREDENTIALS or is_final(error):
             self._note(error)
         else:
-            logger.info("group '%s': %s", self._settings.group_id, error.str())
+            logger.info("group '%s': %s", self._settings.group_id, said(error))
         self.call_user("error_cb", error)
 
     def _note_of(self, message: confluent_kafka.Message) -> None:
@@ -470,9 +471,9 @@ class Session:
             logger.warning("group '%s': %s", self._settings.group_id, self._attempt.explain(error))
         elif self._has_joined and is_login_not_renewed(error):
             # What it has may be valid for long. When it is not, what is asked of Kafka will fail.
-            logger.warning("group '%s': %s", self._settings.group_id, error.str())
+            logger.warning("group '%s': %s", self._settings.group_id, said(error))
         elif error.code() in PASSING:
-            logger.info("group '%s': %s", self._settings.group_id, error.str())
+            logger.info("group '%s': %s", self._settings.group_id, said(error))
         else:
             self.tell(RequestFailed(broker_error(error, self._attempt)))
 

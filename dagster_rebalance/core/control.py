@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import named
+from dagster_rebalance.core.shown import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -104,11 +105,6 @@ def check_lengths(by: str, reason: str) -> None:
         if len(text) > most:
             msg = f"a {what} may have {most} characters, and this one has {len(text)}"
             raise ConfigurationError(msg)
-
-
-def one_line(text: str) -> str:
-    """What a person has written, as no terminal or log is changed by it."""
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def covers(selector: str, partition: TopicPartition) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.shown import shown
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 class DagsterRebalanceError(Exception):
     """The root of all errors raised by this package."""
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__(*map(shown, messages))
 
 
 class ConfigurationError(DagsterRebalanceError):
@@ -40,7 +45,9 @@ class BrokerError(DagsterRebalanceError):
     ) -> None:
         super().__init__(message)
         self.retriable = retriable
-        self.partitions: dict[TopicPartition, str] = dict(partitions or {})
+        self.partitions: dict[TopicPartition, str] = {
+            partition: shown(reason) for partition, reason in (partitions or {}).items()
+        }
 
 
 class RebalanceInProgressError(BrokerError):

@@ -10,9 +10,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.control import check_lengths, one_line
+from dagster_rebalance.core.control import check_lengths
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.shown import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.shown import shown
 from dagster_rebalance.core.wire_format import GUID_HEADERS
 from dagster_rebalance.decoding import avro, json_schema, protobuf
 
@@ -28,10 +29,9 @@ _MOST_REASON_CHARACTERS = 2_000
 def reason(part: str, problem: object) -> str:
     """Why a part could not be decoded, as a text that can be stored.
 
-    What it cites of a payload may be very long, or no Unicode that can be written.
+    What it cites of a payload may be very long, and have any characters.
     """
-    text = f"{part}: {problem}"[:_MOST_REASON_CHARACTERS]
-    return text.encode(errors="backslashreplace").decode()
+    return shown(f"{part}: {problem}"[:_MOST_REASON_CHARACTERS])[:_MOST_REASON_CHARACTERS]
 
 
 @dataclass(frozen=True)

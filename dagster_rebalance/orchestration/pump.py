@@ -31,6 +31,7 @@ from dagster_rebalance.core.explain import glance, summary
 from dagster_rebalance.core.metrics import MemberState
 from dagster_rebalance.core.observing import observed
 from dagster_rebalance.core.occurrences import Occurred, Occurrence
+from dagster_rebalance.core.shown import shown
 from dagster_rebalance.core.topics import Topics
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, READ_LIMIT_S, BoundsReader
 from dagster_rebalance.orchestration.group_report import GroupReport
@@ -121,7 +122,7 @@ class Pump:
         try:
             left = self._be_member()
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
+            said = shown(f"{type(error).__name__}: {error}")
             self._tell(Occurrence(Occurred.MEMBER_FAILED, f"failed: {said}", {"error": said}))
             raise
         else:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.control import one_line
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
+from dagster_rebalance.core.shown import one_line, shown
 from dagster_rebalance.orchestration.coverage import Coverage
 from dagster_rebalance.orchestration.left_claims import LeftClaims, streamed
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
@@ -309,7 +309,7 @@ class RunLedger:
         while error is not None:
             messages.append(error.message.strip())
             error = error.cause
-        return "\ncaused by: ".join(messages)
+        return shown("\ncaused by: ".join(messages))
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run, and mark it first, so that it does not count as a failed attempt.

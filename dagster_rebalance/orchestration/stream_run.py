@@ -25,6 +25,7 @@ from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.events import LeaveRequested
 from dagster_rebalance.core.known_logs import KnownLogs
+from dagster_rebalance.core.shown import shown
 from dagster_rebalance.core.stream_batches import Outcome, batch_ids
 from dagster_rebalance.orchestration import clocks, run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
@@ -529,7 +530,7 @@ def _text_of(problem: BaseException) -> str:
     """What a body raised. To ask an error of a JVM that has died for its text is an error, too."""
     name = type(problem).__name__
     try:
-        return f"{name}: {problem}"
+        return shown(f"{name}: {problem}")
     except Exception:  # noqa: BLE001 - of any library
         return f"{name}, which has no text"
 

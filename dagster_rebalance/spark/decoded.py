@@ -42,6 +42,7 @@ _TRAVELLERS = (
     "dagster_rebalance.core.errors",
     "dagster_rebalance.core.record_letters",
     "dagster_rebalance.core.schemas",
+    "dagster_rebalance.core.shown",
     "dagster_rebalance.core.wire_format",
     "dagster_rebalance.decoding",
 )

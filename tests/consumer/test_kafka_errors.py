@@ -291,3 +291,12 @@ def test_the_value_of_a_setting_that_the_client_refuses_is_not_shown(
 def test_an_exception_without_an_error_is_kept_too() -> None:
     """The client raises such ones here and there."""
     assert kafka_error(KafkaException("something")).str() == "something"
+
+
+def test_no_text_of_a_broker_reaches_a_terminal_as_it_is() -> None:
+    """A broker, or whoever answers in its place, may send escape sequences."""
+    error = KafkaError(KafkaError.UNKNOWN, "\x1b[2Jgone")
+    attempt = Attempt("reading", "broker:9092")
+    assert r"\x1b[2Jgone" in attempt.explain(error)
+    found = broker_error(error, attempt, [TopicPartition("orders", 0)])
+    assert list(found.partitions.values()) == [r"\x1b[2Jgone"]

@@ -473,6 +473,8 @@ def test_a_reason_can_be_stored_whatever_it_cites() -> None:
     _, long = opened.decoded(payload({"a" * 1_000_000: "x"}))
     assert alone is not None
     assert "against the rule type" in alone.encode().decode()
+    _, escape = opened.decoded(payload({"\x1b]0;owned\x07": "x"}))
+    assert str(escape).endswith(r"$.\x1b]0;owned\x07 against the rule type")
     assert len(str(long)) == 2_000
 
 

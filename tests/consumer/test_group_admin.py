@@ -1,0 +1,32 @@
+"""Looking at a group from outside, without a broker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from confluent_kafka import ConsumerGroupState
+
+from dagster_rebalance.consumer import group_admin
+from dagster_rebalance.consumer.group_admin import GroupAdmin
+from dagster_rebalance.consumer.settings import validated
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_the_client_id_of_a_member_reaches_no_terminal_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any client that may join the group chooses its own."""
+    member = SimpleNamespace(
+        member_id="m-1", client_id="\x1b]0;owned\x07", host="/10.0.0.1", assignment=None,
+        target_assignment=None,
+    )  # fmt: skip
+    seen = SimpleNamespace(state=ConsumerGroupState.STABLE, members=[member])
+    answer = SimpleNamespace(result=lambda: seen)
+    admin = SimpleNamespace(describe_consumer_groups=lambda *_, **__: {"shop": answer})
+    monkeypatch.setattr(group_admin, "AdminClient", lambda _: admin)
+    config = {"bootstrap.servers": "memory:1", "group.id": "shop"}
+    (found,) = GroupAdmin(validated(config, hold_limit_s=1.0)).members()
+    assert found.address == r"\x1b]0;owned\x07@10.0.0.1"
