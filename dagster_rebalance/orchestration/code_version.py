@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,12 +38,21 @@ def code_version(functions: Iterable[Callable[..., object]], settings: str) -> s
     return digest.hexdigest()[:_CHARACTERS]
 
 
+def _written(function: object) -> Any:  # noqa: ANN401 - a function or a class
+    """What stands in a source file: not a partial, nor an object that can be called."""
+    found = inspect.unwrap(function) if callable(function) else function
+    if isinstance(found, partial):
+        return _written(found.func)
+    has_source = inspect.isfunction(found) or inspect.ismethod(found) or inspect.isclass(found)
+    return found if has_source else type(found)
+
+
 def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
     """All source files of the package that a function comes from, or of its folder, by name.
 
     The names are relative: a deploy may put the same files elsewhere.
     """
-    found = inspect.unwrap(function)
+    found = _written(function)
     source = inspect.getsourcefile(found)
     if source is None or not Path(source).is_file():
         return

@@ -19,6 +19,7 @@ import dagster as dg
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.fleet import Fleet
 from dagster_rebalance.core.lag import LagLimit
+from dagster_rebalance.orchestration.asset_forms import check_makes_assets
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.batch_values import with_values_by_batch
 from dagster_rebalance.orchestration.catalogue import Catalogue
@@ -374,13 +375,7 @@ def _check(
             "resource, such as one of dagster-pyspark, belongs into `resources`"
         )
         raise ConfigurationError(msg)
-    for asset in assets:
-        if not isinstance(asset, dg.AssetsDefinition):
-            msg = (
-                f"assets of {name} has {asset!r}, which is no asset that processes a batch: give "
-                "what @dg.asset or another decorator of assets makes of a function"
-            )
-            raise ConfigurationError(msg)
+    check_makes_assets(name, assets)
     if any(key.path[-1] == name for asset in assets for key in asset.keys):
         msg = f"{name} is the name of an asset and of the job: give the definitions another name"
         raise ConfigurationError(msg)

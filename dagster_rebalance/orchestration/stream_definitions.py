@@ -7,11 +7,12 @@ in its config, as in a run for each batch.
 # No `from __future__ import annotations` here: Dagster evaluates the annotation of `context`.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import dagster as dg
 
 from dagster_rebalance.core.lag import LagLimit
+from dagster_rebalance.orchestration.asset_forms import refused
+from dagster_rebalance.orchestration.asset_results import Made
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.external_work import WorkStopper
 from dagster_rebalance.orchestration.lineage import reading
@@ -50,7 +51,7 @@ def stream_asset(
     specs = [
         reading(spec, topics).replace_attributes(skippable=True)
         for body in bodies
-        for spec in body.asset.specs
+        for spec in body.specs
     ]
     check_specs = [spec for body in bodies for spec in body.asset.check_specs]
 
@@ -58,11 +59,12 @@ def stream_asset(
         name=f"{name}_batches",
         specs=specs,
         check_specs=check_specs,
+        resource_defs=_own_resources(bodies) or None,  # Dagster warns of the argument: it is beta
         required_resource_keys=needed | ({spark_key} if spark_key else set()),
     )
     def batches(
         context: dg.AssetExecutionContext,
-    ) -> Iterator[dg.MaterializeResult[Any] | dg.Output[None]]:
+    ) -> Iterator[Made | dg.Output[None]]:
         kafka = getattr(context.resources, kafka_key)
         spark = getattr(context.resources, spark_key) if spark_key else None
         rerun: KafkaBatch = getattr(context.resources, rerun_key)
@@ -82,7 +84,28 @@ def stream_asset(
             return
         shown = rerun.metadata()
         for body in bodies:
-            for result in body(context, rerun, context.resources):
-                yield result._replace(metadata={**shown, **(result.metadata or {})})
+            for made in body(context, rerun):
+                if isinstance(made, dg.MaterializeResult):
+                    yield made._replace(metadata={**shown, **(made.metadata or {})})
+                else:
+                    yield made
 
     return batches
+
+
+def _own_resources(bodies: Sequence[Body]) -> dict[str, dg.ResourceDefinition]:
+    """The resources that the assets bring in `resource_defs`.
+
+    Raises:
+        ConfigurationError: Two assets bring different ones under one key.
+    """
+    found: dict[str, dg.ResourceDefinition] = {}
+    for body in bodies:
+        for key, resource in body.asset.resource_defs.items():
+            if found.setdefault(key, resource) is not resource:
+                raise refused(
+                    body.asset,
+                    f"has another resource {key!r} in resource_defs than an asset before it, and "
+                    "the run has one for all of its assets: give each resource a key of its own",
+                )
+    return found

@@ -43,6 +43,7 @@ from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.meter import meter_of
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.parts import Parts
+from dagster_rebalance.orchestration.provenance import Provenance
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import spelled_partitions
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.lag import LagLimit
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.orchestration.asset_results import Made
     from dagster_rebalance.orchestration.external_work import WorkStopper
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
@@ -70,8 +72,6 @@ _IDLE_LOOK_S = 0.5
 _PROGRESS_S = 60.0
 _MOST_REFUSALS = 5
 _JOIN_LIMIT_S = 30.0
-_DATA_VERSION_TAG = "dagster/data_version"
-"""Where Dagster keeps the data version of a materialisation."""
 
 
 class BatchInterruptedError(dg.DagsterExecutionInterruptedError):
@@ -125,6 +125,9 @@ class StreamRun:
         self._spark = spark
         self._reader = kafka.reader()
         self._logs = KnownLogs()
+        self._provenance = Provenance(
+            context.instance, context.run.run_id, context.assets_def.specs
+        )
         self._run = context.run
         self._mailbox = Mailbox()
         self._heartbeat = Heartbeat(
@@ -252,40 +255,52 @@ class StreamRun:
                 self._work.end(outcome, error)
 
     def _call(self, batch: KafkaBatch) -> None:
-        shown = batch.metadata()
+        self._keep(self._provenance.look)
         for body in self._bodies:
             blocking = {spec.key for spec in body.asset.check_specs if spec.blocking}
-            failed = []
-            for result in body(self._context, batch, self._context.resources):
+            failed: list[str] = []
+            for made in body(self._context, batch):
                 self._check_not_interrupted()
-                key = result.asset_key or body.asset.key
-                version = result.data_version
-                made = dg.AssetMaterialization(
-                    asset_key=key,
-                    metadata={**shown, **(result.metadata or {})},
-                    tags={
-                        **(result.tags or {}),
-                        **({_DATA_VERSION_TAG: version.value} if version else {}),
-                    },
+                failed += (
+                    f"{found.check_name} of {found.asset_key.to_user_string()}"
+                    for found in self._report(made, batch)
+                    if not found.passed
+                    and found.severity is dg.AssetCheckSeverity.ERROR
+                    and found.asset_check_key in blocking
                 )
-                self._keep(partial(self._context.log_event, made))
-                for check in result.check_results or ():
-                    found = dg.AssetCheckEvaluation(
-                        asset_key=check.asset_key or key,
-                        check_name=check.check_name or "",
-                        passed=check.passed,
-                        metadata=check.metadata,
-                        severity=check.severity,
-                        description=check.description,
-                    )
-                    self._keep(partial(self._context.instance.report_runless_asset_event, found))
-                    is_error = found.severity is dg.AssetCheckSeverity.ERROR
-                    if not found.passed and is_error and found.asset_check_key in blocking:
-                        failed.append(f"{found.check_name} of {found.asset_key.to_user_string()}")
             self._check_not_interrupted()
             if failed:
                 msg = f"blocking checks failed: {', '.join(failed)}"
                 raise dg.Failure(msg)
+
+    def _report(self, made: Made, batch: KafkaBatch) -> list[dg.AssetCheckEvaluation]:
+        """Report what a body has made; returns the checks that this evaluates."""
+        if isinstance(made, dg.AssetCheckResult):
+            return [self._evaluate(made)]
+        if not isinstance(made, dg.MaterializeResult):
+            self._keep(partial(self._context.log_event, made))
+            return []
+        key = made.asset_key or self._context.asset_key
+        tags = self._provenance.tags(key, made.data_version, batch.batch_id)
+        event = dg.AssetMaterialization(
+            asset_key=key,
+            metadata={**batch.metadata(), **(made.metadata or {})},
+            tags={**tags, **(made.tags or {})},
+        )
+        self._keep(partial(self._context.log_event, event))
+        return [self._evaluate(check) for check in made.check_results or ()]
+
+    def _evaluate(self, check: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
+        found = dg.AssetCheckEvaluation(
+            asset_key=check.asset_key or self._context.asset_key,
+            check_name=check.check_name or "",
+            passed=check.passed,
+            metadata=check.metadata,
+            severity=check.severity,
+            description=check.description,
+        )
+        self._keep(partial(self._context.instance.report_runless_asset_event, found))
+        return found
 
     def _check_not_interrupted(self) -> None:
         """Make sure that a body did not keep its interruption to itself.

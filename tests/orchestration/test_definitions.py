@@ -564,7 +564,7 @@ def test_one_resource_key_for_two_things_is_refused(
 
 
 @pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-@pytest.mark.parametrize("given", [dg.AssetSpec("orders"), lambda: None], ids=["spec", "function"])
+@pytest.mark.parametrize("given", ["orders", lambda: None], ids=["text", "function"])
 def test_what_is_no_asset_with_a_function_is_refused_in_words(
     build: Callable[..., dg.Definitions], given: object
 ) -> None:

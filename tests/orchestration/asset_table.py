@@ -1,0 +1,1194 @@
+"""Every form of asset, check, result, option and resource that Dagster 1.13 documents.
+
+Each row is played in both forms of run by `test_asset_table.py`. `python -m
+tests.orchestration.asset_table` writes the table of docs/assets.md from it.
+"""
+
+# No `from __future__ import annotations` here: Dagster evaluates the annotations of assets.
+# ruff: noqa: ANN001, ANN201, ANN401, ARG001, D101, D102, D103, FBT003 - a row says what it is
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pydantic import PrivateAttr
+
+from dagster_rebalance import KafkaBatch
+
+PAGE = Path(__file__).parents[2] / "docs" / "assets.md"
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+SEEN: dict[str, list[Any]] = {}
+"""What the functions have noted, by their own names."""
+
+
+def note(name: str, what: object) -> None:
+    SEEN.setdefault(name, []).append(what)
+
+
+@dataclass
+class Outcome:
+    """What a run has left in Dagster, and what its assets have noted."""
+
+    made: dict[str, list[dg.AssetMaterialization]] = field(default_factory=dict)
+    observed: dict[str, list[dg.AssetObservation]] = field(default_factory=dict)
+    checked: dict[str, bool] = field(default_factory=dict)
+    seen: dict[str, list[Any]] = field(default_factory=dict)
+
+    def has_made(self, *keys: str) -> None:
+        for key in keys:
+            assert len(self.made.get(key, [])) == 1, f"{key} was not materialized once"
+
+    def metadata(self, key: str, name: str) -> object:
+        (made,) = self.made[key]
+        return made.metadata[name].value
+
+    def tag(self, key: str, name: str) -> str | None:
+        (made,) = self.made[key]
+        return (made.tags or {}).get(name)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A row.
+
+    Attributes:
+        area: The heading.
+        name: The form, as Dagster names it.
+        given: What stands in `assets=`.
+        works: What must be true behind a run.
+        resources: What the assets need.
+        batch: Why a run for each batch refuses it: a part of the sentence.
+        stream: Why a streaming run refuses it.
+        named: What both sentences must name; by default the key of the asset.
+    """
+
+    area: str
+    name: str
+    given: tuple[Any, ...]
+    works: Callable[[Outcome], None] = lambda _outcome: None
+    resources: dict[str, Any] = field(default_factory=dict)
+    batch: str = ""
+    stream: str = ""
+    named: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def shown(self) -> str:
+        """What a refusal must name."""
+        if self.named:
+            return self.named
+        return ", ".join(sorted(key.to_user_string() for key in self.given[0].keys))
+
+
+ROWS: list[Form] = []
+
+
+def row(
+    area: str,
+    name: str,
+    *given: Any,
+    works: Callable[[Outcome], None] | None = None,
+    **settings: Any,
+) -> None:
+    keys = [
+        key.to_user_string()
+        for one in given
+        if isinstance(one, dg.AssetsDefinition)
+        for key in one.keys
+    ]
+    ROWS.append(
+        Form(area, name, given, works or (lambda outcome: outcome.has_made(*keys)), **settings)
+    )
+
+
+# Definitions
+
+DEFINITIONS = "Definitions"
+
+
+@dg.asset
+def plain(kafka_batch: KafkaBatch) -> None:
+    note("plain", kafka_batch.offset_ranges)
+
+
+row(DEFINITIONS, "`@dg.asset`", plain)
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("left"), dg.AssetSpec("right", deps=["left"])])
+def left_and_right(kafka_batch: KafkaBatch):
+    pass
+
+
+row(DEFINITIONS, "`@dg.multi_asset(specs=...)`", left_and_right)
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("up"), dg.AssetSpec("down")])
+def up_and_down(kafka_batch: KafkaBatch):
+    yield dg.MaterializeResult(asset_key="up", metadata={"n": 1})
+    yield dg.MaterializeResult(asset_key="down", metadata={"n": 2})
+
+
+row(
+    DEFINITIONS,
+    "`@dg.multi_asset`, a result for each asset",
+    up_and_down,
+    works=lambda outcome: _equal(outcome.metadata("down", "n"), 2),
+)
+
+
+def _equal(found: object, wanted: object) -> None:
+    assert found == wanted
+
+
+@dg.multi_asset(outs={"out_a": dg.AssetOut(), "out_b": dg.AssetOut(key=["deep", "out_b"])})
+def outs(kafka_batch: KafkaBatch):
+    return None, None
+
+
+row(DEFINITIONS, "`@dg.multi_asset(outs=...)` without values", outs)
+
+
+@dg.multi_asset(
+    specs=[dg.AssetSpec("part_a", skippable=True), dg.AssetSpec("part_b", skippable=True)],
+    can_subset=True,
+)
+def parts(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch):
+    for key in sorted(context.selected_asset_keys):
+        yield dg.MaterializeResult(asset_key=key)
+
+
+row(DEFINITIONS, "`@dg.multi_asset(can_subset=True)`", parts)
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("there"), dg.AssetSpec("absent", skippable=True)])
+def some(kafka_batch: KafkaBatch):
+    yield dg.MaterializeResult(asset_key="there")
+
+
+def _only_there(outcome: Outcome) -> None:
+    outcome.has_made("there")
+    assert "absent" not in outcome.made
+
+
+row(DEFINITIONS, "`dg.AssetSpec(skippable=True)` that is left out", some, works=_only_there)
+
+
+@dg.op
+def op_of_asset(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+row(DEFINITIONS, "`dg.AssetsDefinition.from_op`", dg.AssetsDefinition.from_op(op_of_asset))
+
+
+@dg.op
+def op_of_graph(kafka_batch: KafkaBatch):
+    return 1
+
+
+@dg.graph_asset
+def graph_backed():
+    return op_of_graph()
+
+
+OF_OPS = "call the functions of its ops in one asset, or use build_kafka_batch_defs"
+row(DEFINITIONS, "`@dg.graph_asset`, each op of which takes the batch", graph_backed, stream=OF_OPS)
+
+
+@dg.graph_multi_asset(outs={"graph_a": dg.AssetOut(), "graph_b": dg.AssetOut()})
+def graph_of_two():
+    return {"graph_a": op_of_graph(), "graph_b": op_of_graph()}
+
+
+row(DEFINITIONS, "`@dg.graph_multi_asset`", graph_of_two, stream=OF_OPS)
+
+
+@dg.graph
+def graph_itself():
+    return op_of_graph()
+
+
+row(
+    DEFINITIONS,
+    "`dg.AssetsDefinition.from_graph`",
+    dg.AssetsDefinition.from_graph(graph_itself),
+    stream=OF_OPS,
+)
+BESIDE = "give it to dg.Definitions(assets=[...]) beside these definitions"
+row(
+    DEFINITIONS,
+    "`dg.AssetSpec`, an external asset",
+    dg.AssetSpec("elsewhere"),
+    batch=BESIDE,
+    stream=BESIDE,
+    named="elsewhere",
+)
+row(
+    DEFINITIONS,
+    "`dg.AssetsDefinition(specs=...)`, external assets",
+    dg.AssetsDefinition(specs=[dg.AssetSpec("outside")]),
+    batch=BESIDE,
+    stream=BESIDE,
+)
+
+
+@dg.observable_source_asset
+def source() -> dg.DataVersion:
+    return dg.DataVersion("1")
+
+
+@dg.multi_observable_source_asset(specs=[dg.AssetSpec("sources")])
+def sources() -> None:
+    pass
+
+
+row(
+    DEFINITIONS,
+    "`@dg.observable_source_asset`",
+    source,
+    batch=BESIDE,
+    stream=BESIDE,
+    named="source",
+)
+row(
+    DEFINITIONS,
+    "`@dg.multi_observable_source_asset`",
+    sources,
+    batch=BESIDE,
+    stream=BESIDE,
+)
+
+
+# Functions
+
+FUNCTIONS = "Functions"
+
+
+@dg.asset
+async def coroutine(kafka_batch: KafkaBatch):
+    note("coroutine", True)
+    return dg.MaterializeResult(metadata={"n": 1})
+
+
+row(
+    FUNCTIONS,
+    "`async def`",
+    coroutine,
+    works=lambda outcome: _equal(outcome.metadata("coroutine", "n"), 1),
+)
+
+
+@dg.asset
+def generator(kafka_batch: KafkaBatch):
+    yield dg.MaterializeResult(metadata={"n": 1})
+
+
+row(
+    FUNCTIONS,
+    "a generator",
+    generator,
+    works=lambda outcome: _equal(outcome.metadata("generator", "n"), 1),
+)
+
+
+@dg.asset
+async def async_generator(kafka_batch: KafkaBatch):
+    yield dg.MaterializeResult(metadata={"n": 1})
+
+
+row(
+    FUNCTIONS,
+    "an async generator",
+    async_generator,
+    works=lambda outcome: _equal(outcome.metadata("async_generator", "n"), 1),
+)
+
+
+def _scaled(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+row(FUNCTIONS, "`functools.partial`", dg.asset(name="of_partial")(partial(_scaled)))
+
+
+class Worker:
+    def __call__(self, kafka_batch: KafkaBatch) -> None:
+        pass
+
+
+row(FUNCTIONS, "a callable object", dg.asset(name="of_object")(Worker()))
+
+
+@dg.asset
+def of_context(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
+    context.log.info("a line")
+    note("of_context", (context.asset_key, context.run.run_id, context.job_name))
+    assert context.selected_asset_keys == {dg.AssetKey("of_context")}
+    assert context.asset_key_for_output() == dg.AssetKey("of_context")
+    assert context.output_for_asset_key(context.asset_key) == "result"
+    assert context.instance.get_run_by_id(context.run.run_id) is not None
+
+
+def _its_own_key(outcome: Outcome) -> None:
+    outcome.has_made("of_context")
+    (seen,) = outcome.seen["of_context"]
+    assert seen[0] == dg.AssetKey("of_context")
+
+
+row(
+    FUNCTIONS,
+    "`context: dg.AssetExecutionContext` (`log`, `run`, `instance`, `asset_key`, ...)",
+    of_context,
+    works=_its_own_key,
+)
+
+
+@dg.asset
+def of_op_context(context: dg.OpExecutionContext, kafka_batch: KafkaBatch) -> None:
+    assert isinstance(context, dg.OpExecutionContext)
+    note("of_op_context", context.run_id)
+
+
+row(FUNCTIONS, "`context: dg.OpExecutionContext`", of_op_context)
+
+
+@dg.asset
+def unannotated(kafka_batch) -> None:
+    note("unannotated", kafka_batch.batch_id)
+
+
+row(
+    FUNCTIONS,
+    "`kafka_batch` without an annotation",
+    unannotated,
+    batch="give it a parameter `kafka_batch: KafkaBatch`",
+)
+
+
+@dg.asset(required_resource_keys={"kafka_batch"})
+def batch_of_context(context: dg.AssetExecutionContext) -> None:
+    note("batch_of_context", context.resources.kafka_batch.batch_id)
+
+
+row(
+    FUNCTIONS,
+    '`required_resource_keys={"kafka_batch"}`, no parameter',
+    batch_of_context,
+)
+
+
+@dg.asset
+def without_batch() -> None:
+    pass
+
+
+WITH_BATCH = "give it a parameter `kafka_batch: KafkaBatch`"
+row(FUNCTIONS, "without the batch", without_batch, batch=WITH_BATCH, stream=WITH_BATCH)
+
+
+@dg.asset
+def takes_value(kafka_batch: KafkaBatch, returns_value: int) -> None:
+    pass
+
+
+row(
+    FUNCTIONS,
+    "the value of another asset as a parameter, `dg.AssetIn`",
+    takes_value,
+    stream="read what another asset has written from where it is stored",
+)
+
+
+# Results
+
+RESULTS = "Results"
+
+
+@dg.asset
+def returns_value(kafka_batch: KafkaBatch) -> int:
+    return 5
+
+
+FOR_IO_MANAGER = (
+    "write the output in the function and return dg.MaterializeResult, or use "
+    "build_kafka_batch_defs"
+)
+row(RESULTS, "a value, with an annotation (`-> int`)", returns_value, stream=FOR_IO_MANAGER)
+
+
+@dg.asset
+def result_with_value(kafka_batch: KafkaBatch) -> dg.MaterializeResult[int]:
+    return dg.MaterializeResult(value=5)
+
+
+row(
+    RESULTS,
+    "`dg.MaterializeResult[int]` with a value",
+    result_with_value,
+    stream=FOR_IO_MANAGER,
+)
+
+
+@dg.asset
+def output_with_value(kafka_batch: KafkaBatch) -> dg.Output[int]:
+    return dg.Output(5)
+
+
+row(RESULTS, "`dg.Output[int]` with a value", output_with_value, stream=FOR_IO_MANAGER)
+
+
+@dg.asset
+def output_of_nothing(kafka_batch: KafkaBatch) -> dg.Output[None]:
+    return dg.Output(None, metadata={"n": 1}, data_version=dg.DataVersion("v"), tags={"team": "t"})
+
+
+def _output(outcome: Outcome) -> None:
+    _equal(outcome.metadata("output_of_nothing", "n"), 1)
+    _equal(outcome.tag("output_of_nothing", "dagster/data_version"), "v")
+    _equal(outcome.tag("output_of_nothing", "team"), "t")
+
+
+row(
+    RESULTS,
+    "`dg.Output(None, metadata=, data_version=, tags=)`",
+    output_of_nothing,
+    works=_output,
+)
+
+
+@dg.asset(check_specs=[dg.AssetCheckSpec("inside", asset="full_result")])
+def full_result(kafka_batch: KafkaBatch):
+    return dg.MaterializeResult(
+        metadata={"n": 1, "url": dg.MetadataValue.url("https://example.org")},
+        data_version=dg.DataVersion("v"),
+        tags={"team": "t"},
+        check_results=[dg.AssetCheckResult(passed=True)],
+    )
+
+
+def _full(outcome: Outcome) -> None:
+    _equal(outcome.metadata("full_result", "n"), 1)
+    _equal(outcome.metadata("full_result", "url"), "https://example.org")
+    _equal(outcome.tag("full_result", "dagster/data_version"), "v")
+    _equal(outcome.tag("full_result", "dagster/data_version_is_user_provided"), "true")
+    _equal(outcome.tag("full_result", "team"), "t")
+    _equal(outcome.checked["full_result:inside"], True)
+
+
+row(
+    RESULTS,
+    "`dg.MaterializeResult(metadata=, data_version=, tags=, check_results=)`",
+    full_result,
+    works=_full,
+)
+
+
+@dg.asset
+def yields_event(kafka_batch: KafkaBatch):
+    yield dg.AssetMaterialization("logged_a", metadata={"n": 1})
+    yield dg.Output(None)
+
+
+@dg.asset
+def logs_event(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
+    context.log_event(dg.AssetMaterialization("logged_b", metadata={"n": 1}))
+
+
+row(
+    RESULTS,
+    "`yield dg.AssetMaterialization(...)` of another asset",
+    yields_event,
+    works=lambda outcome: outcome.has_made("yields_event", "logged_a"),
+)
+row(
+    RESULTS,
+    "`context.log_event(dg.AssetMaterialization(...))`",
+    logs_event,
+    works=lambda outcome: outcome.has_made("logs_event", "logged_b"),
+)
+
+
+@dg.asset
+def observes(kafka_batch: KafkaBatch):
+    yield dg.AssetObservation("seen_elsewhere", metadata={"n": 1})
+    yield dg.Output(None)
+
+
+def _observed(outcome: Outcome) -> None:
+    outcome.has_made("observes")
+    assert len(outcome.observed["seen_elsewhere"]) == 1
+
+
+row(RESULTS, "`yield dg.AssetObservation(...)`", observes, works=_observed)
+
+
+@dg.asset
+def expects(kafka_batch: KafkaBatch):
+    yield dg.ExpectationResult(success=True, label="fits")
+    yield dg.Output(None)
+
+
+row(RESULTS, "`yield dg.ExpectationResult(...)`", expects)
+
+
+@dg.asset
+def observe_result(kafka_batch: KafkaBatch):
+    return dg.ObserveResult(metadata={"n": 1})
+
+
+row(
+    RESULTS,
+    "`dg.ObserveResult` (Dagster takes it for a materialization)",
+    observe_result,
+    works=lambda outcome: _equal(outcome.metadata("observe_result", "n"), 1),
+)
+
+
+@dg.asset
+def adds_output_metadata(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
+    context.add_output_metadata({"n": 1})
+
+
+@dg.asset
+def adds_asset_metadata(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
+    context.add_asset_metadata({"n": 1})
+
+
+row(
+    RESULTS,
+    "`context.add_output_metadata`",
+    adds_output_metadata,
+    works=lambda outcome: _equal(outcome.metadata("adds_output_metadata", "n"), 1),
+)
+row(
+    RESULTS,
+    "`context.add_asset_metadata`",
+    adds_asset_metadata,
+    works=lambda outcome: _equal(outcome.metadata("adds_asset_metadata", "n"), 1),
+)
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("meta_a"), dg.AssetSpec("meta_b")])
+def adds_to_one(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch):
+    context.add_asset_metadata({"n": 1}, asset_key="meta_b")
+    context.add_output_metadata({"m": 2}, output_name="meta_a")
+
+
+def _added_to_one(outcome: Outcome) -> None:
+    _equal(outcome.metadata("meta_b", "n"), 1)
+    _equal(outcome.metadata("meta_a", "m"), 2)
+    assert "n" not in outcome.made["meta_a"][0].metadata
+
+
+row(RESULTS, "metadata for one of several assets", adds_to_one, works=_added_to_one)
+
+
+# Checks
+
+CHECKS = "Checks"
+
+
+@dg.asset(check_specs=[dg.AssetCheckSpec("red", asset="yields_check")])
+def yields_check(kafka_batch: KafkaBatch):
+    yield dg.MaterializeResult(metadata={"n": 1})
+    yield dg.AssetCheckResult(passed=False)
+
+
+row(
+    CHECKS,
+    "`check_specs`, `dg.AssetCheckResult` yielded beside the result",
+    yields_check,
+    works=lambda outcome: _equal(outcome.checked["yields_check:red"], False),
+)
+
+
+@dg.asset(check_specs=[dg.AssetCheckSpec("only", asset="returns_check")])
+def returns_check(kafka_batch: KafkaBatch):
+    yield dg.Output(None)
+    yield dg.AssetCheckResult(passed=True, check_name="only", metadata={"n": 1})
+
+
+row(
+    CHECKS,
+    "`check_specs`, `dg.AssetCheckResult` beside `dg.Output`",
+    returns_check,
+    works=lambda outcome: _equal(outcome.checked["returns_check:only"], True),
+)
+
+
+@dg.asset(check_specs=[dg.AssetCheckSpec("stops", asset="blocking", blocking=True)])
+def blocking(kafka_batch: KafkaBatch):
+    return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
+
+
+row(
+    CHECKS,
+    "`dg.AssetCheckSpec(blocking=True)`",
+    blocking,
+    works=lambda outcome: _equal(outcome.checked["blocking:stops"], True),
+)
+
+
+@dg.multi_asset(
+    specs=[dg.AssetSpec("of_a"), dg.AssetSpec("of_b")],
+    check_specs=[dg.AssetCheckSpec("c", asset="of_a"), dg.AssetCheckSpec("c", asset="of_b")],
+)
+def checks_of_two(kafka_batch: KafkaBatch):
+    for key, passed in (("of_a", True), ("of_b", False)):
+        yield dg.MaterializeResult(asset_key=key)
+        yield dg.AssetCheckResult(passed=passed, check_name="c", asset_key=dg.AssetKey(key))
+
+
+def _two_checks(outcome: Outcome) -> None:
+    _equal((outcome.checked["of_a:c"], outcome.checked["of_b:c"]), (True, False))
+
+
+row(CHECKS, "`@dg.multi_asset(check_specs=...)`", checks_of_two, works=_two_checks)
+
+
+@dg.asset_check(asset="plain")
+def apart():
+    return dg.AssetCheckResult(passed=True)
+
+
+@dg.multi_asset_check(specs=[dg.AssetCheckSpec("apart_a", asset="plain")])
+def several_apart():
+    yield dg.AssetCheckResult(passed=True)
+
+
+APART = "give it to dg.Definitions(asset_checks=[...])"
+row(CHECKS, "`@dg.asset_check`", apart, batch=APART, stream=APART, named="apart")
+row(
+    CHECKS,
+    "`@dg.multi_asset_check`",
+    several_apart,
+    batch=APART,
+    stream=APART,
+    named="apart_a",
+)
+
+
+# Options
+
+OPTIONS = "Options"
+
+
+@dg.asset(
+    key_prefix="shop",
+    group_name="orders",
+    tags={"domain": "shop"},
+    owners=["team:shop"],
+    kinds={"parquet"},
+    metadata={"dagster/uri": "s3://shop"},
+    description="Orders.",
+    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1)),
+)
+def described(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+row(
+    OPTIONS,
+    "`key_prefix`, `group_name`, `tags`, `owners`, `kinds`, `metadata`, `description`, "
+    "`freshness_policy`",
+    described,
+)
+
+
+@dg.asset(code_version="7", deps=["outside_a", "plain"])
+def versioned(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+def _versions(outcome: Outcome) -> None:
+    _equal(outcome.tag("versioned", "dagster/code_version"), "7")
+    assert outcome.tag("versioned", "dagster/data_version")
+    _equal(outcome.tag("versioned", "dagster/input_data_version/outside_a"), "INITIAL")
+    _equal(
+        outcome.tag("versioned", "dagster/input_data_version/plain"),
+        outcome.tag("plain", "dagster/data_version"),
+    )
+
+
+row(
+    OPTIONS,
+    "`code_version`, and `deps` with their data versions",
+    versioned,
+    works=_versions,
+)
+
+
+@dg.asset(ins={"behind": dg.AssetIn(key="plain", dagster_type=dg.Nothing)})
+def nothing_in(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+row(OPTIONS, "`ins` of type `dg.Nothing`", nothing_in)
+
+
+class Day(dg.Config):
+    day: str
+
+
+class DayWithDefault(dg.Config):
+    day: str = ""
+
+
+@dg.asset
+def needs_config(kafka_batch: KafkaBatch, config: Day) -> None:
+    pass
+
+
+@dg.asset
+def has_config(kafka_batch: KafkaBatch, config: DayWithDefault) -> None:
+    note("has_config", config.day)
+
+
+@dg.asset(config_schema={"day": dg.Field(str, default_value="")})
+def has_schema(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
+    note("has_schema", context.op_execution_context.op_config)
+
+
+NO_CONFIG = "give the asset a resource with these values"
+row(
+    OPTIONS,
+    "`config: dg.Config` with a required value",
+    needs_config,
+    batch="a resource with these values",
+    stream=NO_CONFIG,
+)
+row(OPTIONS, "`config: dg.Config`, each value with a default", has_config, stream=NO_CONFIG)
+row(OPTIONS, "`config_schema`, each value with a default", has_schema, stream=NO_CONFIG)
+
+
+@dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
+def by_day(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+BY_RANGE = "key the output by the ranges of the batch"
+row(OPTIONS, "`partitions_def`", by_day, batch=BY_RANGE, stream=BY_RANGE)
+
+
+@dg.asset(backfill_policy=dg.BackfillPolicy.single_run())
+def with_backfill(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+row(OPTIONS, "`backfill_policy`, which has no effect without partitions", with_backfill)
+
+
+@dg.asset(automation_condition=dg.AutomationCondition.eager())
+def automated(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+BY_SENSOR = "remove it. The sensor"
+row(OPTIONS, "`automation_condition`", automated, batch=BY_SENSOR, stream=BY_SENSOR)
+
+
+@dg.asset(pool="database")
+def pooled(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+@dg.asset(op_tags={"dagster/concurrency_key": "database"})
+def pooled_by_tag(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+BY_RUNS = "limit how many runs work at the same time by the argument `runs`"
+row(OPTIONS, "`pool`", pooled, stream=BY_RUNS)
+row(OPTIONS, '`op_tags={"dagster/concurrency_key": ...}`', pooled_by_tag, stream=BY_RUNS)
+
+
+@dg.asset(op_tags={"team": "shop"})
+def tagged_op(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+row(OPTIONS, "other `op_tags`", tagged_op)
+
+
+@dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
+def retried(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+row(OPTIONS, "`retry_policy`", retried, stream="say how often by `max_attempts` of the group")
+
+
+@dg.success_hook
+def hook(_context: dg.HookContext) -> None:
+    note("hook", True)
+
+
+@dg.asset(hooks={hook})
+def hooked(kafka_batch: KafkaBatch) -> None:
+    pass
+
+
+row(
+    OPTIONS,
+    "`hooks`",
+    hooked,
+    stream="let an alert on the check `no_partition_stopped` or the body itself tell of failures",
+)
+
+
+@dg.asset(output_required=False)
+def optional(kafka_batch: KafkaBatch):
+    if not kafka_batch.records:
+        yield dg.Output(None)
+
+
+def _left_out(outcome: Outcome) -> None:
+    assert "optional" not in outcome.made
+
+
+row(OPTIONS, "`output_required=False`, and nothing yielded", optional, works=_left_out)
+
+
+@dg.asset(dagster_type=dg.Int)  # type: ignore[call-overload] # mypy takes the type for int
+def typed(kafka_batch: KafkaBatch):
+    return 5
+
+
+row(OPTIONS, "`dagster_type`", typed, stream=FOR_IO_MANAGER)
+
+
+class Store(dg.ConfigurableIOManager):
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        note("Store", obj)
+
+    def load_input(self, context: dg.InputContext) -> object:
+        return 5
+
+
+@dg.asset(io_manager_def=Store())
+def with_manager(kafka_batch: KafkaBatch) -> int:
+    return 5
+
+
+@dg.asset(io_manager_key="store")
+def with_manager_key(kafka_batch: KafkaBatch) -> int:
+    return 6
+
+
+row(OPTIONS, "`io_manager_def`", with_manager, stream=FOR_IO_MANAGER)
+row(
+    OPTIONS,
+    "`io_manager_key`",
+    with_manager_key,
+    stream=FOR_IO_MANAGER,
+    resources={"store": Store()},
+)
+
+
+class Rate(dg.ConfigurableResource[Any]):
+    rate: int
+
+
+@dg.asset(resource_defs={"own_rate": Rate(rate=3)})
+def with_own_resource(kafka_batch: KafkaBatch, own_rate: Rate) -> None:
+    assert own_rate.rate == 3
+
+
+row(OPTIONS, "`resource_defs`", with_own_resource)
+
+
+# Resources
+
+RESOURCES = "Resources"
+
+
+@dg.asset
+def takes_resource(kafka_batch: KafkaBatch, rate: Rate) -> None:
+    assert rate.rate == 2
+
+
+row(RESOURCES, "`dg.ConfigurableResource`", takes_resource, resources={"rate": Rate(rate=2)})
+
+
+class Outer(dg.ConfigurableResource[Any]):
+    inner: Rate
+
+
+@dg.asset
+def takes_nested(kafka_batch: KafkaBatch, outer: Outer) -> None:
+    assert outer.inner.rate == 4
+
+
+row(
+    RESOURCES,
+    "a resource with a nested one",
+    takes_nested,
+    resources={"outer": Outer(inner=Rate(rate=4))},
+)
+
+
+class Plain:
+    """A class of a user, no resource of Dagster."""
+
+
+@dg.resource
+def legacy(_context: dg.InitResourceContext) -> Plain:
+    return Plain()
+
+
+class Depends(dg.ConfigurableResource[Any]):
+    other: dg.ResourceDependency[Plain]
+
+
+@dg.asset
+def takes_dependent(kafka_batch: KafkaBatch, depends: Depends) -> None:
+    assert isinstance(depends.other, Plain)
+
+
+row(
+    RESOURCES,
+    "`dg.ResourceDependency`",
+    takes_dependent,
+    resources={"depends": Depends(other=legacy)},
+)
+
+
+@dg.asset
+def takes_legacy(kafka_batch: KafkaBatch, of_function: dg.ResourceParam[Plain]) -> None:
+    assert isinstance(of_function, Plain)
+
+
+row(
+    RESOURCES,
+    "`@dg.resource`, and `dg.ResourceParam`",
+    takes_legacy,
+    resources={"of_function": legacy},
+)
+
+
+@dg.resource
+def opened(_context: dg.InitResourceContext) -> Iterator[list[str]]:
+    state = ["open"]
+    yield state
+    note("opened", state.pop())
+
+
+@dg.asset(required_resource_keys={"opened", "kafka_batch"})
+def takes_from_context(context: dg.AssetExecutionContext) -> None:
+    assert context.resources.opened == ["open"]
+
+
+row(
+    RESOURCES,
+    "`required_resource_keys` and `context.resources`, a generator as the resource",
+    takes_from_context,
+    resources={"opened": opened},
+    works=lambda outcome: _equal(outcome.seen["opened"], ["open"]),
+)
+
+
+class Session(dg.ConfigurableResource[Any]):
+    _is_open: bool = PrivateAttr(default=False)
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["Session"]:
+        self._is_open = True
+        yield self
+        note("Session", "closed")
+
+    def check(self) -> None:
+        assert self._is_open
+
+
+@dg.asset
+def takes_session(kafka_batch: KafkaBatch, session: Session) -> None:
+    session.check()
+
+
+row(
+    RESOURCES,
+    "`yield_for_execution`, `setup_for_execution`",
+    takes_session,
+    resources={"session": Session()},
+    works=lambda outcome: _equal(outcome.seen["Session"], ["closed"]),
+)
+
+
+class Client(dg.ConfigurableResource[Any], dg.IAttachDifferentObjectToOpContext):
+    bucket: str
+
+    def get_client(self) -> Plain:
+        return Plain()
+
+    def get_object_to_set_on_execution_context(self) -> Plain:
+        return self.get_client()
+
+
+@dg.asset
+def takes_client(
+    context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, client: Client
+) -> None:
+    assert client.bucket == "b"
+    assert isinstance(client.get_client(), Plain)
+    assert isinstance(context.resources.client, Plain)
+
+
+row(
+    RESOURCES,
+    "a resource that is another object in `context.resources`, as `S3Resource` is",
+    takes_client,
+    resources={"client": Client(bucket="b")},
+)
+
+
+class AsyncSession(dg.ConfigurableResource[Any]):
+    _loop: object = PrivateAttr(default=None)
+
+    @asynccontextmanager
+    async def yield_for_execution(  # type: ignore[override] # Dagster takes both, and types one
+        self, context: dg.InitResourceContext
+    ) -> AsyncIterator["AsyncSession"]:
+        self._loop = asyncio.get_running_loop()
+        yield self
+        note("AsyncSession", asyncio.get_running_loop() is self._loop)
+
+    def check(self) -> None:
+        assert asyncio.get_running_loop() is self._loop
+
+
+@dg.asset
+async def takes_async(kafka_batch: KafkaBatch, async_session: AsyncSession) -> None:
+    async_session.check()
+
+
+row(
+    RESOURCES,
+    "an async `yield_for_execution`, in the event loop of an `async def`",
+    takes_async,
+    resources={"async_session": AsyncSession()},
+    works=lambda outcome: _equal(outcome.seen["AsyncSession"], [True]),
+)
+
+
+@dg.asset
+def takes_manager(kafka_batch: KafkaBatch, manager: dg.ResourceParam[Store]) -> None:
+    assert manager.load_input(None) == 5  # type: ignore[arg-type] # needs none
+
+
+row(
+    RESOURCES,
+    "`dg.ConfigurableIOManager` as a resource",
+    takes_manager,
+    resources={"manager": Store()},
+)
+
+
+# Pipes
+
+PIPES = "Dagster Pipes"
+SCRIPT = """
+from dagster_pipes import open_dagster_pipes
+
+with open_dagster_pipes() as pipes:
+    for key in pipes.asset_keys:
+        pipes.report_asset_materialization({"n": 1}, data_version="v", asset_key=key)
+        if key == "pipes_results":
+            pipes.report_asset_check(asset_key=key, check_name="p", passed=True)
+"""
+COMMAND = [sys.executable, "-c", SCRIPT]
+
+
+@dg.asset(check_specs=[dg.AssetCheckSpec("p", asset="pipes_results")])
+def pipes_results(
+    context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, pipes: dg.PipesSubprocessClient
+):
+    return pipes.run(
+        command=COMMAND, context=context, extras=kafka_batch.pipes_extras()
+    ).get_results()
+
+
+def _piped(outcome: Outcome) -> None:
+    _equal(outcome.metadata("pipes_results", "n"), 1)
+    _equal(outcome.checked["pipes_results:p"], True)
+
+
+CLIENT = {"pipes": dg.PipesSubprocessClient()}
+row(PIPES, "`client.run(...).get_results()`", pipes_results, works=_piped, resources=CLIENT)
+
+
+@dg.asset
+def pipes_result(
+    context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, pipes: dg.PipesSubprocessClient
+):
+    return pipes.run(context=context, command=COMMAND).get_materialize_result()
+
+
+row(
+    PIPES,
+    "`client.run(...).get_materialize_result()`",
+    pipes_result,
+    works=lambda outcome: _equal(outcome.tag("pipes_result", "dagster/data_version"), "v"),
+    resources=CLIENT,
+)
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("pipes_a"), dg.AssetSpec("pipes_b")])
+def pipes_session(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch):
+    with dg.open_pipes_session(
+        context=context,
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as session:
+        subprocess.run(COMMAND, env={**os.environ, **session.get_bootstrap_env_vars()}, check=True)
+    yield from session.get_results()
+
+
+row(
+    PIPES,
+    "`dg.open_pipes_session`, `yield from session.get_results()`",
+    pipes_session,
+    works=lambda outcome: _equal(outcome.metadata("pipes_b", "n"), 1),
+)
+
+
+# The page
+
+
+def table() -> str:
+    """The table of the page."""
+    lines = []
+    for area in dict.fromkeys(form.area for form in ROWS):
+        lines += [f"## {area}\n", "| form | run for each batch | streaming run |", "|---|---|---|"]
+        lines += [
+            f"| {form.name} | {_cell(form.batch)} | {_cell(form.stream)} |"
+            for form in ROWS
+            if form.area == area
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(refusal: str) -> str:
+    return f"refused: {refusal}" if refusal else "works"
+
+
+def page(text: str) -> str:
+    """The page with the table of now."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
