@@ -84,7 +84,6 @@ def batch_run(new_instance: dg.DagsterInstance) -> Outcome:
         kafka=kafka,
         assets=[asset for form in BATCH for asset in form.given],
         resources=resources_of(BATCH),
-        show_topics=False,
     ).resolve_job_def("kafka_batches")
     done = job.execute_in_process(
         instance=new_instance,
