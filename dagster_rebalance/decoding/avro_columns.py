@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.decoding import columns
+from dagster_rebalance.decoding.columns import Inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,16 +99,19 @@ def type_of(schema: Any) -> Any:
     return schema["type"] if isinstance(schema, dict) else schema
 
 
-def column_of(
-    schema: Any, names: Mapping[str, Any], inside: frozenset[str] = frozenset()
-) -> Column:
+def column_of(schema: Any, names: Mapping[str, Any], inside: Inside | None = None) -> Column:
     """The column of a schema.
 
     Args:
         schema: As fastavro has parsed it.
         names: Its named types.
         inside: The records that it stands in.
+
+    Raises:
+        UndecodableError: It has too many columns, or cannot be told apart in a union.
     """
+    inside = inside or Inside()
+    inside.count()
     if isinstance(schema, list):
         return _union(schema, names, inside)
     if isinstance(schema, str):
@@ -121,10 +125,10 @@ def column_of(
     return _leaf(kind, schema) or column_of(kind, names, inside)
 
 
-def _record(schema: Any, names: Mapping[str, Any], inside: frozenset[str]) -> Column:
+def _record(schema: Any, names: Mapping[str, Any], inside: Inside) -> Column:
     if schema["name"] in inside:
         return columns.STRING.by(lambda value: columns.json_text(_without_names(value)))
-    within = inside | {schema["name"]}
+    within = inside.within(schema["name"])
     return columns.struct(
         [(field["name"], column_of(field["type"], names, within)) for field in schema["fields"]]
     )
@@ -151,7 +155,7 @@ def _leaf(kind: Any, schema: Mapping[str, Any]) -> Column | None:
     return _LOGICAL.get((kind, str(logical))) if isinstance(kind, str) else None
 
 
-def _union(union: list[Any], names: Mapping[str, Any], inside: frozenset[str]) -> Column:
+def _union(union: list[Any], names: Mapping[str, Any], inside: Inside) -> Column:
     branches = branches_of(union)
     if not branches:
         return columns.JSON_TEXT

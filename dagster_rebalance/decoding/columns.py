@@ -11,11 +11,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_rebalance.core.errors import UndecodableError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
 MOST_DIGITS = 38
 """Of a decimal in Spark."""
+MOST_COLUMNS = 20_000
+"""Of one schema, with those inside of structs. A schema of 2 kB can name one type 2^20 times."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,42 @@ class Column:
     def by(self, convert: Callable[[Any], Any]) -> Column:
         """The same type for values of another form."""
         return Column(self.ddl, self.arrow, convert)
+
+
+class Inside:
+    """The types that a column is inside of, while the columns of a schema are made.
+
+    Attributes:
+        types: The types.
+    """
+
+    def __init__(self) -> None:
+        self.types: frozenset[Hashable] = frozenset()
+        self._made = [0]
+
+    def __contains__(self, type_: Hashable) -> bool:
+        return type_ in self.types
+
+    def within(self, *types: Hashable) -> Inside:
+        """The same, inside of more types."""
+        inner = Inside()
+        inner.types = self.types.union(types)
+        inner._made = self._made
+        return inner
+
+    def count(self) -> None:
+        """Count a column.
+
+        Raises:
+            UndecodableError: The schema has too many.
+        """
+        self._made[0] += 1
+        if self._made[0] > MOST_COLUMNS:
+            msg = (
+                f"it has more than {MOST_COLUMNS:,} columns, with those inside of structs: give a "
+                "reader's schema with the columns that you need"
+            )
+            raise UndecodableError(msg)
 
 
 def _arrow(name: str, *arguments: Any) -> Callable[[], Any]:

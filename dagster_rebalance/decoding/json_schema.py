@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding import columns
+from dagster_rebalance.decoding.columns import Inside
 from dagster_rebalance.decoding.json_check import Check, Inexact, decimal_of
 
 if TYPE_CHECKING:
@@ -142,24 +143,30 @@ class _Columns:
         self._is_ref_alone = is_ref_alone
         self._as_python = as_python
         self._free = columns.STRING if as_python else _JSON_TEXT
+        self._nowhere = Inside()
 
-    def of(self, schema: Any, resolver: Any, inside: tuple[int, ...] = ()) -> Column:
+    def of(self, schema: Any, resolver: Any, inside: Inside | None = None) -> Column:
         """The column of a schema.
 
         Args:
             schema: The schema.
             resolver: Finds what it refers to.
             inside: The schemas that it stands in.
+
+        Raises:
+            UndecodableError: It has too many columns.
         """
+        inside = inside or self._nowhere
         if not isinstance(schema, dict) or id(schema) in inside:
             return self._free
-        inside = (*inside, id(schema))
+        inside.count()
+        inside = inside.within(id(schema))
         column = self._of_one(schema, resolver, inside)
         if not column.ddl.startswith("STRUCT") or len(_DESCRIBING & set(schema)) == 1:
             return column
         return self._of_all(schema, resolver, inside, column)
 
-    def _of_one(self, schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
+    def _of_one(self, schema: Any, resolver: Any, inside: Inside) -> Column:
         """The column of what describes a place first: a `$ref`, its own type, a choice."""
         if "$ref" in schema:
             found = resolver.lookup(schema["$ref"])
@@ -172,7 +179,7 @@ class _Columns:
         kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
         return self._of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else self._free
 
-    def _of_all(self, schema: Any, resolver: Any, inside: tuple[int, ...], first: Column) -> Column:
+    def _of_all(self, schema: Any, resolver: Any, inside: Inside, first: Column) -> Column:
         """The column of an object with the properties of all schemas that describe it.
 
         It is JSON as text where some of them are in one of several choices alone.
@@ -185,7 +192,7 @@ class _Columns:
         for part, _ in self._parts(schema, resolver, with_choices=True):
             if not found.keys() >= part.get("properties", {}).keys():
                 return self._free
-        within = (*inside, *(id(part) for part, _ in parts))
+        within = inside.within(*(id(part) for part, _ in parts))
         fields = [(name, self.of(one, its, within)) for name, (one, its) in found.items()]
         column = columns.struct(fields)
         if column.ddl == first.ddl:
@@ -194,7 +201,7 @@ class _Columns:
         return _of_type(_without_others(column, found), dict, required)
 
     def _parts(
-        self, schema: Any, resolver: Any, seen: tuple[int, ...] = (), *, with_choices: bool = False
+        self, schema: Any, resolver: Any, seen: Inside | None = None, *, with_choices: bool = False
     ) -> Iterator[tuple[Any, Any]]:
         """The schemas that describe one place together, the one of its first column first.
 
@@ -204,9 +211,11 @@ class _Columns:
             seen: The schemas that it stands in.
             with_choices: Whether those of several choices are among them.
         """
+        seen = seen or self._nowhere
         if not isinstance(schema, dict) or id(schema) in seen:
             return
-        seen = (*seen, id(schema))
+        seen.count()
+        seen = seen.within(id(schema))
         if "type" in schema and "$ref" not in schema:
             yield schema, resolver
         if "$ref" in schema:
@@ -224,7 +233,7 @@ class _Columns:
         if "type" not in schema or "$ref" in schema:
             yield schema, resolver
 
-    def _of_kind(self, kind: Any, schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
+    def _of_kind(self, kind: Any, schema: Any, resolver: Any, inside: Inside) -> Column:
         if kind in _TYPES:
             column, types = _TYPES[kind]
             return column.by(lambda value: _of_types(value, types, kind))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding import columns
+from dagster_rebalance.decoding.columns import Inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +57,7 @@ def reader(
 
     file = _file(schema)
     descriptor = _found(file, message) if message else _at(file, (0,))
-    column = _message(descriptor, frozenset())
+    column = _message(descriptor, Inside())
     make = GetMessageClass(descriptor)
     writers: dict[int, Any] = {}
 
@@ -115,7 +116,7 @@ def _at(file: Any, indexes: Sequence[int]) -> Any:
     return found
 
 
-def _message(descriptor: Any, inside: frozenset[str]) -> Column:
+def _message(descriptor: Any, inside: Inside) -> Column:
     name = descriptor.full_name
     if name == "google.protobuf.Timestamp":
         return columns.TIMESTAMP.by(_time)
@@ -123,7 +124,7 @@ def _message(descriptor: Any, inside: frozenset[str]) -> Column:
         return _field(descriptor.fields_by_name["value"], inside).by(lambda one: one.value)
     if name in _FREE or name in inside or not descriptor.fields:
         return columns.STRING.by(_json)
-    within = inside | {name}
+    within = inside.within(name)
     fields = [(field.name, _whole_field(field, within)) for field in descriptor.fields]
     getters = [
         (field.name, _getter(field, column.convert))
@@ -148,7 +149,7 @@ def _getter(field: Any, convert: Callable[[Any], Any] | None) -> Callable[[Any],
     return get
 
 
-def _whole_field(field: Any, inside: frozenset[str]) -> Column:
+def _whole_field(field: Any, inside: Inside) -> Column:
     if not _is_repeated(field):
         return _field(field, inside)
     entry = field.message_type
@@ -159,7 +160,8 @@ def _whole_field(field: Any, inside: frozenset[str]) -> Column:
     return item if item.convert else item.by(list)
 
 
-def _field(field: Any, inside: frozenset[str]) -> Column:
+def _field(field: Any, inside: Inside) -> Column:
+    inside.count()
     if field.message_type is not None:
         return _message(field.message_type, inside)
     if field.enum_type is not None:

@@ -69,7 +69,10 @@ class Encoding:
         try:
             decoder.open()
         except UndecodableError as problem:
-            msg = f"the reader's schema of the {part} of {', '.join(sorted(topics))}: {problem}"
+            which = f"the reader's schema of the {part} of {', '.join(sorted(topics))}"
+            if self.subject is not None:
+                which += f" (subject {self.subject}, version {self.version or 'latest'})"
+            msg = f"{which}: {problem}"
             raise ConfigurationError(msg) from problem
         except ImportError as problem:
             msg = (
