@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.orchestration.job_checks import ops_of
+from dagster_rebalance.orchestration.job_checks import definition_of, ops_of
 from dagster_rebalance.orchestration.tags import BATCH_TAG, ranges_in, spelled
 
 if TYPE_CHECKING:
@@ -65,23 +65,27 @@ def with_values_by_batch(
 ) -> dict[str, Any]:
     """Return the resources of a job, in which the values between its assets are kept apart.
 
+    An IO manager that is not among the resources may be in definitions that are merged with these.
+    The first tick of the sensor looks at it (`check_values`).
+
     Args:
         job: The name of the job.
         assets: Its assets.
         resources: The resources.
 
     Raises:
-        ConfigurationError: An IO manager of these values is not among the resources.
+        ConfigurationError: An IO manager of these values belongs to the definition of an asset.
     """
     assets = [asset for asset in assets if asset.is_executable]
     taken = _taken_values(assets)
     kept = dict(resources)
     for value in taken:
         for key in value.manager_keys:
-            given = kept.get(key, _DEFAULT_IO_MANAGER if key == DEFAULT_KEY else None)
-            if given is None or key in value.own_resources:
+            if key in value.own_resources:
                 raise _refused(job, value, key)
-            kept[key] = values_by_batch(given, job=job, assets=[value.key])
+            if key in kept or key == DEFAULT_KEY:
+                given = kept.get(key, _DEFAULT_IO_MANAGER)
+                kept[key] = values_by_batch(given, job=job, assets=[value.key])
     for key in _keys_inside(assets) & kept.keys():
         kept[key] = values_by_batch(kept[key], job=job, assets=())
     return kept
@@ -153,10 +157,10 @@ def _keys_inside(assets: Iterable[dg.AssetsDefinition]) -> set[str]:
 
 def _refused(job: str, value: _TakenValue, key: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{value} of {job} through the IO manager {key!r}, which is not among the resources of "
-        f"{job}, so that batches would take the values of each other: give it there (without "
-        "io_manager_def or resource_defs at an asset), or let the asset write its output itself "
-        "and name it in deps"
+        f"{value} of job {job}, and the IO manager {key!r} is part of the definition of an asset, "
+        "so that batches would take the values of each other: give the asset an io_manager_key in "
+        "place of io_manager_def or resource_defs, and the IO manager among the resources of the "
+        "definitions"
     )
 
 
@@ -205,17 +209,16 @@ def _shared(io_manager: Any) -> ValuesByBatch:  # noqa: ANN401 - as above
 
 
 def _definition(resource: Any) -> dg.ResourceDefinition:  # noqa: ANN401 - as above
-    if hasattr(resource, "get_resource_definition"):
-        resource = resource.get_resource_definition()
-    if getattr(resource, "nested_partial_resources", None):
+    definition = definition_of(resource)
+    if definition is None:
+        return dg.ResourceDefinition.hardcoded_resource(resource)
+    if getattr(definition, "nested_partial_resources", None):
         msg = (
             "an IO manager between assets of one batch has a resource that is configured at "
             "launch: configure that resource where it is defined"
         )
         raise ConfigurationError(msg)
-    if isinstance(resource, dg.ResourceDefinition):
-        return resource
-    return dg.ResourceDefinition.hardcoded_resource(resource)
+    return definition
 
 
 class _BatchIOManager(dg.IOManager):

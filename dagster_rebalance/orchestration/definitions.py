@@ -33,6 +33,7 @@ from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.job_checks import (
     check_assets,
     check_config,
+    check_resources,
     check_retries,
     check_steps,
 )
@@ -100,7 +101,9 @@ def build_kafka_batch_defs(
         batch_key: The resource key of the `KafkaBatch`: what the assets call it.
         spark_key: The resource key of `spark`.
         resources: More resources that the assets need. A `SchemaRegistryResource` among them cannot
-            be changed by the config of a run either.
+            be changed by the config of a run either. An IO manager through which an asset takes
+            the value of another must be here, except Dagster's default: the value of each batch is
+            stored apart (`values_by_batch`).
         external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
             the batch of a run that did not succeed is offered again.
         job_tags: Tags for each run. Dagster stores a value that is no text as JSON.
@@ -110,8 +113,9 @@ def build_kafka_batch_defs(
         commit_within_s: Dagster shows the committed offsets as stale when no commit was recorded
             for longer than this, which it checks by its own freshness policies. At least 60; for
             topics that always have new records.
-        show_topics: Whether the lineage has the topics upstream of the assets. Dagster changes the
-            deps of an asset only once: turn it off where something else has to.
+        show_topics: Whether the lineage has the topics upstream of the assets. An asset that takes
+            the value of another cannot get them. Dagster changes the deps of an asset only once:
+            turn it off where something else has to.
         minimum_interval_seconds: Seconds between ticks of the sensor.
         default_status: Whether the sensor runs without being turned on.
 
@@ -122,9 +126,10 @@ def build_kafka_batch_defs(
 
     Raises:
         ConfigurationError: There is no asset, one does not take a batch, needs run config, has
-            partitions or an automation condition (or a retry policy beside `external_work`), a name
-            or a resource key is taken, a secret is written in the code, or settings make no sense
-            or do not fit each other. What a variable has is looked at in the first tick.
+            partitions, an automation condition or a retry policy, a resource is configured at
+            launch, the IO manager of a value between the assets is not given, a name or a resource
+            key is taken, a secret is written in the code, or settings make no sense or do not fit
+            each other. What a variable has is looked at in the first tick.
     """
     _check_numbers(
         name,
@@ -141,8 +146,7 @@ def build_kafka_batch_defs(
     nodes = [asset.node_def for asset in assets if asset.is_executable]
     check_steps(name, nodes, batch_key)
     check_config(name, nodes)
-    if external_work:
-        check_retries(name, nodes)
+    check_retries(name, nodes)
     _check_keys(name, kafka_key, spark_key, batch_key)
     provided = _resources(
         name,
@@ -152,6 +156,7 @@ def build_kafka_batch_defs(
         **{batch_key: KafkaBatch(kafka=kafka)},
     )
     provided = with_values_by_batch(name, assets, provided)
+    _check_resources(name, assets, provided)
     assets = [downstream(asset, topics) for asset in assets]
     job = dg.define_asset_job(
         name,
@@ -250,9 +255,10 @@ def build_kafka_stream_defs(
 
     Raises:
         ConfigurationError: There is no asset, one cannot be called for each batch, has partitions
-            or an automation condition, a pool or a retry policy, a name or a resource key is taken,
-            a secret is written in the code, or settings make no sense or do not fit each other.
-            What a variable has is looked at in the first tick.
+            or an automation condition, a pool or a retry policy, a resource is configured at
+            launch, a name or a resource key is taken, a secret is written in the code, or settings
+            make no sense or do not fit each other. What a variable has is looked at in the first
+            tick.
     """
     _check_numbers(
         name,
@@ -283,6 +289,7 @@ def build_kafka_stream_defs(
         **{rerun_key: RerunKafkaBatch(kafka=kafka)},
     )
     stopper = stopper_of(name, external_work)
+    _check_resources(name, assets, provided)
     bodies = in_order([Body.of(asset, batch_key) for asset in assets])
     topics = topic_assets(kafka) if show_topics else []
     registries = _registries(resources)
@@ -421,6 +428,13 @@ def _resources(
     for key, registry in registries.items():
         _check_secrets(name, written_registry_secrets(key, registry))
     return {**own, **(others or {}), **{key: fixed(one) for key, one in registries.items()}}
+
+
+def _check_resources(
+    name: str, assets: Iterable[dg.AssetsDefinition], provided: Mapping[str, Any]
+) -> None:
+    for asset in assets:
+        check_resources(name, asset.required_resource_keys, {**provided, **asset.resource_defs})
 
 
 def _registries(others: Mapping[str, Any] | None) -> dict[str, SchemaRegistryResource]:

@@ -15,7 +15,7 @@ import dagster as dg
 from dagster_rebalance.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
@@ -119,25 +119,81 @@ def check_config(job: str, nodes: Iterable[object]) -> None:
             raise ConfigurationError(msg)
 
 
-def check_retries(job: str, nodes: Iterable[object]) -> None:
-    """Check that no step is begun again in the same run, beside what it has begun elsewhere.
+def check_resources(job: str, keys: Iterable[str], resources: Mapping[str, object]) -> None:
+    """Check that no resource waits for run config, since the sensor gives a run its batch alone.
+
+    Args:
+        job: The name of the job.
+        keys: The resource keys that its steps need.
+        resources: The resources that are known; others may be given where definitions are merged.
+
+    Raises:
+        ConfigurationError: One waits.
+    """
+    left, seen = list(keys), set[str]()
+    while left:
+        key = left.pop()
+        definition = definition_of(resources.get(key))
+        if key in seen or definition is None:
+            continue
+        seen.add(key)
+        left += definition.required_resource_keys
+        inside = getattr(definition, "nested_partial_resources", {})
+        for one in (definition, *map(definition_of, inside.values())):
+            if one is not None and one.config_field is not None and one.config_field.is_required:
+                msg = (
+                    f"the resource {key!r} of job {job} is configured at launch, and the sensor "
+                    "gives a run its batch alone, so that no run would begin: give its values "
+                    "where it is defined, such as dg.EnvVar for a value of the environment"
+                )
+                raise ConfigurationError(msg)
+
+
+def definition_of(resource: object) -> dg.ResourceDefinition | None:
+    """The definition of a resource in any form that Dagster takes; None for a plain object."""
+    if isinstance(resource, dg.ResourceDefinition):
+        return resource
+    make = getattr(resource, "get_resource_definition", None)
+    definition: dg.ResourceDefinition | None = make() if callable(make) else None
+    return definition
+
+
+def check_retries(
+    job: str, nodes: Iterable[object], job_policy: dg.RetryPolicy | None = None
+) -> None:
+    """Check that Dagster begins no step again in the same run after it was interrupted.
+
+    Dagster's retry policy covers interrupts, too: a run that is cancelled for a hold, or because
+    its lease is over, would begin its work again and succeed.
 
     Args:
         job: The name of the job.
         nodes: The definitions of its ops and graphs.
+        job_policy: The policy of the job for all of its steps.
 
     Raises:
         ConfigurationError: One has a retry policy.
     """
-    for op in ops_of(nodes):
-        if op.retry_policy is not None:
-            msg = (
-                f"{op.name} of job {job} has a retry_policy: Dagster would begin it again in the "
-                "same run while its external work may go on. Remove the policy: the batch is "
-                "tried again in another run, after that work was stopped (max_attempts of the "
-                "KafkaConsumerResource)"
-            )
-            raise ConfigurationError(msg)
+    found = [*(f"{step} of job {job}" for step in _with_policy(nodes))]
+    if job_policy is not None:
+        found.append(f"job {job}")
+    if found:
+        msg = (
+            f"{found[0]} has a retry_policy, by which Dagster begins a step again in the "
+            "same run, also one that was interrupted because its partitions move. Remove the "
+            "policy: a batch that failed is tried again in another run (max_attempts and "
+            "retry_delay_s of the KafkaConsumerResource)"
+        )
+        raise ConfigurationError(msg)
+
+
+def _with_policy(nodes: Iterable[object]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, dg.GraphDefinition):
+            yield from (inner.name for inner in node.nodes if inner.retry_policy is not None)
+            yield from _with_policy(node.node_defs)
+        elif isinstance(node, dg.OpDefinition) and node.retry_policy is not None:
+            yield node.name
 
 
 def ops_of(nodes: Iterable[object]) -> Iterator[dg.OpDefinition]:

@@ -27,7 +27,12 @@ from dagster_rebalance.orchestration.external_work import stopper_of, stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import public_settings
 from dagster_rebalance.orchestration.host import Host, Seat, notes_on_home
-from dagster_rebalance.orchestration.job_checks import check_executor, check_retries, check_steps
+from dagster_rebalance.orchestration.job_checks import (
+    check_executor,
+    check_resources,
+    check_retries,
+    check_steps,
+)
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
@@ -70,7 +75,8 @@ def build_kafka_batch_sensor(
     Args:
         name: The name of the sensor.
         job: What processes a batch. Each of its steps needs a `KafkaBatch` under `batch_key`, and
-            the job `dg.in_process_executor`.
+            the job `dg.in_process_executor`. Where one of its assets takes the value of another,
+            their IO manager must be `values_by_batch`.
         kafka_key: The resource key of the `KafkaConsumerResource`.
         batch_key: The resource key of the `KafkaBatch`.
         spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
@@ -83,15 +89,14 @@ def build_kafka_batch_sensor(
 
     Raises:
         ConfigurationError: The steps of the job run in processes of their own, one does not take
-            its batch, or Dagster would begin one again in the same run beside its external work.
+            its batch or has a retry policy, a resource is configured at launch, or batches would
+            take the values of each other.
     """
     lag_limit = LagLimit(lag_within_records, lag_within_s)
     check_executor(name, job)
+    check_retries(job.name, [], job.op_retry_policy)
     if isinstance(job, dg.JobDefinition):
-        check_steps(job.name, [job.graph], batch_key)
-        check_values(job)
-        if external_work:
-            check_retries(job.name, [job.graph])
+        _check_job(job, batch_key)
     stopper = stopper_of(name, external_work)
 
     @dg.sensor(
@@ -125,7 +130,14 @@ def build_kafka_batch_sensor(
         )
         mail, notes = MEMBERS.tick(
             key,
-            lambda: _host(context, job.name, kafka, spark, stop_work, lag_limit=lag_limit),
+            lambda: _host(
+                context,
+                _checked_job(context, job.name, batch_key),
+                kafka,
+                spark,
+                stop_work,
+                lag_limit=lag_limit,
+            ),
             seat.sign,
         )
         for note in notes:
@@ -159,6 +171,21 @@ def build_kafka_batch_sensor(
         return dg.SensorResult(run_requests=requests[:MOST_REQUESTS_PER_TICK])
 
     return kafka_batches
+
+
+def _check_job(job: dg.JobDefinition, batch_key: str) -> None:
+    nodes = [job.graph]
+    check_steps(job.name, nodes, batch_key)
+    check_retries(job.name, nodes, job.op_retry_policy)
+    check_values(job)
+    check_resources(job.name, job.required_resource_keys, job.resource_defs)
+
+
+def _checked_job(context: dg.SensorEvaluationContext, name: str, batch_key: str) -> str:
+    """Check the job with all that definitions that were merged bring. Returns its name."""
+    if context.repository_def is not None:
+        _check_job(context.repository_def.get_job(name), batch_key)
+    return name
 
 
 def check_lease(name: str, kafka: KafkaConsumerResource, minimum_interval_seconds: int) -> None:

@@ -78,6 +78,29 @@ def test_the_example_of_a_table_writes_each_range_once(
     assert [tuple(row) for row in read.collect()] == [(5, 1, "pen"), (7, 3, None)]
 
 
+def test_the_example_of_values_between_assets_hands_them_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job behind the assets loads beside them."""
+    monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
+    names = pasted("def cleaned", data=str(tmp_path))
+    written: list[object] = []
+    names["write_by_range"] = lambda *given: written.append(given)
+
+    @dg.asset(deps=[names["cleaned"]])
+    def report() -> None:
+        """It is behind the assets of the batch."""
+
+    own = dg.Definitions(assets=[report], jobs=[names["behind"]])
+    defs = dg.Definitions.merge(names["defs"], own)
+    dg.Definitions.validate_loadable(defs)
+    job = defs.resolve_job_def("reports")
+    assert job.asset_layer.executable_asset_keys == {report.key}
+    given = {"kafka_batch": batch((0, 5, " pen "), (1, 3, "cup"))}
+    assert dg.materialize([names["raw"], names["cleaned"]], resources=given).success
+    assert written == [(["pen", "cup"], RANGES)]
+
+
 def test_the_settings_for_iceberg_are_taken() -> None:
     """People copy them first."""
     config = pasted("iceberg-spark-runtime")["spark"].spark_config

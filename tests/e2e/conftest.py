@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHARED = (
     *in_both_protocols("handover", "queued", "idle", "deadline", "fenced", "grown", "ended"),
     *("failing_consumer", "hopeless_classic", "poisoned_consumer", "ordered_consumer"),
-    *("previewed_classic", "paired_classic", "handled_classic"),
+    *("previewed_classic", "paired_classic", "handled_classic", "valued_consumer"),
 )
 
 

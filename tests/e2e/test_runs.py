@@ -253,3 +253,27 @@ def _failed_by_itself(group: Group) -> list[str]:
         for run_id in group.in_state(_STATUS.FAILURE)
     }
     return [run_id for run_id, entries in logs.items() if "the test wants" in str(entries)]
+
+
+def test_assets_of_runs_beside_each_other_take_the_values_of_their_own_batch(stage: Stage) -> None:
+    """Stored by the key of the asset alone, the value of one batch would replace the other's.
+
+    The records of one batch would be lost, and those of the other written twice. The same in a run
+    that is executed again from its failure.
+    """
+    group = stage.group("valued", "consumer", partitions=2)
+    group.turn_on("blue")
+    group.wait("both runs to have stored a value", lambda group: len(group.working()) == 2)
+    group.fail_next(1)
+    group.open()
+    group.wait("one to fail", lambda group: group.in_state(_STATUS.FAILURE))
+    group.wait("one to be done", lambda group: group.in_state(_STATUS.SUCCESS))
+    (failed,) = group.in_state(_STATUS.FAILURE)
+    group.wait("the stop to be shown", lambda group: "failed on" in str(group.ticks("blue")[:1]))
+    steps = [f"{group.name}_{name}" for name in ("work", "cleaned")]
+    stage.dagster.ui.re_execute(failed, steps=steps)
+    group.wait("all records to be committed", Group.is_done)
+    for partition in (0, 1):
+        file = group.folder / "output" / f"cleaned.{group.name}-{partition}-0-10"
+        assert file.read_text().split() == [f"{partition}:{number}" for number in range(10)]
+    group.check_exactly_once()

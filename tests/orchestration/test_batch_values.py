@@ -9,12 +9,13 @@ import pickle
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
 import pytest
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.batch_values import values_by_batch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
@@ -23,7 +24,7 @@ from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.nested_io_manager import Nested, Where
+from tests.orchestration.nested_resources import Nested, Where
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
 
 if TYPE_CHECKING:
@@ -508,25 +509,48 @@ def test_definitions_that_are_merged_may_share_the_io_manager_by_its_wrapper() -
     dg.Definitions.validate_loadable(dg.Definitions.merge(defs, others))
 
 
-BOUND = {"kafka_batch": KafkaBatch(kafka=kafka()), "io_manager": dg.FilesystemIOManager()}
-
-
-@pytest.mark.parametrize(
-    ("assets", "key"),
-    [
-        (pair("elsewhere", io_manager_key="lake"), "lake"),
-        (dg.with_resources(pair("bound"), BOUND), "io_manager"),
-    ],
-)
-def test_values_through_an_io_manager_that_is_not_given_are_refused(
-    assets: list[dg.AssetsDefinition], key: str
-) -> None:
+def test_an_io_manager_of_the_definition_of_an_asset_is_refused() -> None:
     """Several batches run at once, and each would take the value that was stored last."""
+    bound = {"kafka_batch": KafkaBatch(kafka=kafka()), "io_manager": dg.FilesystemIOManager()}
+    assets = dg.with_resources(pair("bound"), bound)
     with pytest.raises(
         ConfigurationError,
-        match=rf"asset \w+_taker takes the value of asset \w+_made .* the IO manager '{key}'",
+        match=r"asset bound_taker takes the value of asset bound_made .* 'io_manager' is part of",
     ):
         build_kafka_batch_defs(kafka=kafka(), assets=assets)
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_io_manager_of_merged_definitions_is_looked_at_in_the_first_tick(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, *, is_wrapped: bool
+) -> None:
+    """What they have is not known before."""
+    monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: True)
+    monkeypatch.setattr(sensor_module, "HostedMember", stop_here)
+    assets, manager = pair("lake", io_manager_key="lake"), dg.FilesystemIOManager()
+    lake = values_by_batch(manager, job="kafka_batches", assets=[assets[0].key])
+    group = kafka_in_memory()
+    defs = dg.Definitions.merge(
+        build_kafka_batch_defs(kafka=group, assets=assets),
+        dg.Definitions(resources={"lake": lake if is_wrapped else manager}),
+    )
+    says = "here" if is_wrapped else "asset lake_taker takes .* resource 'lake' as values_by_batch"
+    with (
+        dg.build_sensor_context(
+            instance=instance,
+            definitions=defs,
+            resources={"kafka": group},
+            sensor_name="kafka_batches_sensor",
+        ) as context,
+        pytest.raises(ConfigurationError, match=says),
+    ):
+        defs.resolve_sensor_def("kafka_batches_sensor").evaluate_tick(context)
+
+
+def stop_here(*_: object, **__: object) -> NoReturn:
+    """End a tick behind all checks."""
+    msg = "here"
+    raise ConfigurationError(msg)
 
 
 def test_an_io_manager_may_have_a_resource_inside(

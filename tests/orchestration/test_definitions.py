@@ -34,6 +34,7 @@ from dagster_rebalance.orchestration.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from tests.orchestration.nested_resources import House, Lake
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, span, tp
 
 if TYPE_CHECKING:
@@ -712,6 +713,94 @@ def test_an_asset_that_needs_run_config_is_refused(needs: dg.AssetsDefinition) -
     with pytest.raises(ConfigurationError, match=r"needs_.* of job orders needs run config"):
         build_kafka_batch_defs(kafka=kafka(), assets=[needs], name="orders")
     build_kafka_batch_defs(kafka=kafka(), assets=[has_default], batch_key="k", name="orders")
+
+
+@dg.resource(config_schema={"path": str})
+def lake_by_function(_context: dg.InitResourceContext) -> str:
+    """The same without a class."""
+    return ""
+
+
+@dg.resource(required_resource_keys={"lake"})
+def behind_lake(_context: dg.InitResourceContext) -> str:
+    """A resource that needs the other."""
+    return ""
+
+
+@dg.asset
+def in_lake(kafka_batch: KafkaBatch, lake: dg.ResourceParam[object]) -> None:
+    """Never executed."""
+
+
+@dg.asset
+def behind(kafka_batch: KafkaBatch, house: dg.ResourceParam[object]) -> None:
+    """Never executed."""
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize(
+    ("taker", "resources"),
+    [
+        (in_lake, {"lake": Lake.configure_at_launch()}),
+        (in_lake, {"lake": lake_by_function}),
+        (behind, {"lake": lake_by_function, "house": behind_lake}),
+        (
+            behind,
+            {"lake": (at_launch := Lake.configure_at_launch()), "house": House(lake=at_launch)},
+        ),
+    ],
+    ids=["class", "function", "behind another", "inside another"],
+)
+def test_a_resource_that_is_configured_at_launch_is_refused(
+    build: Callable[..., dg.Definitions], taker: dg.AssetsDefinition, resources: dict[str, Any]
+) -> None:
+    """The sensor gives a run its batch alone: Dagster would refuse each run that it requests."""
+    with pytest.raises(
+        ConfigurationError,
+        match=r"the resource '(lake|house)' of job orders is configured at launch",
+    ):
+        build(kafka=kafka(), assets=[taker], resources=resources, name="orders")
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize(
+    "lake", [Lake(path="/data"), Lake(path=dg.EnvVar("NOT_SET")), Lake.configure_at_launch(path="")]
+)
+def test_a_resource_that_has_its_values_is_taken(
+    build: Callable[..., dg.Definitions], lake: object
+) -> None:
+    """Also from a variable; and one that no asset takes may wait for runs of other jobs."""
+    resources = {"lake": lake, "house": lake_by_function}
+    build(kafka=kafka(), assets=[in_lake], resources=resources, name="orders")
+
+
+@dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
+def retried(kafka_batch: KafkaBatch) -> None:
+    """Never executed."""
+
+
+@dg.op
+def flaky(kafka_batch: KafkaBatch) -> int:
+    """Never executed."""
+    return kafka_batch.records
+
+
+@dg.graph_asset
+def retried_inside() -> int:
+    """The policy is that of an op in it."""
+    made: int = flaky.with_retry_policy(dg.RetryPolicy(max_retries=1))()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("taker", "named"), [(retried, "retried"), (retried_inside, "flaky")], ids=["asset", "inside"]
+)
+def test_a_retry_policy_is_refused(taker: dg.AssetsDefinition, named: str) -> None:
+    """Dagster would begin the step again in a run that a hold, or its lease, has interrupted."""
+    with pytest.raises(
+        ConfigurationError, match=rf"{named} of job orders has a retry_policy.*attempts"
+    ):
+        build_kafka_batch_defs(kafka=kafka(), assets=[taker], name="orders")
 
 
 def test_a_group_id_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

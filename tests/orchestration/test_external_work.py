@@ -208,11 +208,6 @@ def orders(kafka_batch: KafkaBatch) -> None:
     """Works."""
 
 
-@dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
-def retried(kafka_batch: KafkaBatch) -> None:
-    """Is begun again in the same run."""
-
-
 @pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
 @pytest.mark.parametrize(
     ("given", "says"),
@@ -230,11 +225,3 @@ def test_what_cannot_stop_is_refused_at_once(
     """Else it is found out when a run is dead and its work goes on."""
     with pytest.raises(ConfigurationError, match=says):
         build(kafka=kafka_in_memory(), assets=[orders], external_work=given)
-
-
-def test_a_retry_policy_is_refused_beside_external_work() -> None:
-    """Dagster would begin the step again while the job that it had begun goes on."""
-    kafka = kafka_in_memory()
-    build_kafka_batch_defs(kafka=kafka, assets=[retried])
-    with pytest.raises(ConfigurationError, match="retried of job kafka_batches has a retry_policy"):
-        build_kafka_batch_defs(kafka=kafka, assets=[retried], external_work=[Jobs()])

@@ -276,6 +276,17 @@ def _default_executor() -> None:
     nothing()
 
 
+def nothing_job(name: str, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - settings of all kinds
+    """A job of one step in one process."""
+
+    @dg.graph(name=name)
+    def steps() -> None:
+        nothing()
+
+    given = {"resource_defs": {"kafka_batch": dg.ResourceDefinition.none_resource()}, **settings}
+    return steps.to_job(executor_def=dg.in_process_executor, **given)
+
+
 _UNSAID = dg.define_asset_job("unsaid", selection="*")
 
 
@@ -317,6 +328,35 @@ def test_a_job_of_which_a_step_takes_no_batch_is_refused() -> None:
         ConfigurationError, match=r"^_bare of job _half does not take the resource 'kafka_batch'"
     ):
         build_kafka_batch_sensor(name="s", job=_half)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        dg.define_asset_job(
+            "retried",
+            selection="*",
+            executor_def=dg.in_process_executor,
+            op_retry_policy=dg.RetryPolicy(),
+        ),
+        nothing_job("retried", op_retry_policy=dg.RetryPolicy()),
+    ],
+    ids=["assets", "ops"],
+)
+def test_a_job_with_a_retry_policy_for_its_steps_is_refused(
+    job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition,
+) -> None:
+    """Dagster would begin a step again in a run that a hold, or its lease, has interrupted."""
+    with pytest.raises(ConfigurationError, match=r"^job retried has a retry_policy"):
+        build_kafka_batch_sensor(name="s", job=job)
+
+
+def test_a_job_with_a_resource_that_is_configured_at_launch_is_refused() -> None:
+    """The sensor gives a run its batch alone."""
+    at_launch = dg.ResourceDefinition(str, config_schema={"day": str})
+    job = nothing_job("waits", resource_defs={"kafka_batch": at_launch})
+    with pytest.raises(ConfigurationError, match="the resource 'kafka_batch' of job waits is conf"):
+        build_kafka_batch_sensor(name="s", job=job)
 
 
 def test_a_job_of_ones_own_that_runs_in_one_process_is_taken() -> None:

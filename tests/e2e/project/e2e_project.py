@@ -10,7 +10,7 @@ run that finds the file of a process that exists says so.
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lease_s": 120.0,
     },
     "handled": {"max_ranges_per_run": 1, "max_runs_in_flight": 8},
+    "valued": {"max_ranges_per_run": 1, "max_attempts": 1, "retry_stopped": False},
     "secured": {},
     "refused": {"sasl_password": dg.EnvVar("KAFKA_WRONG_PASSWORD")},
 }
@@ -74,10 +75,12 @@ class SlowKafka(KafkaConsumerResource):
             time.sleep(0.1)
 
 
-def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
+def _asset(
+    group: str, name: str, batch_key: str, deps: Sequence[dg.AssetsDefinition] = ()
+) -> dg.AssetsDefinition:
     folder = ROOT / group
 
-    @dg.asset(name=f"{group}_{name}", required_resource_keys={batch_key})
+    @dg.asset(name=f"{group}_{name}", required_resource_keys={batch_key}, deps=deps)
     def work(context: dg.AssetExecutionContext) -> None:
         batch = getattr(context.resources, batch_key)
         with _at_work(
@@ -95,6 +98,30 @@ def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
                     output.write(f"{context.run.run_id} {uuid.uuid4()}\n")
 
     return work
+
+
+def _valued(group: str, batch_key: str) -> list[dg.AssetsDefinition]:
+    """An asset that takes the value of another, with one that waits for the test in between."""
+
+    @dg.asset(name=f"{group}_raw", required_resource_keys={batch_key})
+    def raw(context: dg.AssetExecutionContext) -> list[str]:
+        batch = getattr(context.resources, batch_key)
+        return [record.value().decode() for record in batch.messages()]
+
+    between = _asset(group, "work", batch_key, deps=[raw])
+
+    @dg.asset(
+        name=f"{group}_cleaned",
+        ins={"raw": dg.AssetIn(raw.key)},
+        deps=[between],
+        required_resource_keys={batch_key},
+    )
+    def cleaned(context: dg.AssetExecutionContext, raw: list[str]) -> None:
+        batch = getattr(context.resources, batch_key)
+        (range_,) = batch.offset_ranges
+        (ROOT / group / "output" / f"cleaned.{range_.key}").write_text("\n".join(raw))
+
+    return [raw, between, cleaned]
 
 
 @contextmanager
@@ -154,7 +181,9 @@ def _group(group: str) -> dg.Definitions:
     )
     return build_kafka_batch_defs(
         kafka=kafka,
-        assets=[_asset(group, name, f"batch_{group}") for name in ASSETS.get(scenario, ("work",))],
+        assets=_valued(group, f"batch_{group}")
+        if scenario == "valued"
+        else [_asset(group, name, f"batch_{group}") for name in ASSETS.get(scenario, ("work",))],
         name=group,
         kafka_key=f"kafka_{group}",
         batch_key=f"batch_{group}",

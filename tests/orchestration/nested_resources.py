@@ -1,4 +1,4 @@
-"""An IO manager with a resource inside."""
+"""Resources with a resource inside."""
 
 # No `from __future__ import annotations` here: Dagster recognises a nested resource by its
 # evaluated annotation.
@@ -29,3 +29,15 @@ class Nested(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> str:
         """Load it."""
         return self._file(context.asset_key).read_text()
+
+
+class Lake(dg.ConfigurableResource[Any]):
+    """A resource with a value that has no default."""
+
+    path: str
+
+
+class House(dg.ConfigurableResource[Any]):
+    """A resource with another one inside."""
+
+    lake: dg.ResourceDependency[Lake]
