@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.decoding.columns import quoted
-from dagster_rebalance.spark.tables import TableFormat, overwrite, replace_rows
+from dagster_rebalance.spark.tables import TableFormat, merges_schema, overwrite, replace_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.spark.tables import Rows
 
 DELTA = TableFormat(
     name="Delta Lake",
@@ -35,6 +37,9 @@ DELTA = TableFormat(
         "it starts."
     ),
 )
+
+_compared: set[tuple[str, frozenset[str]]] = set()
+"""Tables, and the columns of frames that had all of theirs."""
 
 
 def write_delta(
@@ -72,11 +77,14 @@ def write_delta(
             that `ranges=` has chosen of them. A range of which the frame has no row has none in
             the table afterwards. No ranges at all, as of a topic that the batch has nothing of,
             change nothing.
-        options: Further options of the write, such as `mergeSchema` or `userMetadata`.
+        options: Further options of the write, such as `mergeSchema` or `userMetadata`. With
+            `mergeSchema` the frame may have new columns, which the table gets, and lack others,
+            which are NULL in its rows.
 
     Raises:
-        IllegalStateError: A column is missing; there are rows and no ranges, or others than the
-            frame was read from; or another part of the same read was written to the table before.
+        IllegalStateError: A column is missing, also one of the table; names differ only in
+            capitals; there are rows and no ranges, or others than the frame was read from; or
+            another part of the same read was written to the table before.
         ConfigurationError: The session cannot write tables of Delta Lake, or other writers were
             faster ten times in a row. Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.
@@ -84,6 +92,12 @@ def write_delta(
     """
     is_path = "/" in table
     name = f"delta.{quoted(table)}" if is_path else table
+
+    def write(checked: DataFrame, rows: Rows) -> None:
+        if not merges_schema(options):
+            _refuse_missing_columns(checked, name)
+        overwrite(checked, name, rows, options)
+
     replace_rows(
         frame,
         table,
@@ -92,5 +106,26 @@ def write_delta(
         # By its path also where a writer was killed while it made the table: SQL takes a folder
         # that is not empty for one.
         create=lambda writer: writer.save(table) if is_path else writer.saveAsTable(table),
-        write=lambda checked, rows: overwrite(checked, name, rows, options),
+        write=write,
     )
+
+
+def _refuse_missing_columns(frame: DataFrame, table: str) -> None:
+    """Refuse a frame without a column of the table, which Delta Lake would fill with NULL.
+
+    A frame of these columns is compared once per process: that takes a look at the table.
+    """
+    known = (table, frozenset(name.lower() for name in frame.columns))
+    if known in _compared:
+        return
+    columns = frame.sparkSession.table(table).columns
+    missing = [name for name in columns if name.lower() not in known[1]]
+    if missing:
+        msg = (
+            f"the records lack the column(s) {', '.join(missing)} of {table}, which would be NULL, "
+            "also in ranges that are written again. Keep them in the DataFrame, drop them from the "
+            "table, or give options={'mergeSchema': 'true'} where NULL is right. Nothing was "
+            "written."
+        )
+        raise IllegalStateError(msg)
+    _compared.add(known)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COLUMNS = ("topic", "partition", "range_start", "range_until")
+_SCHEMA_NOTE = b"org.apache.spark.sql.parquet.row.metadata"
 _PLAIN_TOPIC = re.compile(r"[a-z0-9._-]{1,150}")
 _UNSAFE = re.compile(r"[^a-z0-9._-]")
 
@@ -87,9 +88,41 @@ def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:
     return found if is_whole else None
 
 
+def stored_schemas(output: Path) -> Iterator[tuple[Path, str | None]]:
+    """The files of an output, and the schema that Spark has noted in each, as JSON.
+
+    It is None in a file that another program has written.
+    """
+    from pyarrow import parquet
+
+    for file in _output_files(output):
+        try:
+            footer = parquet.read_metadata(file)
+        except FileNotFoundError:
+            continue  # deleted since the folder was listed
+        noted = (footer.metadata or {}).get(_SCHEMA_NOTE)
+        yield file, None if noted is None else noted.decode()
+
+
+def _output_files(output: Path) -> Iterator[Path]:
+    """List lazily: an output may have a folder per partition, with many files in each."""
+    try:
+        with os.scandir(output) as folders:
+            for folder in folders:
+                if "=" in folder.name and folder.is_dir():
+                    with os.scandir(folder) as files:
+                        yield from (Path(file) for file in files if _is_data(file.name))
+    except FileNotFoundError:
+        return
+
+
+def _is_data(name: str) -> bool:
+    return name.endswith(".parquet") and not name.startswith(("_", "."))
+
+
 def _files(folder: Path) -> Iterator[Path]:
     """What Spark takes for files of an output: neither its own notes nor work in progress."""
-    return (file for file in folder.glob("*.parquet") if not file.name.startswith(("_", ".")))
+    return (file for file in folder.glob("*.parquet") if _is_data(file.name))
 
 
 def _only_range(footer: Any) -> RangeKey | None:

@@ -12,8 +12,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.decoding.columns import quoted
-from dagster_rebalance.spark.tables import Rows, TableFormat, overwrite, replace_rows, sql_column
+from dagster_rebalance.spark.schemas import ddl
+from dagster_rebalance.spark.tables import (
+    Rows,
+    TableFormat,
+    merges_schema,
+    overwrite,
+    replace_rows,
+    sql_column,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +36,7 @@ ICEBERG = TableFormat(
     provider="iceberg",
     overtaken=re.compile(
         r"CommitFailedException|Found conflicting files|AlreadyExistsException"
-        r"|TABLE_OR_VIEW_ALREADY_EXISTS|Missing required files to delete"
+        r"|TABLE_OR_VIEW_ALREADY_EXISTS|Missing required files to delete|FIELD_ALREADY_EXISTS"
     ),
     setup=(
         "it needs the package org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0 for Spark "
@@ -39,6 +48,9 @@ ICEBERG = TableFormat(
     ),
 )
 _SHARED_FILE = "Cannot delete file where some, but not all, rows match filter"
+_NEW_COLUMNS = "TOO_MANY_DATA_COLUMNS"
+_UNRESOLVED = "UNRESOLVED_COLUMN"
+_ANY_SCHEMA = "write.spark.accept-any-schema"
 _MARK = "dagster_rebalance_replaced_"
 
 
@@ -64,24 +76,28 @@ def write_iceberg(
             the table afterwards. No ranges at all, as of a topic that the batch has nothing of,
             change nothing.
         options: Further options of the write, such as `fanout-enabled` or `snapshot-property.team`.
-            The write of a range into compacted files has none of them.
+            The write of a range into compacted files has none of them. With `mergeSchema` the
+            table gets the new columns of the frame first.
 
     Raises:
-        IllegalStateError: A column is missing; there are rows and no ranges, or others than the
-            frame was read from; or another part of the same read was written to the table before.
-        ConfigurationError: The session cannot write tables of Iceberg, or other writers were
-            faster ten times in a row. Nothing was written.
+        IllegalStateError: A column is missing; names differ only in capitals; there are rows and
+            no ranges, or others than the frame was read from; or another part of the same read was
+            written to the table before.
+        ConfigurationError: The session cannot write tables of Iceberg; the table accepts any
+            schema and was compacted; or other writers were faster ten times in a row. Nothing was
+            written.
         BrokerError: Kafka no longer has all of the offsets.
         PySparkException: A row is of none of the ranges. Nothing was written.
     """
 
     def write(checked: DataFrame, rows: Rows) -> None:
         try:
-            overwrite(checked, table, rows, options)
+            _replace(checked, table, rows, options)
         except Exception as error:
-            if _SHARED_FILE not in str(error):
+            if not merges_schema(options) or _NEW_COLUMNS not in str(error):
                 raise
-            _merge(checked, table, rows)
+            _add_columns(checked, table)
+            _replace(checked, table, rows, options)
 
     replace_rows(
         frame,
@@ -91,6 +107,41 @@ def write_iceberg(
         create=lambda writer: writer.saveAsTable(table),
         write=write,
     )
+
+
+def _replace(frame: DataFrame, table: str, rows: Rows, options: Mapping[str, str] | None) -> None:
+    try:
+        overwrite(frame, table, rows, options)
+    except Exception as error:
+        if _SHARED_FILE not in str(error):
+            raise
+        try:
+            _merge(frame, table, rows)
+        except Exception as refused:
+            if _UNRESOLVED not in str(refused):
+                raise
+            msg = (
+                f"{table} was compacted, and has the property {_ANY_SCHEMA}, with which Spark "
+                "cannot replace single rows: take it away with ALTER TABLE ... UNSET "
+                f"TBLPROPERTIES ('{_ANY_SCHEMA}'). New columns need the option mergeSchema alone. "
+                "Nothing was written."
+            )
+            raise ConfigurationError(msg) from refused
+
+
+def _add_columns(frame: DataFrame, table: str) -> None:
+    """Add the columns of the frame that the table has not.
+
+    Iceberg would do that itself in a table that accepts any schema, in which no MERGE works.
+    """
+    session = frame.sparkSession
+    known = {name.lower() for name in session.table(table).columns}
+    new = (
+        f"{quoted(field.name)} {ddl(field.dataType.jsonValue())}"
+        for field in frame.schema
+        if field.name.lower() not in known
+    )
+    session.sql(f"ALTER TABLE {table} ADD COLUMNS ({', '.join(new)})").collect()
 
 
 def _merge(frame: DataFrame, table: str, rows: Rows) -> None:

@@ -31,9 +31,12 @@ from dagster_rebalance.spark.ranges import (
     functions_of,
 )
 from dagster_rebalance.spark.reads import written_once
+from dagster_rebalance.spark.schemas import fitted, refuse_alike_names
+from dagster_rebalance.spark.stored_schema import refuse_other_first_writers, schema_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from pyspark.sql import DataFrame
 
@@ -91,13 +94,16 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
         The number of records written.
 
     Raises:
-        IllegalStateError: One of these columns is missing or empty; the frame was written to this
-            path already; or the output was written by version 0.1.0.
+        IllegalStateError: One of these columns is missing or empty; names differ only in capitals;
+            the columns do not fit the files that are there; the frame was written to this path
+            already; or the output was written by version 0.1.0.
         ConfigurationError: The file system cannot replace a file in one step, or is out of reach.
         BrokerError: Kafka no longer has all of the offsets.
     """
     _look_up(frame)
     _check_columns(frame.columns)
+    schema = frame.schema
+    refuse_alike_names(schema)
     parent, name = _parent_and_name(path)
     session = frame.sparkSession
     if urlsplit(path).scheme:
@@ -105,7 +111,9 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     attempt = uuid.uuid4().hex
     output, staged = f"{parent}{name}", f"{parent}.{name}-staging/{attempt}"
     started_at = time.time()
-    about_read = frame.schema["range_start"].metadata
+    about_read = schema["range_start"].metadata
+    seen = local_folder(output) if _is_seen(parent) else None
+    frame, is_first = _fitted(frame, output, seen)
     written, moved = None, None
     if about_read.get(IS_ONE_RANGE_A_TASK) and _is_seen(parent) and output not in _gathered:
         written = _write(frame, f"{staged}/{_AS_READ}")
@@ -138,6 +146,9 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     places = {publication.place_of(uri) for uri in moves.values()}
     with written_once(about_read.get(READ_ID), places):
         publication.publish(session, root, moves, staging)
+    if is_first and seen is not None:
+        ours = {seen / place.removeprefix(root).lstrip("/") for place in moves.values()}
+        refuse_other_first_writers(session, schema, seen, ours)
     return written or 0
 
 
@@ -161,7 +172,7 @@ def _check_columns(columns: Iterable[str]) -> None:
             "read_ranges() are missing. Keep them in the DataFrame."
         )
         raise IllegalStateError(msg)
-    taken = [column for column in (FOLDER, _FILE) if column in columns]
+    taken = [column for column in columns if column.lower() in {FOLDER, _FILE}]
     if taken:
         msg = f"the column(s) {', '.join(taken)} are part of the output's paths. Rename them."
         raise IllegalStateError(msg)
@@ -198,6 +209,16 @@ def _moves_as_read(output: str, staged: str, written: int) -> _Moves | None:
         for file, key in ranges.items()
     }
     return staging.as_uri(), root.as_uri(), moves
+
+
+def _fitted(frame: DataFrame, output: str, seen: Path | None) -> tuple[DataFrame, bool]:
+    """The frame as the files of the output have it, and whether there are none yet."""
+    if seen is not None:
+        publication.check_one_file_system(seen)
+    stored = schema_of_files(frame.sparkSession, output, seen, FOLDER)
+    if stored is None:
+        return frame, True
+    return fitted(frame, frame.schema, stored, output), False
 
 
 def _no_moves(output: str, staged: str) -> _Moves | None:

@@ -8,6 +8,7 @@ the new one at any moment, and a writer that ends at any point leaves one of the
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ _STORES = {"s3": "s3", "s3a": "s3", "gs": "gs"}
 _OLD_FOLDER = "topic="
 _WORKER_FUNCTION = "dagster_rebalance_publish"
 _NO_PYTHON = ("PYTHON_VERSION_MISMATCH", "Cannot run program")
+_CROSS_DEVICE = f"[Errno {errno.EXDEV}]"
 LEFT_OVER_AFTER_S = 2 * 24 * 3600.0
 
 
@@ -51,6 +53,25 @@ def check_scheme(session: SparkSession, scheme: str) -> None:
         raise ConfigurationError(msg)
 
 
+def check_one_file_system(output: Path) -> None:
+    """Refuse an output on another file system than the folder beside it, where Spark writes first.
+
+    Raises:
+        ConfigurationError: It is a link to another file system, or a mounted volume itself.
+    """
+    with suppress(FileNotFoundError):
+        if output.stat().st_dev != output.parent.stat().st_dev:
+            raise ConfigurationError(_other_file_system(str(output)))
+
+
+def _other_file_system(output: str) -> str:
+    return (
+        f"{output} is on another file system than its staging folder beside it, because it, or a "
+        "folder in it, is a link or a mounted volume: no file can be moved there in one step. Give "
+        "a folder within the volume, by its real path."
+    )
+
+
 def place_of(uri: str) -> str:
     """A file by one name, whatever Spark calls its file system."""
     parts = urlsplit(uri)
@@ -71,16 +92,14 @@ def publish(session: SparkSession, root: str, moves: Mapping[str, str], staging:
         ConfigurationError: The files cannot be reached, or cannot be replaced in one step.
         IllegalStateError: The output has the layout of version 0.1.0.
     """
-    scheme = urlsplit(root).scheme
-    check_scheme(session, scheme)
-    if scheme == "hdfs":
-        is_old = _publish_on_hadoop(session, root, moves, staging)
-    elif scheme in _STORES:
-        is_old = _publish_in_store(_store(root), root, moves, staging)
-    elif is_connect(session) and not _are_seen(moves):
-        is_old = _publish_in_worker(session, root, moves, staging)
-    else:
-        is_old = mounted_publisher()(root, list(moves), list(moves.values()), staging)
+    check_scheme(session, urlsplit(root).scheme)
+    try:
+        is_old = _published(session, root, moves, staging)
+    except Exception as error:
+        # Also from a worker of Spark, as a text.
+        if _CROSS_DEVICE not in str(error):
+            raise
+        raise ConfigurationError(_other_file_system(root)) from error
     if is_old:
         msg = (
             f"the output {root} was written by version 0.1.0, as topic=/partition=/...: a range "
@@ -88,6 +107,18 @@ def publish(session: SparkSession, root: str, moves: Mapping[str, str], staging:
             "the old output there once by reading it and writing it with this function."
         )
         raise IllegalStateError(msg)
+
+
+def _published(session: SparkSession, root: str, moves: Mapping[str, str], staging: str) -> bool:
+    """Move the files, or answer that the output has the layout of version 0.1.0."""
+    scheme = urlsplit(root).scheme
+    if scheme == "hdfs":
+        return _publish_on_hadoop(session, root, moves, staging)
+    if scheme in _STORES:
+        return _publish_in_store(_store(root), root, moves, staging)
+    if is_connect(session) and not _are_seen(moves):
+        return _publish_in_worker(session, root, moves, staging)
+    return mounted_publisher()(root, list(moves), list(moves.values()), staging)
 
 
 def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:

@@ -22,6 +22,7 @@ from dagster_rebalance.core.reading import read_rounds
 from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.ranges import READ_ID, READ_RANGES, explained_read_errors
 from dagster_rebalance.spark.reads import written_once
+from dagster_rebalance.spark.schemas import refuse_alike_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,13 +116,15 @@ def replace_rows(
         write: Makes the one commit that replaces the rows.
 
     Raises:
-        IllegalStateError: A column is missing; there are rows and no ranges, or others than the
-            frame was read from; or another part of the same read was written to the table before.
+        IllegalStateError: A column is missing; names differ only in capitals; there are rows and
+            no ranges, or others than the frame was read from; or another part of the same read was
+            written to the table before.
         ConfigurationError: The session cannot write such tables, or other writers were faster each
             time.
         BrokerError: Kafka no longer has all of the offsets.
     """
     _check_columns(frame)
+    refuse_alike_names(frame.schema)
     if not ranges:
         _check_empty(frame, table)
         return
@@ -157,6 +160,12 @@ def overwrite(
     """Replace rows of a table by a frame, in one commit."""
     writer = frame.writeTo(table).options(**(options or {}))
     writer.overwrite(sql_column(frame, rows.condition()))
+
+
+def merges_schema(options: Mapping[str, str] | None) -> bool:
+    """Whether the user lets the columns of a table and those of a frame differ."""
+    given = {key.lower(): value for key, value in (options or {}).items()}
+    return str(given.get("mergeschema", "")).lower() == "true"
 
 
 def sql_column(frame: DataFrame, text: str) -> Any:

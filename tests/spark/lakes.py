@@ -77,13 +77,19 @@ class Table:
         return f"delta.`{name}`" if self.format == "delta" else self.name
 
     def write(
-        self, frame: DataFrame, ranges: Sequence[OffsetRange], *, as_read: bool = False
+        self,
+        frame: DataFrame,
+        ranges: Sequence[OffsetRange],
+        *,
+        as_read: bool = False,
+        **options: str,
     ) -> None:
         """Replace ranges; each task writes what it has read, or Iceberg may move rows before."""
         if self.format == "delta":
-            write_delta(frame, self.name, ranges)
+            write_delta(frame, self.name, ranges, options=options)
         else:
-            options = {"distribution-mode": "none"} if as_read else {}
+            if as_read:
+                options["distribution-mode"] = "none"
             write_iceberg(frame, self.name, ranges, options=options)
 
     def read(self, session: SparkSession, column: str = "value") -> list[tuple[int, int, str]]:

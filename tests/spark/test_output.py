@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
@@ -272,6 +274,113 @@ def test_a_frame_with_a_column_of_the_paths_is_refused(
         write_parquet_by_range(
             records(session, "a").selectExpr("*", "1 AS topic_partition"), str(tmp_path / "out")
         )
+
+
+@pytest.mark.parametrize("name", ["Topic_Partition", "Value", "DAGSTER_REBALANCE_RANGE"])
+def test_a_column_that_differs_from_another_only_in_capitals_is_refused(
+    session: SparkSession, tmp_path: Path, name: str
+) -> None:
+    """It is written with success where Spark tells capitals apart, and nothing reads it."""
+    frame = records(session, "a").selectExpr("*", f"1 AS {name}")
+    with pytest.raises(IllegalStateError, match=name):
+        write_parquet_by_range(frame, str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seen_by", ["this process", "Spark alone"])
+def test_a_type_that_does_not_fit_the_files_is_refused_before_anything_is_written(
+    session: SparkSession, tmp_path: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of the output would fail with each file, also with those that were right."""
+    out = tmp_path / "out"
+
+    def of_type(name: str, columns: str = "") -> DataFrame:
+        frame = one_range_a_task(session, "orders")
+        return frame.selectExpr("*", f"CAST(offset AS {name}) AS id", *filter(None, [columns]))
+
+    if seen_by == "Spark alone":
+        monkeypatch.setattr(output_module, "_is_seen", lambda _parent: False)
+    write_parquet_by_range(of_type("INT"), str(out))
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")}
+    for frame, said in [
+        (of_type("BIGINT"), "'id' is bigint, and int in the files"),
+        (of_type("INT", "1 AS more"), "'more' is new"),
+        (of_type("INT").drop("value"), "'value' is missing"),
+    ]:
+        with pytest.raises(IllegalStateError, match=said):
+            write_parquet_by_range(frame, str(out))
+    assert {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")} == before
+    assert list((tmp_path / ".out-staging").iterdir()) == []
+
+
+def test_a_narrower_type_is_widened_to_that_of_the_files(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """Also in structs, whose fields may have odd names, and in columns of another order."""
+    out = tmp_path / "out"
+    wide = one_range_a_task(session, "orders").selectExpr(
+        "*", "offset AS id", "named_struct('a-b', offset) AS `o.x`"
+    )
+    write_parquet_by_range(wide.where("range_start = 0"), str(out))
+    narrow = one_range_a_task(session, "orders").selectExpr(
+        "named_struct('a-b', INT(offset)) AS `o.x`", "INT(offset) AS id", "*"
+    )
+    write_parquet_by_range(narrow.where("range_start = 5"), str(out))
+    found = read_by_all(session, out)
+    assert found == dict.fromkeys(found, expected("orders"))
+    rows = session.read.parquet(str(out)).collect()
+    assert sorted((row["id"], row["o.x"]["a-b"]) for row in rows) == [(n, n) for n in range(10)]
+
+
+def test_a_writer_of_another_schema_at_the_first_moment_is_reported(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find the output empty; the second to publish finds the files of the first."""
+    out = tmp_path / "out"
+    publish = publication.publish
+
+    def other_first(*arguments: Any) -> None:  # noqa: ANN401
+        monkeypatch.setattr(publication, "publish", publish)
+        other = one_range_a_task(session, "returns").selectExpr("*", "1 AS id")
+        write_parquet_by_range(other, str(out))
+        publish(*arguments)
+
+    monkeypatch.setattr(publication, "publish", other_first)
+    with pytest.raises(IllegalStateError, match=r"at the same moment.*'id' is missing"):
+        write_parquet_by_range(one_range_a_task(session, "orders"), str(out))
+
+
+def test_files_that_another_program_wrote_count_as_well(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's note of the schema is missing in them."""
+    folder = tmp_path / "out" / "topic_partition=orders-p0"
+    folder.mkdir(parents=True)
+    pl.DataFrame({"topic": ["orders"], "id": [1]}).write_parquet(folder / "0-1.parquet")
+    with pytest.raises(IllegalStateError, match="'id' is missing"):
+        write_parquet_by_range(records(session, "orders"), str(tmp_path / "out"))
+
+
+def test_an_output_on_another_file_system_is_refused_before_spark_works(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """A raw error of the system came after everything was written."""
+    with TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        (tmp_path / "out").symlink_to(elsewhere)
+        unread = records(session, "orders").where("isnull(raise_error('read'))")
+        with pytest.raises(ConfigurationError, match=r"out is on another file system.*real path"):
+            write_parquet_by_range(unread, str(tmp_path / "out"))
+
+
+def test_a_folder_of_an_output_on_another_file_system_is_reported_in_words(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """One partition was moved to another disk."""
+    (tmp_path / "out").mkdir()
+    with TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        (tmp_path / "out" / "topic_partition=orders-p0").symlink_to(elsewhere)
+        with pytest.raises(ConfigurationError, match=r"out is on another file system"):
+            write_parquet_by_range(records(session, "orders"), str(tmp_path / "out"))
 
 
 def test_output_without_the_bounds_of_its_ranges_is_refused(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from dagster_rebalance import ConfigurationError, OffsetRange
+from dagster_rebalance import ConfigurationError, IllegalStateError, OffsetRange
 from dagster_rebalance.testing.deadline import wait_until
 from tests.spark.lakes import FORMATS, Table, connected, table_server
 
@@ -124,6 +124,59 @@ def test_a_compacted_range_is_replaced_in_the_same_way(session: SparkSession, ta
     rows = records(session, others[0], "b").unionAll(records(session, others[1], "b"))
     table.write(rows, others)
     assert table.read(session) == expected((0, 5, "a"), (5, 10, "b"), (10, 20, "a"), (20, 25, "b"))
+
+
+def test_a_new_column_needs_merge_schema_alone(session: SparkSession, table: Table) -> None:
+    """Also in a range of a compacted table, which Iceberg replaces in another way."""
+    for start in (0, 5, 10):
+        table.write(records(session, span(start, start + 5), "a"), [span(start, start + 5)])
+    table.compact(session)
+    more = records(session, span(5, 10), "b").selectExpr("*", "named_struct('a-b', 1) AS `n.x`")
+    with pytest.raises(PySparkException, match=r"n.{1,3}x"):
+        table.write(more, [span(5, 10)])
+    for _ in range(2):
+        table.write(more, [span(5, 10)], mergeSchema="true")
+    assert table.read(session) == expected((0, 5, "a"), (5, 10, "b"), (10, 15, "a"))
+    found = table.read(session, "coalesce(string(`n.x`.`a-b`), '-')")
+    assert [value for *_, value in found] == [*5 * "-", *5 * "1", *5 * "-"]
+
+
+def test_a_frame_without_a_column_of_the_table_is_refused(
+    session: SparkSession, table: Table
+) -> None:
+    """Delta Lake fills it with NULL, and a range that is done again loses its values."""
+    table.write(records(session, span(0, 5), "a"), [span(0, 5)])
+    less = records(session, span(0, 5), "b").drop("value")
+    with pytest.raises((PySparkException, IllegalStateError), match="value"):
+        table.write(less, [span(0, 5)])
+    assert table.read(session) == expected((0, 5, "a"))
+
+
+def test_names_that_differ_only_in_capitals_are_refused(
+    session: SparkSession, table: Table
+) -> None:
+    """Before the table is made."""
+    frame = records(session, span(0, 5), "a").selectExpr("*", "1 AS Value")
+    with pytest.raises(IllegalStateError, match="'value' and 'Value'"):
+        table.write(frame, [span(0, 5)])
+    assert not table.folder.exists()
+
+
+def test_a_compacted_table_that_accepts_any_schema_is_refused_in_words(
+    session: SparkSession, warehouse: Path, tmp_path: Path
+) -> None:
+    """Spark resolves no column of the MERGE; Iceberg's own pages advise the property."""
+    table = Table.of("iceberg", warehouse, tmp_path)
+    for start in (0, 5):
+        table.write(records(session, span(start, start + 5), "a"), [span(start, start + 5)])
+    table.compact(session)
+    name = "write.spark.accept-any-schema"
+    session.sql(f"ALTER TABLE {table.sql_name} SET TBLPROPERTIES ('{name}' = 'true')").collect()
+    with pytest.raises(ConfigurationError, match=f"UNSET TBLPROPERTIES .'{name}'"):
+        table.write(records(session, span(5, 10), "b"), [span(5, 10)])
+    session.sql(f"ALTER TABLE {table.sql_name} UNSET TBLPROPERTIES ('{name}')").collect()
+    table.write(records(session, span(5, 10), "b"), [span(5, 10)])
+    assert table.read(session) == expected((0, 5, "a"), (5, 10, "b"))
 
 
 def test_writers_of_one_range_at_the_same_moment_leave_it_once(

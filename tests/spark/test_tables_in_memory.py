@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from dagster_rebalance import ConfigurationError, IllegalStateError, OffsetRange
 from dagster_rebalance.spark import tables
@@ -32,7 +32,9 @@ class Frame:
         about: dict[str, object] = {} if read is None else _about(read)
         if read_id is not None:
             about[READ_ID] = read_id
-        self.schema = {"range_start": SimpleNamespace(metadata=about)}
+        self.schema = StructType(
+            [StructField(name, StringType(), metadata=about) for name in (*columns, "range_start")]
+        )
 
     def where(self, _condition: str) -> Frame:
         """Itself."""
