@@ -46,7 +46,7 @@ $streaming
 
   # All settings of KafkaSparkResource. The function then takes `${name}_spark: KafkaSparkResource`.
   # spark:
-  #   remote: "{{ env.SPARK_REMOTE }}"
+  #   remote: "{{ env.SPARK_CONNECT_URL }}"
 
   # And those of SchemaRegistryResource, for `${name}_registry: SchemaRegistryResource`.
   # registry:

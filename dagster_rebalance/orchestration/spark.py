@@ -23,6 +23,7 @@ from dagster_rebalance.spark import jobs, sessions
 from dagster_rebalance.spark.connector import explained_start, kafka_connector_package
 from dagster_rebalance.spark.launch import (
     one_fetch_at_a_time,
+    only_the_given_server,
     settings_in_a_file,
     workers_of_this_python,
 )
@@ -60,7 +61,9 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     remote: str | None = Field(
         default=None,
         repr=False,
-        description="A Spark Connect server: sc://host:port, then parameters as /;key=value.",
+        description=(
+            "A Spark Connect server: sc://host:port, then parameters as /;key=value. Empty: none."
+        ),
     )
     master: str | None = Field(
         default=None,
@@ -297,7 +300,12 @@ def _session_maker() -> "Callable[[dict[str, Any]], Any]":
             "'dagster-rebalance[spark]'`."
         )
         raise ConfigurationError(msg) from error
-    return lambda config: LazyPySparkResource(spark_config=config).spark_session
+
+    def make(config: dict[str, Any]) -> Any:  # noqa: ANN401 - a session of either kind
+        with only_the_given_server():
+            return LazyPySparkResource(spark_config=config).spark_session
+
+    return make
 
 
 def spark_settings(given: "Mapping[str, Any]", prefix: str = "") -> dict[str, str]:

@@ -27,6 +27,7 @@ _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _FILE = "--properties-file"
 _JVM_OPTIONS = "JavaOptions"
 _PYTHON = "PYSPARK_PYTHON"
+_REMOTE = "SPARK_REMOTE"
 _PACKAGES = "spark.jars.packages"
 _IVY = "spark.jars.ivy"
 _IVY_OF_SPARK = ".ivy2.5.2"
@@ -109,6 +110,21 @@ def workers_of_this_python() -> Iterator[None]:
         yield
     finally:
         del os.environ[_PYTHON]
+
+
+@contextmanager
+def only_the_given_server() -> Iterator[None]:
+    """Hide pyspark's own variable SPARK_REMOTE while a session starts inside.
+
+    The resource names the server, or none. pyspark takes that variable for the wish for a server,
+    also where it is empty, and starts no local session then.
+    """
+    hidden = os.environ.pop(_REMOTE, None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            os.environ[_REMOTE] = hidden
 
 
 def _escaped(text: str) -> str:

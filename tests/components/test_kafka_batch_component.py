@@ -100,7 +100,7 @@ lag_within_s: 60.5
 commit_within_s: 600
 show_topics: false
 spark:
-  remote: "{{ env.SPARK_REMOTE }}"
+  remote: "{{ env.SPARK_CONNECT_URL }}"
   app_name: shop
   spark_config:
     spark.sql.shuffle.partitions: 3
@@ -118,7 +118,7 @@ ARGUMENTS: dict[str, Any] = {
     "commit_within_s": 600.0,
     "show_topics": False,
     "spark": KafkaSparkResource(
-        remote=dg.EnvVar("SPARK_REMOTE"),
+        remote=dg.EnvVar("SPARK_CONNECT_URL"),
         app_name="shop",
         spark_config={
             "spark.sql.shuffle.partitions": 3,

@@ -25,7 +25,7 @@ SETTINGS = {
     "KAFKA_GROUP": "shop",
     "KAFKA_TOPIC": "orders",
     "KAFKA_GROUP_PROTOCOL": "classic",
-    "SPARK_REMOTE": "sc://127.0.0.1:1",
+    "SPARK_CONNECT_URL": "sc://127.0.0.1:1",
     "ORDERS_PATH": "/nowhere",
 }
 

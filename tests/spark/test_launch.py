@@ -14,6 +14,7 @@ import pytest
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.spark.launch import (
     one_fetch_at_a_time,
+    only_the_given_server,
     settings_in_a_file,
     workers_of_this_python,
 )
@@ -32,6 +33,21 @@ def test_a_python_for_workers_that_somebody_has_named_stays(
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     with workers_of_this_python():
         assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3"
+
+
+@pytest.mark.parametrize("value", ["", "sc://elsewhere:15002"])
+def test_the_variable_of_pyspark_is_hidden_while_a_session_starts(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """Pyspark starts no local session where it is set, also to nothing."""
+    monkeypatch.setenv("SPARK_REMOTE", value)
+    with only_the_given_server():
+        assert "SPARK_REMOTE" not in os.environ
+    assert os.environ["SPARK_REMOTE"] == value
+    monkeypatch.delenv("SPARK_REMOTE")
+    with only_the_given_server():
+        pass
+    assert "SPARK_REMOTE" not in os.environ
 
 
 def test_sessions_that_fill_one_cache_of_packages_start_one_after_the_other(tmp_path: Path) -> None:

@@ -65,11 +65,11 @@ def test_a_server_and_a_master_contradict_each_other(monkeypatch: pytest.MonkeyP
     """One of them would be ignored in silence. What a variable has is known in the run."""
     with pytest.raises(ConfigurationError, match="both `remote` and `master`"):
         KafkaSparkResource(remote="sc://h", master="yarn")
-    late = KafkaSparkResource(remote=dg.EnvVar("SPARK_REMOTE"), master="yarn")
-    monkeypatch.setenv("SPARK_REMOTE", "")
+    late = KafkaSparkResource(remote=dg.EnvVar("SPARK_CONNECT_URL"), master="yarn")
+    monkeypatch.setenv("SPARK_CONNECT_URL", "")
     with dg.build_resources({"spark": late}) as resources:
         assert resources.spark.master == "yarn"
-    monkeypatch.setenv("SPARK_REMOTE", "sc://h")
+    monkeypatch.setenv("SPARK_CONNECT_URL", "sc://h")
     with (
         pytest.raises(dg.DagsterResourceFunctionError) as problem,
         dg.build_resources({"spark": late}),

@@ -125,7 +125,7 @@ def all_parts(
                 "KAFKA_GROUP": GROUP,
                 "KAFKA_TOPIC": TOPIC,
                 "KAFKA_GROUP_PROTOCOL": protocol,
-                "SPARK_REMOTE": spark.remote,
+                "SPARK_CONNECT_URL": spark.remote,
                 "ORDERS_PATH": str(folder / "orders"),
                 "SIMULATED_WORK_S": ",".join(map(str, WORK_S)),
             }

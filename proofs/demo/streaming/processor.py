@@ -44,4 +44,4 @@ def environment(server: SparkServer | None) -> dict[str, str]:
     if isinstance(server, SparkCluster):
         settings = json.dumps(server.session_settings())
         return {"SPARK_MASTER": server.url, "SPARK_CONFIG": settings}
-    return {"SPARK_REMOTE": server.remote} if server else {}
+    return {"SPARK_CONNECT_URL": server.remote} if server else {}

@@ -47,5 +47,5 @@ kafka = KafkaConsumerResource(
 )
 
 defs = build_kafka_batch_defs(
-    kafka=kafka, assets=[orders], spark=KafkaSparkResource(remote=dg.EnvVar("SPARK_REMOTE"))
+    kafka=kafka, assets=[orders], spark=KafkaSparkResource(remote=dg.EnvVar("SPARK_CONNECT_URL"))
 )

@@ -52,7 +52,7 @@ defs = build_kafka_stream_defs(
     assets=[orders],
     # A Spark Connect server, or a cluster on which each run has an application of its own.
     spark=KafkaSparkResource(
-        remote=os.environ.get("SPARK_REMOTE"),
+        remote=os.environ.get("SPARK_CONNECT_URL"),
         master=os.environ.get("SPARK_MASTER"),
         spark_config=json.loads(os.environ.get("SPARK_CONFIG", "{}")),
     ),
