@@ -65,17 +65,23 @@ class Registry:
         self._clock = clock
         self._made: Any = None
         self._closes: Callable[[], object] = int
-        self._by_id: dict[tuple[SchemaType, int], SchemaText] = {}
-        self._kinds: dict[int, str] = {}
+        # An id is one of the context that the subject is of.
+        self._by_id: dict[tuple[SchemaType, int, str | None], SchemaText] = {}
+        self._kinds: dict[tuple[int, str | None], str] = {}
         self._versions: dict[tuple[SchemaType, str, int | None], Any] = {}
-        self._missing: dict[int, float] = {}
+        self._missing: dict[tuple[int, str | None], float] = {}
         self.name = ", ".join(
             urlsplit(url.strip()).netloc.rpartition("@")[2]
             for url in str(settings.get("url", "")).split(",")
         )
 
-    def by_id(self, kind: SchemaType, schema_id: int) -> SchemaText:
+    def by_id(self, kind: SchemaType, schema_id: int, subject: str | None = None) -> SchemaText:
         """The schema with an id.
+
+        Args:
+            kind: The format that is asked for.
+            schema_id: The id.
+            subject: Of the records, whose context has the id. Without it, the default context has.
 
         Raises:
             BrokerError: The registry could not be asked.
@@ -83,12 +89,13 @@ class Registry:
             UndecodableError: There is none, it is one of another format, or has what is not
                 supported. A record names any id that it likes, so all of that is its own fault.
         """
-        found = self._by_id.get((kind, schema_id))
+        found = self._by_id.get((kind, schema_id, subject))
         if found is None:
             try:
-                found = self._by_id[kind, schema_id] = self._fetched(kind, schema_id)
+                found = self._fetched(kind, schema_id, subject)
             except _UnusableError as problem:
                 raise UndecodableError(str(problem)) from problem
+            self._by_id[kind, schema_id, subject] = found
         return found
 
     def of_subject(self, kind: SchemaType, subject: str, version: int | None) -> SchemaText:
@@ -115,22 +122,25 @@ class Registry:
             self._closes()
             self._made = None
 
-    def _fetched(self, kind: SchemaType, schema_id: int) -> SchemaText:
+    def _fetched(self, kind: SchemaType, schema_id: int, subject: str | None) -> SchemaText:
         unknown = f"the registry knows no schema with the id {schema_id}"
-        if self._clock() < self._missing.get(schema_id, float("-inf")):
+        place = schema_id, subject
+        if self._clock() < self._missing.get(place, float("-inf")):
             raise UndecodableError(unknown)
         what = f"schema {schema_id}"
         with_format = {"fmt": "serialized"} if kind == "PROTOBUF" else {}
-        if self._kinds.get(schema_id, kind) == kind:
+        if self._kinds.get(place, kind) == kind:
             try:
-                schema = self._asked(kind, what, lambda it: it.get_schema(schema_id, **with_format))
+                schema = self._asked(
+                    kind, what, lambda it: it.get_schema(schema_id, subject, **with_format)
+                )
             except _NotThereError as problem:
-                self._missing[schema_id] = self._clock() + _ASK_AGAIN_S
+                self._missing[place] = self._clock() + _ASK_AGAIN_S
                 raise UndecodableError(unknown) from problem
-            self._kinds[schema_id] = _kind(schema)
+            self._kinds[place] = _kind(schema)
             if _kind(schema) == kind:
                 return self._whole(kind, schema, what)
-        msg = f"its schema {schema_id} is of {self._kinds[schema_id]}, and {kind} is asked for"
+        msg = f"its schema {schema_id} is of {self._kinds[place]}, and {kind} is asked for"
         raise UndecodableError(msg)
 
     def _version(self, kind: SchemaType, subject: str, version: int | None) -> Any:  # noqa: ANN401 - the client's own type

@@ -63,8 +63,13 @@ class Encoding:
         else:
             registry, kind = self.registry, _TYPES[self.format]
             schema = self._schema(registry, kind, part, topics)
+            subject = self._subject(part, topics)
             decoder = Decoder(
-                part, self.format, schema, lambda of: registry.by_id(kind, of), self.message
+                part,
+                self.format,
+                schema,
+                lambda of: registry.by_id(kind, of, subject),
+                self.message,
             )
         try:
             decoder.open()
@@ -87,15 +92,21 @@ class Encoding:
     ) -> SchemaText:
         if self.reader is not None:
             return SchemaText(self.reader)
-        if self.subject is None and len(topics) > 1:
+        subject = self._subject(part, topics)
+        if subject is None:
             msg = (
                 f"the records may be of {', '.join(sorted(topics))}, whose schemas may differ: "
                 "decode the ranges of one topic after the other (ranges=), and name the subject or "
                 "the reader's schema"
             )
             raise ConfigurationError(msg)
-        subject = self.subject or f"{next(iter(topics))}-{part}"
         return registry.of_subject(kind, subject, self.version)
+
+    def _subject(self, part: str, topics: frozenset[str]) -> str | None:
+        """The subject of the records; None where they may be of several topics."""
+        if self.subject is None and len(topics) == 1:
+            return f"{next(iter(topics))}-{part}"
+        return self.subject
 
 
 def plain_json(schema: str) -> Encoding:

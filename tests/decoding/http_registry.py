@@ -36,6 +36,7 @@ class HttpRegistry:
     requests: list[str] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
+    contexts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def register(
         self,
@@ -52,11 +53,12 @@ class HttpRegistry:
 
     def add(self, subject: str, schema: dict[str, Any]) -> int:
         """The id of a schema, which is a new one for a new text."""
-        known = {json.dumps(one, sort_keys=True): at for at, one in enumerate(self.schemas, 1)}
+        schemas = self._of_context(subject)
+        known = {json.dumps(one, sort_keys=True): at for at, one in enumerate(schemas, 1)}
         schema_id = known.get(json.dumps(schema, sort_keys=True))
         if schema_id is None:
-            self.schemas.append(schema)
-            schema_id = len(self.schemas)
+            schemas.append(schema)
+            schema_id = len(schemas)
         versions = self.subjects.setdefault(subject, [])
         if schema_id not in versions:
             versions.append(schema_id)
@@ -68,13 +70,21 @@ class HttpRegistry:
         wanted = {"": None, "password": f"Basic {basic}", "token": f"Bearer {TOKEN}"}[self.login]
         return wanted is None or authorization == wanted
 
-    def found(self, path: Sequence[str], form: str = "") -> tuple[int, dict[str, Any]]:
-        """The answer to a GET that asks for schemas in a form."""
+    def _of_context(self, subject: str) -> list[dict[str, Any]]:
+        """The schemas of a context: a subject in one of its own is called `:.context:subject`."""
+        context = subject.split(":")[1] if subject.startswith(":.") else ""
+        return self.contexts.setdefault(context, []) if context else self.schemas
+
+    def found(
+        self, path: Sequence[str], form: str = "", of: str = ""
+    ) -> tuple[int, dict[str, Any]]:
+        """The answer to a GET that asks for schemas in a form, and of a subject."""
         match path:
             case ["schemas", "ids", number]:
-                if not 0 < int(number) <= len(self.schemas):
+                schemas = self._of_context(of)
+                if not 0 < int(number) <= len(schemas):
                     return 404, {"error_code": 40403, "message": "Schema not found"}
-                return 200, self._shown(self.schemas[int(number) - 1], form)
+                return 200, self._shown(schemas[int(number) - 1], form)
             case ["subjects", subject, "versions", version]:
                 versions = self.subjects.get(subject)
                 if versions is None:
@@ -83,7 +93,8 @@ class HttpRegistry:
                 if at > len(versions):
                     return 404, {"error_code": 40402, "message": "Version not found."}
                 about = {"subject": subject, "version": at, "id": versions[at - 1]}
-                return 200, {**about, **self._shown(self.schemas[versions[at - 1] - 1], form)}
+                schema = self._of_context(subject)[versions[at - 1] - 1]
+                return 200, {**about, **self._shown(schema, form)}
             case _:
                 return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
@@ -106,9 +117,10 @@ def http_registry() -> Iterator[HttpRegistry]:
         def do_GET(self) -> None:
             address = urlsplit(self.path)
             registry.requests.append(self.path)
-            form = parse_qs(address.query).get("format", [""])[0]
+            asked = parse_qs(address.query)
+            form, of = (asked.get(name, [""])[0] for name in ("format", "subject"))
             path = [unquote(part) for part in address.path.split("/")[1:]]
-            self._answer(*registry.found(path, form))
+            self._answer(*registry.found(path, form, of))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from dagster_rebalance.consumer.registry import Registry
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.testing.ports import free_port
 from tests.decoding.http_registry import PASSWORD, TOKEN, USER, HttpRegistry
-from tests.decoding.records import ORDER, proto_file, proto_message
+from tests.decoding.records import ORDER, avro, proto_file, proto_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,39 @@ def test_each_schema_is_fetched_once(registry: HttpRegistry) -> None:
     with pytest.raises(UndecodableError):
         client.by_id("AVRO", 99)
     assert len(registry.requests) == 6
+
+
+def test_an_id_is_looked_up_in_the_context_of_its_subject(registry: HttpRegistry) -> None:
+    """Each context counts its ids from 1: another one's schema decodes into other values."""
+    of_default, of_eu = (
+        {"type": "record", "name": "O", "fields": [{"name": "x", "type": kind}]}
+        for kind in ("long", "string")
+    )
+    assert registry.register("orders-value", of_default) == 1
+    assert registry.register(":.eu:orders-value", of_eu) == 1
+    resource = SchemaRegistryResource(url=registry.url)
+    topics = frozenset({"orders"})
+    default, eu = (
+        encoding.decoder("value", topics)
+        for encoding in (resource.avro(), resource.avro(subject=":.eu:orders-value"))
+    )
+    for _ in range(2):
+        assert eu.open().decoded(avro(1, of_eu, {"x": "7"})) == ({"x": "7"}, None)
+        assert default.open().decoded(avro(1, of_default, {"x": 7})) == ({"x": 7}, None)
+    registry.register("orders-value", {**of_default, "doc": "of the default context alone"})
+    with pytest.raises(UndecodableError, match="no schema with the id 2"):
+        eu.writer(2)
+    assert "alone" in default.writer(2).text
+
+
+def test_records_of_several_topics_are_looked_up_without_a_subject(registry: HttpRegistry) -> None:
+    """Nothing says which of the subjects is that of an id."""
+    schema_id = registry.register("orders-value", ORDER)
+    encoding = SchemaRegistryResource(url=registry.url).avro(reader=json.dumps(ORDER))
+    encoding.decoder("value", frozenset({"orders", "refunds"})).writer(schema_id)
+    encoding.decoder("value", frozenset({"orders"})).writer(schema_id)
+    by_id = [path.partition("?")[2] for path in registry.requests if "/ids/" in path]
+    assert by_id == ["", "subject=orders-value"]
 
 
 def test_a_look_in_another_format_spoils_no_schema(registry: HttpRegistry) -> None:
