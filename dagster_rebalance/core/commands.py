@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dagster_rebalance.core.occurrences import Occurred
 from dagster_rebalance.core.partition import is_same_commit, named
+from dagster_rebalance.core.runs import named_runs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -263,7 +264,8 @@ class EndDeadRuns:
     signs: Mapping[str, str]
 
     def __str__(self) -> str:
-        return f"sees to it that nothing of {', '.join(self.signs)} works any more"
+        has = "has" if len(self.signs) == 1 else "have"
+        return f"makes sure that {named_runs(self.signs)} {has} really ended"
 
 
 @dataclass(frozen=True, slots=True)

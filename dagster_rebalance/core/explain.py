@@ -24,6 +24,7 @@ from dagster_rebalance.core.runs import (
     named_runs,
 )
 from dagster_rebalance.core.setbacks import NEVER
+from dagster_rebalance.core.stream_batches import StreamBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -122,13 +123,11 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
     """A member in a few lines: what it owns, and all that does not simply work."""
     partitions = driver.partitions.busy
     count = len(driver.partitions)
-    runs = len({run for owned in partitions for run in owned.live_runs})
-    unstarted = len({run for owned in partitions for run in owned.unstarted_runs})
     first = f"owns {named(driver.partitions)}"
     if count:
         lag = sum(owned.lag for owned in partitions)
-        first += f" ({count} partition{_s(count)}), lag {lag}, {runs} run{_s(runs)} in flight"
-        first += f", {unstarted} of them not started" if unstarted else ""
+        first += f" ({count} partition{_s(count)}), lag {lag}; "
+        first += _running(partitions, now, driver.settings.worker)
     return (
         first,
         *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
@@ -148,6 +147,40 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
             streams=bool(driver.settings.worker),
         ),
     )
+
+
+def _running(partitions: Iterable[OwnedPartition], now: float, worker: str) -> str:
+    """The runs of a member, or the batch of a streaming run, and how long the oldest has taken."""
+    in_flight = [
+        entry
+        for owned in partitions
+        for entry in owned.known_entries
+        if isinstance(entry.progress, InFlight)
+    ]
+    of_worker = [entry for entry in in_flight if worker in entry.live_runs]
+    runs = {run for entry in in_flight for run in entry.live_runs} - {worker}
+    unstarted = {run for entry in in_flight for run in entry.unstarted_runs}
+    texts = []
+    if worker:
+        ranges = len(of_worker)
+        on = f" on {ranges} partition{_s(ranges)}{_age(of_worker, now)}"
+        texts.append(f"a batch running{on}" if of_worker else "no batch running")
+    if runs - unstarted or not (worker or runs):
+        started = len(runs - unstarted)
+        others = [entry for entry in in_flight if runs & {*entry.live_runs} - unstarted]
+        texts.append(
+            f"{started or 'no'}{' other' * bool(worker)} run{_s(started)} working"
+            f"{_age(others, now)}"
+        )
+    if unstarted:
+        texts.append(f"{len(unstarted)} run{_s(len(unstarted))} requested, not started yet")
+    return ", ".join(texts)
+
+
+def _age(entries: Iterable[Entry], now: float) -> str:
+    """For how long the oldest of some ranges has been worked on; empty where that is not known."""
+    since = min((entry.since for entry in entries if entry.since is not None), default=None)
+    return "" if since is None else f" for {max(0.0, now - since):.0f} s"
 
 
 def glance(driver: Driver) -> str:
@@ -193,13 +226,13 @@ def _explained(partitions: list[OwnedPartition], now: float, *, streams: bool) -
         stopped = sum(owned.phase is Phase.STOPPED for owned in more)
         restoring = sum(owned.phase is Phase.RESTORING for owned in more)
         again = len(more) - stopped - restoring
-        yield f"and {stopped} more stopped, {restoring} more being taken in" + (
+        yield f"and {stopped} more stopped, {restoring} more starting" + (
             f", {again} more tried again" if again else ""
         )
 
 
 def _is_set_back(owned: OwnedPartition) -> bool:
-    """Whether its work is under way, but not as it should be; of a paused one nothing is to be."""
+    """Whether the partition works but degraded; always False while it is paused."""
     if owned.order is not None:
         return False
     requests = (entry.progress for entry in owned.entries if owned.phase is Phase.OWNED)
@@ -221,11 +254,11 @@ def _state(owned: OwnedPartition, member: _Member) -> str:
             texts = (_of_stopped(entry, owned, member) for entry in owned.entries)
             return "; ".join((reason, *filter(None, texts)))
         case Phase.DRAINING:
-            return f"has to be given up, waits for {', '.join(map(str, waits_of(owned)))}"
+            return f"to be given up, waits for {', '.join(map(str, waits_of(owned)))}"
         case Phase.DRAINED:
-            return "drained, waits for the other partitions that are given up with it"
+            return "drained, waits for the other partitions of the hold"
         case _:
-            return f"{owned.phase.value}, not this member's any more"
+            return f"{owned.phase.value}: this member does not own it any more"
 
 
 def _time_left(hold: Hold, now: float) -> str:
@@ -236,15 +269,10 @@ def _time_left(hold: Hold, now: float) -> str:
 
 def _restoring(owned: OwnedPartition) -> str:
     if owned.ledger is None:
-        return "being taken in, reads its committed offset"
+        return "starting: reads its committed offset"
     if owned.blocked_by:
-        return (
-            f"being taken in, waits for {named_runs(owned.blocked_by)}, at work on it without a "
-            "claim"
-        )
-    return (
-        "being taken in, asks Dagster for the runs of its claims, and for what people have paused"
-    )
+        return f"starting: waits for {named_runs(owned.blocked_by)}, working on it without a claim"
+    return "starting: asks Dagster for the runs of its claims, and for orders to pause"
 
 
 def _work(owned: OwnedPartition, member: _Member) -> str:
@@ -285,20 +313,15 @@ def _when(entry: Entry, member: _Member) -> str:
     if entry.due_at > member.now:
         return f" in {entry.due_at - member.now:.0f} s"
     if member.streams:
-        return " when the batch at work has ended"
-    return ", waits for room among the runs in flight and for Dagster"
+        return " after the current batch"
+    return ": waits for a free run"
 
 
 def _request(entry: Entry, wanted: ToRequest, member: _Member) -> str:
     span, trouble = _span(entry.range), wanted.trouble
     if not member.is_there:
-        failed = (
-            f", and {wanted.failures} run{_s(wanted.failures)} failed" if wanted.failures else ""
-        )
-        return (
-            f"{span} is claimed by batch {entry.batch_id}{failed}; the next member works on it "
-            f"(attempt {wanted.attempt})"
-        )
+        failed = f" ({_failures(wanted.failures)})" if wanted.failures else ""
+        return f"{span}: waits for the next member, attempt {wanted.attempt}{failed}"
     if trouble is not None and entry.due_at > member.now:
         why = f": {trouble.why}" if trouble.why else ""
         lacks = (
@@ -311,15 +334,9 @@ def _request(entry: Entry, wanted: ToRequest, member: _Member) -> str:
         wait_s = entry.due_at - member.now
         return f"{ended}; {following} (attempt {wanted.attempt}) in {wait_s:.0f} s"
     if member.streams:
-        return (
-            f"{span} is claimed, and begun when the batch at work has ended (attempt "
-            f"{wanted.attempt})"
-        )
-    room = "as soon as there is room among the runs in flight, " if wanted.failures else ""
-    return (
-        f"batch {entry.batch_id} of {span} is requested, {room}waits for Dagster to start its run "
-        f"(attempt {wanted.attempt})"
-    )
+        return f"{span}: next, after the current batch (attempt {wanted.attempt})"
+    what = "a free run" if wanted.failures else "Dagster to start its run"
+    return f"{span}: waits for {what} (attempt {wanted.attempt})"
 
 
 def _entry(entry: Entry, member: _Member) -> str:
@@ -328,8 +345,10 @@ def _entry(entry: Entry, member: _Member) -> str:
         case ToRequest() as wanted:
             return _request(entry, wanted, member)
         case InFlight():
-            return _in_flight(entry.progress, span, member)
+            return _in_flight(entry, entry.progress, member)
         case Exhausted() as exhausted:
+            if StreamBatch.read(entry.batch_id) is not None:
+                return f"{_failures(exhausted.attempts)} on {span}"
             return f"{exhausted.failed_runs} run{_s(exhausted.failed_runs)} failed on {span}"
         case DeadLettered():
             return f"{span} is in the dead-letter topic and is committed in its turn"
@@ -337,7 +356,8 @@ def _entry(entry: Entry, member: _Member) -> str:
             return f"{span} has succeeded and is committed in its turn"
 
 
-def _in_flight(progress: InFlight, span: str, member: _Member) -> str:
+def _in_flight(entry: Entry, progress: InFlight, member: _Member) -> str:
+    span = _span(entry.range)
     runs = set(progress.run_ids)
     if progress.unsubmitted is not None:
         again = "waits for the next member"
@@ -355,36 +375,43 @@ def _in_flight(progress: InFlight, span: str, member: _Member) -> str:
             "was deleted from Dagster" if runs <= set(progress.deleted) else "has ended in Dagster"
         )
         return (
-            f"{named_runs(progress.run_ids)} for {span} {ended}, and it is not known yet that "
-            "nothing of it works any more"
+            f"{named_runs(progress.run_ids)} for {span} {ended}, and its process may still be "
+            "running"
         )
-    return f"{named_runs(progress.run_ids)} works on {span}"
+    age = _age([entry], member.now).removeprefix(" ")
+    return f"{named_runs(progress.run_ids)} works on {span}" + (f" ({age})" if age else "")
 
 
 def _backlog(owned: OwnedPartition, member: _Member) -> str:
     if owned.order is not None:
-        return f"{owned.lag} offset{_s(owned.lag)} wait"
+        return _waiting(owned.lag)
     if owned.bounds is None or owned.ledger is None:
         return "waits for Kafka's end offset"
     size = owned.bounds.until - owned.ledger.claimed_until
     waits = owned.open_transaction
     if size <= 0 and waits is not None:
         return (
-            f"{waits.records} offset{_s(waits.records)} wait behind a transaction that is open at "
-            f"offset {waits.offset} since "
-            f"{member.now - waits.since:.0f} s"
+            f"{_waiting(waits.records)} behind a transaction that has been open at offset "
+            f"{waits.offset} for {member.now - waits.since:.0f} s"
         )
     if size <= 0:
         return f"idle at the end, offset {owned.ledger.claimed_until}"
-    since = (
-        "" if owned.backlog_since is None else f" since {member.now - owned.backlog_since:.0f} s"
-    )
+    since = owned.backlog_since
+    age = "" if since is None else f"({member.now - since:.0f} s so far) "
     for_what = (
-        "for the batch at work to end, or for min_records"
+        "the end of the current batch, or for min_records"
         if member.streams
-        else "for room among the runs in flight, for min_records, or for a tick of the sensor"
+        else "a free run, for min_records, or for a tick of the sensor"
     )
-    return f"{size} offset{_s(size)} to read wait{since} {for_what}"
+    return f"{_waiting(size)} {age}for {for_what}"
+
+
+def _waiting(offsets: int) -> str:
+    return f"{offsets} offset{'' if offsets == 1 else 's'} wait{'s' * (offsets == 1)}"
+
+
+def _failures(attempts: int) -> str:
+    return f"{attempts} attempt{_s(attempts)} failed"
 
 
 def _write(pending: PendingWrite) -> str:
@@ -406,9 +433,8 @@ def _span(range_: OffsetRange) -> str:
 def _unconfirmed(run: RunSeen, left_s: float) -> str:
     ended = "was deleted from Dagster" if run.state is RunState.DELETED else "has ended in Dagster"
     return (
-        f"{named_runs([run.run_id])} {ended} and its process has not said so: "
-        f"without a sign of life it counts as dead in {left_s:.0f} s, and what it has begun "
-        "elsewhere, on Spark too, is stopped"
+        f"{named_runs([run.run_id])} {ended}, and its process may still be running: without a "
+        f"sign of life it counts as dead in {left_s:.0f} s, and its work elsewhere is stopped"
     )
 
 

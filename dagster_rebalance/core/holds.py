@@ -31,7 +31,7 @@ from dagster_rebalance.core.commands import CancelRuns
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.partition import named
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
-from dagster_rebalance.core.runs import InFlight, named_runs
+from dagster_rebalance.core.runs import InFlight, ToRequest, named_runs
 from dagster_rebalance.core.settings import DeadlinePolicy
 
 if TYPE_CHECKING:
@@ -115,6 +115,19 @@ class Hold:
             return Outcome.HANDED_OVER if self.hands_over else Outcome.DEADLINE
         return Outcome.DRAINED if self.run_ids or self.committed else Outcome.NOTHING_TO_DO
 
+    def _outcome(self, held: Iterable[OwnedPartition]) -> Outcome:
+        """The outcome, given what is left: another hold may have had its work interrupted."""
+        interrupted = (
+            entry.progress.trouble.run_id
+            for owned in held
+            for entry in owned.entries
+            if isinstance(entry.progress, ToRequest)
+            and entry.progress.trouble is not None
+            and entry.progress.interruptions
+        )
+        is_drained = self.outcome is Outcome.DRAINED
+        return Outcome.DEADLINE if is_drained and self.run_ids & {*interrupted} else self.outcome
+
     def receipt(
         self, held: Iterable[OwnedPartition], now: float, outcome: Outcome | None = None
     ) -> Receipt:
@@ -122,8 +135,9 @@ class Hold:
 
         `outcome` is for a hold that ends in another way than by a release.
         """
+        held = tuple(held)
         return Receipt(
-            outcome=outcome or self.outcome,
+            outcome=outcome or self._outcome(held),
             cause=self.cause,
             partitions=tuple(sorted(self.epochs)),
             seconds=now - self.requested_at,

@@ -86,6 +86,18 @@ class Entry:
         )
 
     @property
+    def live_runs(self) -> tuple[str, ...]:
+        """The runs that may work on the range."""
+        return self.progress.run_ids if isinstance(self.progress, InFlight) else ()
+
+    @property
+    def unstarted_runs(self) -> tuple[str, ...]:
+        """Those of them that have not started."""
+        if not isinstance(self.progress, InFlight):
+            return ()
+        return (*self.progress.waiting, *self.progress.launching)
+
+    @property
     def looked_up_as(self) -> tuple[str, ...]:
         """The batches whose runs may work on the range."""
         return (self.batch_id, self.taken_from) if self.taken_from else (self.batch_id,)
@@ -135,14 +147,12 @@ class OffsetLedger:
     @property
     def live_runs(self) -> frozenset[str]:
         """The runs that may still work on the partition."""
-        return frozenset(run for progress in self._in_flight for run in progress.run_ids)
+        return frozenset(run for entry in self.entries for run in entry.live_runs)
 
     @property
     def unstarted_runs(self) -> frozenset[str]:
         """Those of the live runs that have not started."""
-        return frozenset(
-            run for progress in self._in_flight for run in (*progress.waiting, *progress.launching)
-        )
+        return frozenset(run for entry in self.entries for run in entry.unstarted_runs)
 
     @property
     def started_runs(self) -> frozenset[str]:

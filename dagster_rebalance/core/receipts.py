@@ -27,12 +27,13 @@ class Outcome(enum.Enum):
     NOTHING_TO_DO = "nothing to do"
     """No run was working on the partitions: released at once."""
     DRAINED = "drained"
-    """All live runs ended, and what succeeded is committed."""
+    """All live runs ended by themselves, and what succeeded is committed."""
     HANDED_OVER = "handed over"
     """The member left for its successor: what was done is committed, live runs go on, and the
     successor adopts them."""
     DEADLINE = "deadline"
-    """Time was up: released with claims in place, which the next owner takes over."""
+    """Time was up, or the work was interrupted: released with claims in place, which the next owner
+    takes over."""
     SUPERSEDED = "superseded"
     """Another rebalance overtook the hold."""
     LOST = "lost"
@@ -72,25 +73,33 @@ class Receipt:
     handed_over: tuple[TopicPartition, ...]
 
     def __str__(self) -> str:
-        text = (
-            f"{self.cause.value} of {named(self.partitions)} {_VERB[self.outcome]} after "
-            f"{self.seconds:.1f} s"
-        )
+        text = self._sentence
         if self.run_ids:
-            what = "left at work" if self.outcome is Outcome.HANDED_OVER else "waited for"
+            what = "still working" if self.outcome is Outcome.HANDED_OVER else "waited for"
             text += f", {len(self.run_ids)} run{'s' * (len(self.run_ids) != 1)} {what}"
         if self.cancelled:
             text += f", {len(self.cancelled)} cancelled"
         if self.handed_over:
-            text += f", claims of {named(self.handed_over)} left to the next owner"
+            is_one = len(self.handed_over) == 1
+            claims = "unfinished claim on" if is_one else "unfinished claims on"
+            goes = "goes" if is_one else "go"
+            text += f"; {claims} {named(self.handed_over)} {goes} to the next owner"
         return text
 
-
-_VERB = {
-    Outcome.NOTHING_TO_DO: "released with nothing to do",
-    Outcome.DRAINED: "drained and released",
-    Outcome.HANDED_OVER: "handed over to the successor",
-    Outcome.DEADLINE: "released at the deadline",
-    Outcome.SUPERSEDED: "superseded",
-    Outcome.LOST: "lost",
-}
+    @property
+    def _sentence(self) -> str:
+        what, after = named(self.partitions), f"after {self.seconds:.1f} s"
+        verb = "left" if self.cause is Cause.LEAVE else "released"
+        match self.outcome:
+            case Outcome.NOTHING_TO_DO:
+                return f"{verb} {what} at once" if self.seconds < 1 else f"{verb} {what} {after}"
+            case Outcome.DRAINED:
+                return f"drained and {verb} {what} {after}"
+            case Outcome.HANDED_OVER:
+                return f"handed {what} over to the successor {after}"
+            case Outcome.DEADLINE:
+                return f"gave {what} up {after}, before the work had ended"
+            case Outcome.SUPERSEDED:
+                return f"lost {what} to another member {after}"
+            case Outcome.LOST:
+                return f"lost {what} {after}"

@@ -110,7 +110,7 @@ class Progress:
         if owned.ledger is None:
             return Wait("reads its committed offset", self._slack_s)
         if owned.blocked_by:
-            return Wait("at work on it without a claim", self._limit_of_runs(owned.blocked_by))
+            return Wait("working on it without a claim", self._limit_of_runs(owned.blocked_by))
         return Wait("asks Dagster for the runs", self._slack_s)
 
     def _of_paused(self, owned: OwnedPartition, order: Order) -> Iterable[Wait]:
@@ -139,21 +139,20 @@ class Progress:
                 following = "; tried again (" if driver.settings.worker else "; next run ("
                 yield Wait(following, self._weather.settings.pace.limit_s + self._slack_s)
             case ToRequest(failures=failures) if failures and not _is_offered(driver, entry):
-                room = "as soon as there is room among the runs in flight"
-                own = "begun when the batch at work has ended"
-                yield Wait(own if driver.settings.worker else room, FOR_OTHERS)
+                own = "next, after the current batch"
+                yield Wait(own if driver.settings.worker else "waits for a free run", FOR_OTHERS)
             case ToRequest() if driver.settings.worker:
                 is_busy = any(
                     driver.settings.worker in o.live_runs for o in driver.partitions.values()
                 )
-                yield Wait(f"{span} is claimed", FOR_OTHERS if is_busy else self._slack_s)
+                yield Wait(f"{span}: next, after", FOR_OTHERS if is_busy else self._slack_s)
             case ToRequest():
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 is_there = any(
                     run.is_live and entry.range in run.ranges
                     for run in self._dagster.seen([entry.batch_id], live_too=False)
                 )
-                yield Wait(f"of {span} is requested", self._slack_s + late_s, is_half_done=is_there)
+                yield Wait(f"{span}: waits for", self._slack_s + late_s, is_half_done=is_there)
             case InFlight(unsubmitted=RunSeen()):
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 late_s += _BROKEN_REQUESTS_S if self._weather.requests_break else 0.0
@@ -186,11 +185,7 @@ class Progress:
             )
             < driver.settings.limits.max_runs_in_flight
         )
-        what = (
-            "for the batch at work to end"
-            if driver.settings.worker
-            else "for room among the runs in flight"
-        )
+        what = "for the end of the current batch" if driver.settings.worker else "for a free run"
         return Wait(what, self._slack_s if has_room else FOR_OTHERS)
 
     def _limit_of_runs(self, run_ids: Iterable[str]) -> float:

@@ -666,7 +666,7 @@ def test_a_leave_for_a_successor_commits_what_is_done_and_goes_at_once() -> None
         (Outcome.HANDED_OVER, (), (tp(1),))
     ]
     assert str(member.receipts[0]).endswith(
-        "2 runs left at work, claims of orders-1 left to the next owner"
+        "2 runs still working; unfinished claim on orders-1 goes to the next owner"
     )
     heir = world.member(owns=2)
     assert world.dagster.runs[at_work_].state is RunState.STARTED

@@ -202,7 +202,7 @@ def test_nothing_is_claimed_until_it_is_known_what_people_have_ordered() -> None
     member.feed(seen.PartitionsAssigned((tp(0),)))
     heard(world, member)
     assert owned(member).phase is Phase.RESTORING
-    assert "what people have paused" in explain_partition(owned(member), world.now)
+    assert "for orders to pause" in explain_partition(owned(member), world.now)
     assert len(member.given(do.ReadOrders)) >= 3, "it is asked for often until it is known"
     member.fails.clear()
     heard(world, member)

@@ -16,6 +16,7 @@ from dagster_rebalance.core.own_work import OwnWork
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Log
 from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.receipts import Outcome as ReceiptOutcome
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
@@ -81,7 +82,7 @@ def test_a_range_that_fails_is_tried_again_alone_under_the_next_attempt() -> Non
     assert again.ranges == (span(0, 0, 5),)
     assert world.kafka.claims(0) == [(5, "s.r1.2.2")]
     assert world.kafka.claims(1) == [(5, "s.r1.1.1")], "not begun, so not written"
-    said = "orders-1: [0, 5) is claimed, and begun when the batch at work has ended (attempt 2)"
+    said = "orders-1: [0, 5): next, after the current batch (attempt 2)"
     assert said in summary(stream.driver, world.now)
     stream.end()
     rest = [stream.end().ranges for _ in range(6) if stream.turn()]
@@ -333,6 +334,19 @@ def test_a_partition_that_is_taken_in_again_keeps_the_delays_of_its_ranges() -> 
     (after,) = stream.driver.partitions[tp(0)].entries
     assert stream.driver.partitions[tp(0)].phase is Phase.OWNED
     assert (after.due_at, after.claimed_at) == (before.due_at, None)
+
+
+def test_a_leave_whose_batch_was_interrupted_for_a_revoke_did_not_drain() -> None:
+    """The receipt said that it drained, after the deadline of another hold."""
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0], settings=DriverSettings(budget=HoldBudget(30.0, 5.0)))
+    stream.turn()
+    stream.feed(seen.LeaveRequested("a signal", 60.0))
+    stream.end(Outcome.INTERRUPTED)
+    world.wait(1.0, stream)
+    (receipt,) = stream.receipts
+    assert receipt.outcome is ReceiptOutcome.DEADLINE
+    assert receipt.handed_over == (tp(0),)
 
 
 def test_a_success_that_came_too_late_for_its_own_commit_is_committed_by_the_next_owner() -> None:

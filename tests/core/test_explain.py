@@ -10,6 +10,7 @@ from dagster_rebalance.core.commands import ReadStoredOffsets, RecordCommit
 from dagster_rebalance.core.events import (
     LeaveRequested,
     PartitionsAssigned,
+    PartitionsLost,
     RevokeRequested,
 )
 from dagster_rebalance.core.explain import explain_hold, explain_partition, glance, summary
@@ -35,6 +36,7 @@ from dagster_rebalance.core.runs import (
 from dagster_rebalance.core.setbacks import NEVER
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from dagster_rebalance.core.transactions import OpenTransaction
+from tests.core.streams import Stream
 from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
 
@@ -158,46 +160,39 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
 @pytest.mark.parametrize(
     ("partition", "sentence"),
     [
-        (OwnedPartition(tp(4), 1), "being taken in, reads its committed offset"),
+        (OwnedPartition(tp(4), 1), "starting: reads its committed offset"),
         (
             owned(4, phase=Phase.RESTORING),
-            (
-                "being taken in, asks Dagster for the runs of its claims, and for what people have "
-                "paused"
-            ),
+            "starting: asks Dagster for the runs of its claims, and for orders to pause",
         ),
         (
             replace(owned(4, phase=Phase.RESTORING), blocked_by=(RUN,)),
-            "being taken in, waits for run ab12cd34, at work on it without a claim",
+            "starting: waits for run ab12cd34, working on it without a claim",
         ),
         (IDLE, "idle at the end, offset 0"),
         (
             replace(IDLE, open_transaction=OpenTransaction(0, 7, since=2.0)),
-            "7 offsets wait behind a transaction that is open at offset 0 since 8 s",
+            "7 offsets wait behind a transaction that has been open at offset 0 for 8 s",
         ),
         (owned(4), "waits for Kafka's end offset"),
         (
             replace(IDLE, bounds=Bounds(0, 30), backlog_since=2.0),
             (
-                "30 offsets to read wait since 8 s for room among the runs in flight, for "
-                "min_records, or for a tick of the sensor"
+                "30 offsets wait (8 s so far) for a free run, for min_records, or for a tick "
+                "of the sensor"
             ),
         ),
         (
             replace(IDLE, bounds=Bounds(0, 1)),
-            (
-                "1 offset to read wait for room among the runs in flight, for min_records, or for "
-                "a tick of the sensor"
-            ),
+            ("1 offset waits for a free run, for min_records, or for a tick of the sensor"),
         ),
         (
             owned(4, ("b7", 9, ToRequest(2))),
-            "batch b7 of [0, 9) is requested, waits for Dagster to start its run (attempt 2)",
+            "[0, 9): waits for Dagster to start its run (attempt 2)",
         ),
         (
             owned(4, ("b7", 9, ToRequest(2, 1, FAILED))),
-            "batch b7 of [0, 9) is requested, as soon as there is room among the runs in flight, "  # noqa: ISC004 - one sentence
-            "waits for Dagster to start its run (attempt 2)",
+            "[0, 9): waits for a free run (attempt 2)",
         ),
         (
             due(35.0, ToRequest(2, 1, FAILED)),
@@ -234,26 +229,20 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         (stopped(due(35.0, Exhausted((RUN,)))), "stopped: no way; [0, 9) is tried again in 25 s"),
         (
             stopped(due(10.0, Exhausted((RUN,)))),
-            (
-                "stopped: no way; [0, 9) is tried again, waits for room among the runs in flight "
-                "and for Dagster"
-            ),
+            "stopped: no way; [0, 9) is tried again: waits for a free run",
         ),
         (stopped(due(NEVER, Exhausted((RUN,)))), "stopped: no way"),
         (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
         (
             owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,), deleted=(RUN,)))),
             (
-                "run ab12cd34 for [0, 9) was deleted from Dagster, and it is not known yet that "
-                "nothing of it works any more"
+                "run ab12cd34 for [0, 9) was deleted from Dagster, and its process may still be "
+                "running"
             ),
         ),
         (
             owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,)))),
-            (
-                "run ab12cd34 for [0, 9) has ended in Dagster, and it is not known yet that "
-                "nothing of it works any more"
-            ),
+            ("run ab12cd34 for [0, 9) has ended in Dagster, and its process may still be running"),
         ),
         (
             owned(4, ("b", 9, InFlight((RUN,), (RUN,)))),
@@ -309,13 +298,13 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (
             draining(4, ("b", 9, InFlight((RUN,)))),
-            "has to be given up, waits for run ab12cd34 on orders-4 [0, 9)",
+            "to be given up, waits for run ab12cd34 on orders-4 [0, 9)",
         ),
         (
             owned(4, phase=Phase.DRAINED),
-            "drained, waits for the other partitions that are given up with it",
+            "drained, waits for the other partitions of the hold",
         ),
-        (owned(4, phase=Phase.LOST), "lost, not this member's any more"),
+        (owned(4, phase=Phase.LOST), "lost: this member does not own it any more"),
     ],
 )
 def test_a_partition_says_why_it_does_or_does_not_make_progress(
@@ -330,7 +319,7 @@ def test_a_partition_says_why_it_does_or_does_not_make_progress(
     [
         (
             owned(4, ("b", 9, ToRequest(2))),
-            "[0, 9) is claimed, and begun when the batch at work has ended (attempt 2)",
+            "[0, 9): next, after the current batch (attempt 2)",
         ),
         (
             due(35.0, ToRequest(2, 1, FAILED)),
@@ -338,11 +327,11 @@ def test_a_partition_says_why_it_does_or_does_not_make_progress(
         ),
         (
             stopped(due(10.0, Exhausted((RUN,)))),
-            "stopped: no way; [0, 9) is tried again when the batch at work has ended",
+            "stopped: no way; [0, 9) is tried again after the current batch",
         ),
         (
             replace(IDLE, bounds=Bounds(0, 7), backlog_since=4.0),
-            "7 offsets to read wait since 6 s for the batch at work to end, or for min_records",
+            "7 offsets wait (6 s so far) for the end of the current batch, or for min_records",
         ),
     ],
 )
@@ -352,6 +341,51 @@ def test_a_streaming_run_waits_for_no_run_of_dagster(
     """Whose member it is decides, not whose batch: members take over claims of either form."""
     said = explain_partition(partition, 10.0, streams=True)
     assert said == f"orders-4: {sentence}"
+
+
+def test_a_batch_that_is_running_has_an_age() -> None:
+    """A batch that does not return looked like any other."""
+    world = World(records=5, partitions=2)
+    stream = Stream(world, "r1", owns=range(2))
+    assert summary(stream.driver, world.now)[0].endswith("lag 10; no batch running")
+    stream.turn()
+    world.wait(312, stream)
+    (first,) = summary(stream.driver, world.now)
+    assert first.endswith("lag 10; a batch running on 2 partitions for 312 s")
+    said = explain_partition(stream.driver.partitions[tp(0)], world.now, streams=True)
+    assert said == "orders-0: run r1 works on [0, 5) (for 312 s)"
+    assert glance(stream.driver) == "2 owned, lag 10, 1 run"
+
+
+def test_a_run_whose_age_dagster_knows_has_that_age() -> None:
+    """The member may have found it at work."""
+    world = World(records=5)
+    first = world.member(owns=1)
+    (run_id,) = first.tick()
+    world.start(run_id)
+    world.dagster.runs[run_id] = replace(world.dagster.runs[run_id], works_for_s=700.0)
+    second = world.member(owns=1)
+    world.wait(1, second)
+    assert "1 run working for 70" in summary(second.driver, world.now)[0]
+
+
+def test_a_streaming_run_tells_the_runs_of_others_apart() -> None:
+    """It waits for them, and has no batch itself."""
+    world = World(records=5)
+    first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
+    first.turn()
+    first.feed(PartitionsLost((tp(0),)))
+    second.feed(PartitionsAssigned((tp(0),)))
+    second.turn()
+    (said, *_) = summary(second.driver, world.now)
+    assert said.endswith("; no batch running, 1 other run working")
+
+
+def test_failed_attempts_of_a_streaming_run_are_attempts_and_no_runs() -> None:
+    """One run made them all."""
+    batch = "s.r1.3.3"
+    exhausted = owned(4, (batch, 9, Exhausted((RUN, RUN))))
+    assert explain_partition(exhausted, 10.0) == "orders-4: 2 attempts failed on [0, 9)"
 
 
 def test_partitions_in_a_row_are_drawn_together() -> None:
@@ -375,7 +409,7 @@ def test_the_summary_of_a_member_at_work_is_one_line() -> None:
         world.start(run_id)
     world.wait(1, member)
     assert summary(member.driver, world.now) == (
-        "owns orders-0..3 (4 partitions), lag 340, 4 runs in flight, 2 of them not started",
+        "owns orders-0..3 (4 partitions), lag 340; 2 runs working for 2 s, 2 runs requested, not started yet",
     )
     assert glance(member.driver) == "4 owned, lag 340, 4 runs"
 
@@ -399,13 +433,13 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     )
     (stopped_run,) = halted.live_runs
     assert summary(member.driver, world.now) == (
-        "owns orders-0..3 (4 partitions), lag 255, 3 runs in flight, 2 of them not started",
+        "owns orders-0..3 (4 partitions), lag 255; 1 run working for 1 s, 2 runs requested, not started yet",
         f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
         (
             f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in "
             "Dagster's queue"
         ),
-        "orders-3: being taken in, reads its committed offset",
+        "orders-3: starting: reads its committed offset",
     )
     assert glance(member.driver) == "1 stopped, holding 1, 4 owned, lag 255, 3 runs"
 
@@ -444,5 +478,5 @@ def test_the_summary_stays_short_however_many_partitions_are_stopped() -> None:
     member = world.member(owns=1_000)
     lines = summary(member.driver, world.now)
     assert len(lines) == 12
-    assert lines[-1] == "and 990 more stopped, 0 more being taken in"
+    assert lines[-1] == "and 990 more stopped, 0 more starting"
     assert sum(map(len, lines)) < 5_000

@@ -52,13 +52,10 @@ def test_an_owner_has_the_name_of_its_code_location() -> None:
 @pytest.mark.parametrize(
     ("progress", "says"),
     [
-        (ToRequest(), "[0, 10) is claimed by batch b; the next member works on it (attempt 1)"),
+        (ToRequest(), "[0, 10): waits for the next member, attempt 1"),
         (
             ToRequest(3, 2, Trouble(Setback.FAILED, 2, RUN)),
-            (
-                "[0, 10) is claimed by batch b, and 2 runs failed; the next member works on it "
-                "(attempt 3)"
-            ),
+            "[0, 10): waits for the next member, attempt 3 (2 attempts failed)",
         ),
     ],
 )
@@ -69,7 +66,7 @@ def test_a_claim_without_a_member_is_requested_by_nobody(progress: ToRequest, sa
     alone = status_of(partition, found, Owners(()), now=0.0)
     assert alone.sentence == f"orders-0: {says}"
     there = status_of(owned(0, ("b", 10, ToRequest())), found, Owners((BLUE,)), now=0.0)
-    assert "is requested" in there.sentence
+    assert "waits for Dagster to start its run" in there.sentence
 
 
 def test_of_a_streaming_run_no_tick_and_no_request_is_told() -> None:
@@ -77,7 +74,7 @@ def test_of_a_streaming_run_no_tick_and_no_request_is_told() -> None:
     owners = Owners((BLUE,), (replace(KNOWN[1], is_run=True),))
     found = Found(OffsetAndMetadata(0), Bounds(0, 10))
     said = status_of(owned(0, ("b", 10, ToRequest())), found, owners, now=0.0).sentence
-    assert "is claimed, and begun when the batch at work has ended" in said
+    assert "next, after the current batch" in said
 
 
 def test_a_partition_without_owner_is_held_by_who_had_it_last() -> None:

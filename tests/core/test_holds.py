@@ -50,11 +50,11 @@ def test_the_outcome_says_what_the_hold_was_for(hold: Hold, outcome: Outcome) ->
 @pytest.mark.parametrize(
     ("hold", "outcome", "sentence"),
     [
-        (HOLD, None, "revoke of orders-4, orders-5 released with nothing to do after 2.5 s"),
+        (HOLD, None, "released orders-4, orders-5 after 2.5 s"),
         (
             replace(HOLD, run_ids=frozenset({"r"})),
             None,
-            "revoke of orders-4, orders-5 drained and released after 2.5 s, 1 run waited for",
+            "drained and released orders-4, orders-5 after 2.5 s, 1 run waited for",
         ),
         (
             replace(
@@ -66,12 +66,12 @@ def test_the_outcome_says_what_the_hold_was_for(hold: Hold, outcome: Outcome) ->
             ),
             None,
             (
-                "leave of orders-4, orders-5 released at the deadline after 2.5 s, 2 runs waited "
+                "gave orders-4, orders-5 up after 2.5 s, before the work had ended, 2 runs waited "
                 "for, 1 cancelled"
             ),
         ),
-        (HOLD, Outcome.SUPERSEDED, "revoke of orders-4, orders-5 superseded after 2.5 s"),
-        (HOLD, Outcome.LOST, "revoke of orders-4, orders-5 lost after 2.5 s"),
+        (HOLD, Outcome.SUPERSEDED, "lost orders-4, orders-5 to another member after 2.5 s"),
+        (HOLD, Outcome.LOST, "lost orders-4, orders-5 after 2.5 s"),
     ],
 )
 def test_a_receipt_is_a_sentence(hold: Hold, outcome: Outcome | None, sentence: str) -> None:
@@ -83,7 +83,12 @@ def test_a_receipt_names_the_claims_that_are_left_to_the_next_owner() -> None:
     """They are what it takes over."""
     claimed = OwnedPartition(tp(5), 2, ledger=OffsetLedger(tp(5), 2, 0).claim("b", 10))
     receipt = HOLD.receipt((claimed,), 102.5)
-    assert str(receipt).endswith("claims of orders-5 left to the next owner")
+    assert str(receipt).endswith("; unfinished claim on orders-5 goes to the next owner")
+    both = replace(receipt, handed_over=(tp(4), tp(5)), seconds=0.0, cause=Cause.LEAVE)
+    assert str(both) == (
+        "left orders-4, orders-5 at once; unfinished claims on orders-4, orders-5 go to the next "
+        "owner"
+    )
     assert receipt.partitions == (tp(4), tp(5))
 
 

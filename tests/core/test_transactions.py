@@ -29,7 +29,7 @@ def said(world: World, member: Member) -> str:
 def test_what_waits_behind_an_open_transaction_is_said() -> None:
     """The lag is zero, so nothing else shows it."""
     world, member = behind_a_transaction()
-    assert "30 offsets wait behind a transaction that is open at offset 0 since 4 s" in said(
+    assert "30 offsets wait behind a transaction that has been open at offset 0 for 4 s" in said(
         world, member
     )
     world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], high_watermark=None)

@@ -757,7 +757,7 @@ def test_a_dead_run_is_ended_and_its_batch_offered_again(instance: dg.DagsterIns
     assert status_of(instance, run) is Status.FAILURE
     assert bench.mailbox.mail.offers[0].attempt == 2
     assert any(
-        f"sees to it that nothing of {run.run_id} works any more" in note
+        f"makes sure that run {run.run_id[:8]} has really ended" in note
         for note in bench.mailbox.take_notes()
     )
 
