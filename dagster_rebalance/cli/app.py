@@ -40,6 +40,7 @@ COMMANDS = {
     "rerun": "dagster_rebalance.cli.rerun",
     "reset": "dagster_rebalance.cli.reset",
     "resume": "dagster_rebalance.cli.control",
+    "retry": "dagster_rebalance.cli.control",
     "status": "dagster_rebalance.cli.status",
     "stop": "dagster_rebalance.cli.control",
 }

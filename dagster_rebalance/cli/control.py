@@ -1,4 +1,4 @@
-"""`dagster-rebalance pause`, `stop` and `resume`: orders for all members of a consumer group.
+"""`dagster-rebalance pause`, `stop`, `resume` and `retry`: orders for all members of a group.
 
 Owns what a person types, and who is meant where that is left out. It needs the Dagster instance of
 the members (`DAGSTER_HOME`), and neither Kafka nor the code of the assets.
@@ -79,6 +79,26 @@ def resume(
     dagster-rebalance resume --all --reason "the warehouse is back"
     """  # noqa: D301 - click keeps the lines behind \b as they are
     _order(Action.RESUME, partitions, everything=everything, group=group, by=by, reason=reason)
+
+
+def retry(
+    partitions: Partitions = None,
+    *,
+    reason: Reason = _NO_REASON,
+    everything: Everything = False,
+    group: Group = "",
+    by: By = "",
+) -> None:
+    """Try now what failed, is stopped, or waits for its next attempt.
+
+    The members do not wait for the rest of the delay. What people have paused stays paused.
+
+    \b
+    dagster-rebalance retry orders:3
+    dagster-rebalance retry orders 'pay*' --group shop
+    dagster-rebalance retry --all --reason "the warehouse is back"
+    """  # noqa: D301 - click keeps the lines behind \b as they are
+    _order(Action.RETRY, partitions, everything=everything, group=group, by=by, reason=reason)
 
 
 def _order(

@@ -40,9 +40,17 @@ class Action(enum.Enum):
     """The same, and what is at work is cancelled, which is no failed attempt."""
     RESUME = "resume"
     """The partition goes on where it stood."""
+    RETRY = "retry"
+    """What has failed or waits for its next attempt is tried now, once. The other orders stand."""
 
 
-_DONE = {Action.PAUSE: "paused", Action.STOP: "stopped", Action.RESUME: "resumed"}
+_DONE = {
+    Action.PAUSE: "paused",
+    Action.STOP: "stopped",
+    Action.RESUME: "resumed",
+    Action.RETRY: "retried",
+}
+_WITHOUT_REASON = {Action.RESUME, Action.RETRY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class Order:
             `*`, `?` and `[...]`. `*` is all of the group.
         by: Who gave it.
         at: When, in seconds since 1970.
-        reason: Why. Only a resume may go without one.
+        reason: Why. Only a resume and a retry may go without one.
 
     Raises:
         ConfigurationError: A part is missing, too long, or cannot name partitions.
@@ -77,7 +85,7 @@ class Order:
         if not self.by.strip():
             msg = f"{self.action.value} {self.partitions}: say who you are, for those who find it"
             raise ConfigurationError(msg)
-        if self.action is not Action.RESUME and not self.reason.strip():
+        if self.action not in _WITHOUT_REASON and not self.reason.strip():
             msg = f"{self.action.value} {self.partitions}: give a reason, for those who find it"
             raise ConfigurationError(msg)
         check_lengths(self.by, self.reason)
@@ -85,7 +93,9 @@ class Order:
     def __str__(self) -> str:
         at = datetime.fromtimestamp(self.at, timezone.utc)
         why = f": {one_line(self.reason)}" if self.reason else ""
-        return f"{_DONE[self.action]} by {one_line(self.by)} since {at:%Y-%m-%d %H:%M:%S} UTC{why}"
+        when = "at" if self.action is Action.RETRY else "since"
+        done = f"{_DONE[self.action]} by {one_line(self.by)}"
+        return f"{done} {when} {at:%Y-%m-%d %H:%M:%S} UTC{why}"
 
     def covers(self, partition: TopicPartition) -> bool:
         """Whether the order is about a partition."""
@@ -165,22 +175,43 @@ def in_force(orders: Sequence[Order], partition: TopicPartition) -> Order | None
         orders: All orders, oldest first.
         partition: The partition.
     """
-    newest = next((order for order in reversed(orders) if order.covers(partition)), None)
+    newest = next(
+        (
+            order
+            for order in reversed(orders)
+            if order.action is not Action.RETRY and order.covers(partition)
+        ),
+        None,
+    )
     return None if newest is None or newest.action is Action.RESUME else newest
 
 
 def out_of_date(orders: Sequence[Order]) -> Iterator[int]:
-    """The indices of orders that can never count again: a newer one covers all that they cover."""
-    later: set[str] = set()
+    """The indices of orders that can never count again: a newer one covers all that they cover.
+
+    A retry takes the place of retries only.
+    """
+    later: set[tuple[bool, str]] = set()
     for index in range(len(orders) - 1, -1, -1):
-        if later & {orders[index].partitions, EVERYTHING}:
+        is_retry, selector = orders[index].action is Action.RETRY, orders[index].partitions
+        if later & {(is_retry, selector), (is_retry, EVERYTHING)}:
             yield index
-        later.add(orders[index].partitions)
+        later.add((is_retry, selector))
 
 
 def selector_of(partition: TopicPartition) -> str:
     """How a person names one partition."""
     return f"{partition.topic}:{partition.partition}"
+
+
+def new_retries(before: Sequence[Order], orders: Iterable[Order]) -> list[Order]:
+    """The retries among orders that were not among those before."""
+    return [order for order in orders if order.action is Action.RETRY and order not in before]
+
+
+def how_to_retry(partition: TopicPartition) -> str:
+    """The command that tries now what waits on a partition."""
+    return f"dagster-rebalance retry {selector_of(partition)}"
 
 
 def how_to_resume(*partitions: str) -> str:

@@ -20,7 +20,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import dead_letters
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.assigned import AssignedPartitions
-from dagster_rebalance.core.control import Order, in_force
+from dagster_rebalance.core.control import Order, in_force, new_retries
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.forecast import Forecast
 from dagster_rebalance.core.held_partitions import HeldPartitions
@@ -267,10 +267,17 @@ class Driver:
                 yield moved
 
     def _on_orders(self, event: seen.OrdersRead, _now: float) -> Iterable[do.Command]:
-        self._ordered_epoch = max(event.epoch, self._ordered_epoch)
+        knows_orders, self._ordered_epoch = (
+            self._ordered_epoch > 0,
+            max(event.epoch, self._ordered_epoch),
+        )
         if event.orders == self.orders:
             return
+        # What was to be retried before this member was there, it has tried when it took over.
+        retries = new_retries(self.orders, event.orders) if knows_orders else []
         self.orders = event.orders
+        for order in retries:
+            yield from self._retry(order)
         changed: dict[Order | None, list[TopicPartition]] = {}
         for owned in list(self.partitions.values()):
             order = in_force(event.orders, owned.partition)
@@ -285,6 +292,21 @@ class Driver:
                 f"{named(partitions)}: {said}",
                 Occurred.PARTITIONS_ORDERED,
                 {"partitions": tuple(partitions), "order": str(said)},
+            )
+
+    def _retry(self, order: Order) -> Iterable[do.Command]:
+        exhausted_too = self.settings.dead_letter_topic is None
+        covered = [owned for owned in self.partitions.values() if order.covers(owned.partition)]
+        for owned in covered:
+            tried = owned.tried_now(exhausted_too=exhausted_too)
+            is_stopped = tried.waits_for_a_person
+            self.partitions[owned.partition] = self._distrusted(tried) if is_stopped else tried
+        if covered:
+            partitions = tuple(owned.partition for owned in covered)
+            yield do.Note(
+                f"{named(partitions)}: {order}",
+                Occurred.PARTITIONS_ORDERED,
+                {"partitions": partitions, "order": str(order)},
             )
 
     def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:

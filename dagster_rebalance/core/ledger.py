@@ -252,12 +252,11 @@ class OffsetLedger:
         )
         return replace(self, entries=entries)
 
-    def tried_now(self) -> OffsetLedger:
+    def tried_now(self, *, exhausted_too: bool) -> OffsetLedger:
         """Let each range that waits for its next run be due."""
+        tried = (ToRequest, Exhausted) if exhausted_too else ToRequest
         entries = tuple(
-            replace(entry, due_at=float("-inf"))
-            if isinstance(entry.progress, ToRequest | Exhausted)
-            else entry
+            replace(entry, due_at=float("-inf")) if isinstance(entry.progress, tried) else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)

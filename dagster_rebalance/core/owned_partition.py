@@ -226,6 +226,21 @@ class OwnedPartition:
             return replace(self, order=order)
         return replace(self, order=None, ledger=self.ledger.disowned())
 
+    def tried_now(self, *, exhausted_too: bool) -> OwnedPartition:
+        """The partition after a person wants what waits on it to be tried.
+
+        Args:
+            exhausted_too: Whether ranges whose attempts are exhausted are tried as well. With a
+                dead-letter topic, their record is under way.
+        """
+        pending = self.pending
+        if pending is not None and pending.refused:
+            pending = replace(pending, again_at=float("-inf"))
+        ledger = self.ledger
+        if ledger is not None:
+            ledger = ledger.tried_now(exhausted_too=exhausted_too)
+        return replace(self, ledger=ledger, pending=pending)
+
     def with_bounds(self, bounds: Bounds, now: float) -> OwnedPartition:
         """The partition after a look at what can be read, which may be more than is claimed."""
         has_backlog = self.ledger is not None and bounds.until > self.ledger.claimed_until

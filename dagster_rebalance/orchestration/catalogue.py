@@ -77,6 +77,7 @@ class Catalogue:
         self._history = History(instance, assets.group)
         self._seat = Seat(instance, assets, host.location, host.sensor)
         self._order_book = OrderBook(instance, assets.order_book_name)
+        self._retry_book = OrderBook(instance, assets.retry_book_name)
         self._settings = settings
 
     def keep_seat(self) -> None:
@@ -187,8 +188,8 @@ class Catalogue:
         self._instance.report_runless_asset_event(as_evaluation(result, check, asset))
 
     def orders(self) -> tuple[Order, ...]:
-        """What people have ordered for the group, oldest first."""
-        return self._order_book.read()
+        """What people have ordered for the group, oldest first, and then what is to be retried."""
+        return (*self._order_book.read(), *self._retry_book.read())
 
     def show_stopped(self, standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
         """Show which partitions and topics of the group cannot go on, with the reasons.

@@ -1,4 +1,4 @@
-"""People pause, stop and resume partitions: what the job and the command line have in common.
+"""People pause, stop, resume and retry partitions: what the job and the command line share.
 
 Neither asks Kafka, so an order can be given while Kafka is away: Dagster knows the partitions that
 the group has had. Members read the order book every few seconds, and before they claim anything of
@@ -35,7 +35,10 @@ _DOES = {
     Action.PAUSE: "nothing new is begun, and what is at work ends and is committed",
     Action.STOP: "nothing new is begun, and what is at work is cancelled",
     Action.RESUME: "they go on where they stood",
+    Action.RETRY: "what failed, is stopped or waits for its next attempt is tried",
 }
+_RETRIES_KEPT_S = 3600.0
+"""Members read a retry within seconds, and one that comes later tries what failed anyway."""
 
 
 class Wanted(NamedTuple):
@@ -83,16 +86,18 @@ def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
     chosen = dict(selection(selector, known, group_id) for selector in typed)
     orders = [order(selector) for selector in chosen]
     matched = sorted({partition for those in chosen.values() for partition in those})
-    book = OrderBook(instance, assets.order_book_name)
+    book = order_book = OrderBook(instance, assets.order_book_name)
+    if wanted.action is Action.RETRY:
+        book = OrderBook(instance, assets.retry_book_name)
     try:
-        before = book.read()
+        before = order_book.read()
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     book.add(orders)
     shown = f"{named(matched)} {orders[0]}"
     done = f"{shown}. {_consequence(wanted.action, orders, matched, before)}"
     try:
-        book.tidy()
+        book.tidy(before=now - _RETRIES_KEPT_S if wanted.action is Action.RETRY else 0.0)
         _show(instance, assets, orders, matched, shown)
     except Exception as error:  # of any database; the order is in force by now
         logger.warning("an order of group %s could not be shown", group_id, exc_info=True)
@@ -143,6 +148,10 @@ def _consequence(
     matched: Sequence[TopicPartition],
     before: Sequence[Order],
 ) -> str:
+    if action is Action.RETRY:
+        ordered = [partition for partition in matched if in_force(before, partition) is not None]
+        still = f" Still paused or stopped by people: {named(ordered)}." if ordered else ""
+        return f"Within seconds {_DOES[action]}.{still}"
     if action is not Action.RESUME:
         resume = how_to_resume(*(order.partitions for order in orders))
         return f"Within seconds {_DOES[action]}. To go on: {resume}"

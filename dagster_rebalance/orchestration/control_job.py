@@ -1,4 +1,4 @@
-"""The job by which people pause, stop and resume partitions from Dagster's pages."""
+"""The job by which people pause, stop, resume and retry partitions from Dagster's pages."""
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of an op.
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 class ControlConfig(dg.Config):
     """What a person fills in in the launchpad."""
 
-    action: Literal["pause", "stop", "resume"] = Field(
+    action: Literal["pause", "stop", "resume", "retry"] = Field(
         description=(
             "pause: nothing new is begun, and what is at work ends. stop: what is at work is "
-            "cancelled, too. resume: go on."
+            "cancelled, too. resume: go on. retry: try now what failed or is stopped."
         )
     )
     partitions: list[str] = Field(
         description="orders:3 for a partition, orders for a topic, ord* for a pattern, * for all."
     )
-    reason: str = Field(default="", description="Why. Only a resume may go without one.")
+    reason: str = Field(default="", description="Why. A resume and a retry may go without one.")
     by: str = Field(default="", description="Who you are. Dagster+ knows it without.")
 
 
 def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefinition:
-    """Build the job that pauses, stops and resumes partitions of a group.
+    """Build the job that pauses, stops, resumes and retries partitions of a group.
 
     Args:
         name: The name of the job.
@@ -66,8 +66,8 @@ def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
         executor_def=dg.in_process_executor,
         tags={"dagster/max_retries": "0"},  # a retry would give an old order after newer ones
         description=(
-            "Pauses, stops or resumes partitions of a consumer group. Fill in the launchpad; the "
-            "orders are shown on the asset of the group."
+            "Pauses, stops, resumes or retries partitions of a consumer group. Fill in the "
+            "launchpad; the orders are shown on the asset of the group."
         ),
     )
     def control() -> None:

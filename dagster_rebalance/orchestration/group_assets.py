@@ -49,6 +49,11 @@ class GroupAssets:
         return f"dagster_rebalance/orders/{self.group.path[1]}"
 
     @property
+    def retry_book_name(self) -> str:
+        """The name under which Dagster keeps what people want to be tried again."""
+        return f"dagster_rebalance/retries/{self.group.path[1]}"
+
+    @property
     def rerun_book_name(self) -> str:
         """The name under which Dagster keeps the batches of reruns."""
         return f"dagster_rebalance/reruns/{self.group.path[1]}"

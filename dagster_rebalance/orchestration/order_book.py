@@ -45,10 +45,16 @@ class OrderBook:
         """Add orders."""
         self._instance.add_dynamic_partitions(self._name, [_written(order) for order in orders])
 
-    def tidy(self) -> None:
-        """Remove orders that can never count again."""
+    def tidy(self, *, before: float = 0.0) -> None:
+        """Remove orders that can never count again.
+
+        Args:
+            before: Orders that were given before this time do not count either.
+        """
         texts = self._instance.get_dynamic_partitions(self._name)
-        for index in out_of_date([_read(text) for text in texts]):
+        orders = [_read(text) for text in texts]
+        old = {index for index, order in enumerate(orders) if order.at < before}
+        for index in sorted(old.union(out_of_date(orders))):
             self._instance.delete_dynamic_partition(self._name, texts[index])
 
 

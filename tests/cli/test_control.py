@@ -1,4 +1,4 @@
-"""`dagster-rebalance pause`, `stop` and `resume`, as a person types them."""
+"""`dagster-rebalance pause`, `stop`, `resume` and `retry`, as a person types them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy
 
 from dagster_rebalance.cli.app import COMMANDS, run
+from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue
@@ -146,7 +147,28 @@ def test_the_lines_of_a_help_end_where_the_terminal_does(monkeypatch: pytest.Mon
     assert said in typed("rerun", "--help").output
 
 
-@pytest.mark.parametrize("command", ["pause", "stop", "resume"])
+def test_a_retry_is_kept_apart_from_the_orders(shop: OrderBook) -> None:
+    """An older member, which knows no retry, could not read its orders any more."""
+    typed("resume", "--all", "--group", "shop")
+    typed("pause", "orders:1", "--group", "shop", "-r", "the warehouse is away")
+    before = shop.read()
+    said = typed("retry", "orders", "--group", "shop", "--by", "a")
+    assert said.exit_code == 0
+    assert "orders-0..2 retried by a at " in said.output
+    assert "Still paused or stopped by people: orders-1." in said.output
+    assert shop.read() == before
+    with dg.DagsterInstance.get() as instance:
+        catalogue = Catalogue(instance, GroupAssets.of("shop"), NOBODY)
+        typed("retry", "orders", "--group", "shop", "--by", "b")
+        *orders, retry = catalogue.orders()
+        assert tuple(orders) == before
+        assert (retry.action, retry.partitions, retry.by) == (Action.RETRY, "orders", "b")
+        OrderBook(instance, GroupAssets.of("shop").retry_book_name).tidy(before=retry.at + 1)
+        assert catalogue.orders() == before
+    typed("resume", "--all", "--group", "shop")
+
+
+@pytest.mark.parametrize("command", ["pause", "stop", "resume", "retry"])
 def test_the_help_of_each_command_has_examples(command: str) -> None:
     """They stand on lines of their own, to be pasted."""
     result = typed(command, "--help")

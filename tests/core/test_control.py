@@ -13,7 +13,9 @@ from dagster_rebalance.core.control import (
     Action,
     Order,
     how_to_resume,
+    how_to_retry,
     in_force,
+    new_retries,
     out_of_date,
     selection,
     selector_of,
@@ -73,12 +75,24 @@ def test_the_newest_order_that_covers_a_partition_counts() -> None:
     assert in_force((paused, stopped, order(Action.RESUME)), PARTITIONS[1]) is None
 
 
+def test_a_retry_changes_no_order_that_is_in_force() -> None:
+    """It is done once, and a pause stays."""
+    paused, retried = order(Action.PAUSE), order(Action.RETRY, "orders:1")
+    assert in_force((paused, retried), PARTITIONS[1]) == paused
+    assert new_retries((paused,), (paused, retried)) == [retried]
+    assert new_retries((paused, retried), (paused, retried)) == []
+    assert how_to_retry(PARTITIONS[1]) == "dagster-rebalance retry orders:1"
+    assert Order(Action.RETRY, "orders", "ada", 0.0).reason == ""
+
+
 @given(some.lists(some.builds(order, some.sampled_from(Action), some.sampled_from(SELECTORS))))
 def test_without_what_is_out_of_date_the_same_orders_are_in_force(orders: list[Order]) -> None:
     """The book stays short, and says the same."""
     gone = set(out_of_date(orders))
     kept = [said for index, said in enumerate(orders) if index not in gone]
-    assert len(kept) <= len(SELECTORS)
+    for is_retry in (False, True):
+        kind = [said for said in kept if (said.action is Action.RETRY) is is_retry]
+        assert len(kind) <= len(SELECTORS)
     for partition in PARTITIONS:
         assert in_force(kept, partition) == in_force(orders, partition)
 

@@ -12,10 +12,12 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.dead_letters import is_wanted
 from dagster_rebalance.core.explain import explain_partition, summary
+from dagster_rebalance.core.owned_partition import PendingWrite
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.runs import Exhausted, RunState
+from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.stream_batches import Outcome
 from tests.core.streams import Stream
@@ -32,6 +34,11 @@ def give(world: World, action: Action, partitions: str = "orders:0", by: str = "
     order = Order(action, partitions, by, 1_700_000_000.0, "the warehouse is away")
     world.orders.append(order)
     return order
+
+
+def notes(member: Member) -> list[str]:
+    """What a member has noted."""
+    return [command.text for command in member.done if isinstance(command, do.Note)]
 
 
 def heard(world: World, *members: Member) -> None:
@@ -438,3 +445,96 @@ def test_a_partition_that_is_given_back_while_it_is_taken_in_again_keeps_its_ord
     order = give(world, Action.STOP)
     taken_in = replace(before.under(order), phase=Phase.RESTORING, before=before)
     assert taken_in.asked_back().order == order
+
+
+SLOW = RetryPace(600.0, 600.0)
+
+
+def test_a_retry_ends_the_delay_of_a_range_that_failed() -> None:
+    """A person has fixed the cause, and the next attempt was minutes away."""
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0], pace=SLOW)
+    stream.turn()
+    stream.end(Outcome.FAILED)
+    assert stream.turn(5.0) is None
+    give(world, Action.RETRY)
+    begun = stream.turn(4.0) or stream.turn()
+    assert begun is not None
+    assert begun.ranges == (span(0, 0, 5),)
+    stream.end(Outcome.FAILED)
+    for _ in range(3):
+        assert stream.turn(5.0) is None, "a retry counts once"
+
+
+def test_a_retry_tries_a_stopped_range_also_where_none_is_tried_again() -> None:
+    """With a run for each batch; other partitions keep their delays."""
+    world = World(records=5, partitions=2)
+    pace = RetryPace(600.0, 600.0, retry_stopped=False)
+    settings = replace(_NOT_TOGETHER, max_attempts=1, pace=pace)
+    member = world.member(owns=2, settings=settings, pace=pace)
+    member.pass_time()
+    for run in member.tick():
+        world.start(run)
+        world.dagster.move(run, RunState.FAILED)
+    heard(world, member)
+    assert owned(member).phase is Phase.STOPPED
+    assert member.driver.offers == ()
+    order = give(world, Action.RETRY)
+    heard(world, member)
+    assert [offer.ranges for offer in member.driver.offers] == [(span(0, 0, 5),)]
+    assert any(note.endswith(f"orders-0: {order}") for note in notes(member))
+    assert str(order) == "retried by ada at 2023-11-14 22:13:20 UTC: the warehouse is away"
+
+
+def test_a_retry_leaves_paused_partitions_and_letters_alone() -> None:
+    """Only a resume lets a partition go on; a record in the dead-letter topic is under way."""
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0], pace=SLOW)
+    stream.turn()
+    stream.end(Outcome.FAILED)
+    give(world, Action.PAUSE)
+    give(world, Action.RETRY)
+    assert stream.turn(4.0) is None
+    assert stream.turn(4.0) is None
+    assert owned(stream).order is not None
+    (entry,) = owned(stream).entries
+    assert entry.due_at == float("-inf"), "it is tried after the resume"
+
+    exhausted = replace(entry, progress=Exhausted(("r1",)), due_at=9.0)
+    assert entry.progress != exhausted.progress
+    ledger = owned(stream).ledger
+    assert ledger is not None
+    book = replace(ledger, entries=(exhausted,))
+    assert book.tried_now(exhausted_too=False).entries == (exhausted,)
+    assert book.tried_now(exhausted_too=True).entries[0].due_at == float("-inf")
+
+
+def test_a_retry_that_was_given_before_a_member_came_is_not_its() -> None:
+    """Else each new member would repeat it, also on a range that kills its process."""
+    world = World(records=5)
+    first = Stream(world, "r1", owns=[0], pace=SLOW)
+    first.turn()
+    give(world, Action.RETRY)
+    first.die()
+    second = Stream(world, "r2", owns=[0], pace=SLOW)
+    assert second.turn(4.0) is None
+    assert second.turn(4.0) is None
+
+
+def test_a_retry_looks_again_at_what_waits_for_a_person() -> None:
+    """And asks Kafka again to store what it has refused."""
+    world = World(records=5)
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(100)
+    member = world.member(owns=1)
+    world.wait(4.0, member)
+    assert owned(member).phase is Phase.STOPPED
+    give(world, Action.RETRY, "*")
+    reads = len(member.given(do.ReadStoredOffsets))
+    world.wait(3.5, member)
+    assert len(member.given(do.ReadStoredOffsets)) > reads
+    pending = PendingWrite(
+        do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0)), 5.0, again_at=7.0, refused="no right"
+    )
+    tried = replace(owned(member), pending=pending, ledger=None).tried_now(exhausted_too=True)
+    assert tried.pending is not None
+    assert tried.pending.last_asked_at == float("-inf")

@@ -41,6 +41,7 @@ from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
 
 RUN = "ab12cd34-5678"
+NOT_STARTED = "2 runs requested, not started yet"
 A_RUN_EACH = DriverSettings(limits=BatchLimits(max_ranges_per_run=1))
 HOLD = Hold(Cause.REVOKE, {tp(4): 1, tp(5): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
 RECORD = RecordCommit(
@@ -409,7 +410,7 @@ def test_the_summary_of_a_member_at_work_is_one_line() -> None:
         world.start(run_id)
     world.wait(1, member)
     assert summary(member.driver, world.now) == (
-        "owns orders-0..3 (4 partitions), lag 340; 2 runs working for 2 s, 2 runs requested, not started yet",
+        f"owns orders-0..3 (4 partitions), lag 340; 2 runs working for 2 s, {NOT_STARTED}",
     )
     assert glance(member.driver) == "4 owned, lag 340, 4 runs"
 
@@ -433,7 +434,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     )
     (stopped_run,) = halted.live_runs
     assert summary(member.driver, world.now) == (
-        "owns orders-0..3 (4 partitions), lag 255; 1 run working for 1 s, 2 runs requested, not started yet",
+        f"owns orders-0..3 (4 partitions), lag 255; 1 run working for 1 s, {NOT_STARTED}",
         f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
         (
             f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in "

@@ -243,6 +243,10 @@ def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
     assert launch(instance, kafka, {**config, "by": "ada"}).success
     (kept,) = book_of(instance, kafka.group_id).read()
     assert (kept.action, kept.partitions, kept.by) == (Action.STOP, "orders", "ada")
+    retry: dict[str, object] = {"action": "retry", "partitions": ["orders:0"], "by": "ada"}
+    assert launch(instance, kafka, retry).success
+    retries = OrderBook(instance, GroupAssets.of(kafka.group_id).retry_book_name).read()
+    assert [(one.action, one.partitions) for one in retries] == [(Action.RETRY, "orders:0")]
     refused = launch(instance, kafka, config)
     (failed,) = [event for event in refused.all_events if event.is_step_failure]
     assert "say who you are" in str(failed.event_specific_data)
