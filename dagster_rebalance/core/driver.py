@@ -267,17 +267,15 @@ class Driver:
                 yield moved
 
     def _on_orders(self, event: seen.OrdersRead, _now: float) -> Iterable[do.Command]:
-        knows_orders, self._ordered_epoch = (
-            self._ordered_epoch > 0,
-            max(event.epoch, self._ordered_epoch),
-        )
+        knows_orders = self._ordered_epoch > 0
+        self._ordered_epoch = max(event.epoch, self._ordered_epoch)
         if event.orders == self.orders:
             return
         # What was to be retried before this member was there, it has tried when it took over.
         retries = new_retries(self.orders, event.orders) if knows_orders else []
         self.orders = event.orders
-        for order in retries:
-            yield from self._retry(order)
+        for retry in retries:
+            yield from self._retry(retry)
         changed: dict[Order | None, list[TopicPartition]] = {}
         for owned in list(self.partitions.values()):
             order = in_force(event.orders, owned.partition)

@@ -478,7 +478,7 @@ def test_a_retry_tries_a_stopped_range_also_where_none_is_tried_again() -> None:
         world.dagster.move(run, RunState.FAILED)
     heard(world, member)
     assert owned(member).phase is Phase.STOPPED
-    assert member.driver.offers == ()
+    assert not member.driver.offers
     order = give(world, Action.RETRY)
     heard(world, member)
     assert [offer.ranges for offer in member.driver.offers] == [(span(0, 0, 5),)]
