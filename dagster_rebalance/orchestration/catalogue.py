@@ -78,6 +78,8 @@ class Catalogue:
         self._seat = Seat(instance, assets, host.location, host.sensor)
         self._order_book = OrderBook(instance, assets.order_book_name)
         self._retry_book = OrderBook(instance, assets.retry_book_name)
+        self._retries: tuple[Order, ...] = ()
+        self._reads_retries = True
         self._settings = settings
 
     def keep_seat(self) -> None:
@@ -188,8 +190,14 @@ class Catalogue:
         self._instance.report_runless_asset_event(as_evaluation(result, check, asset))
 
     def orders(self) -> tuple[Order, ...]:
-        """What people have ordered for the group, oldest first, and then what is to be retried."""
-        return (*self._order_book.read(), *self._retry_book.read())
+        """What people have ordered for the group, oldest first, and then what is to be retried.
+
+        Every second look reads the retries: an idle member must ask Dagster's storage seldom.
+        """
+        if self._reads_retries:
+            self._retries = self._retry_book.read()
+        self._reads_retries = not self._reads_retries
+        return (*self._order_book.read(), *self._retries)
 
     def show_stopped(self, standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
         """Show which partitions and topics of the group cannot go on, with the reasons.
