@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding.avro_columns import branches_of, column_of, type_of
-from dagster_rebalance.decoding.avro_logical import check_precision, exact
+from dagster_rebalance.decoding.avro_logical import check_precision, exact, without_invalid_decimal
 from dagster_rebalance.decoding.avro_names import NAMED, names_of
 from dagster_rebalance.decoding.avro_resolution import register, resolved
 from dagster_rebalance.decoding.avro_size import SizeCheck
@@ -47,8 +47,8 @@ def parsed(schema: SchemaText) -> Any:
     named: dict[str, Any] = {}
     with _what_is_wrong_with_a_schema():
         for _, text in schema.references:
-            fastavro.parse_schema(json.loads(text), named_schemas=named)
-        root = fastavro.parse_schema(json.loads(schema.text), named_schemas=named)
+            fastavro.parse_schema(_loaded(text), named_schemas=named)
+        root = fastavro.parse_schema(_loaded(schema.text), named_schemas=named)
         if schema.references:
             root = fastavro.parse_schema(_whole(root, named, set()))
         check_precision(root)
@@ -130,6 +130,10 @@ class _Writer:
         shares_defaults = any(isinstance(one, (dict, list)) for one in defaults.values())
         check_size = size if size.is_needed() else None
         return cls(schema, asked, check_size, shares_defaults and asked is not None)
+
+
+def _loaded(text: str) -> Any:
+    return json.loads(text, object_hook=without_invalid_decimal)
 
 
 def _whole(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:

@@ -8,6 +8,7 @@ whole process.
 from __future__ import annotations
 
 from decimal import Context, Decimal
+from math import log10
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.decoding.avro_columns import parts_of
@@ -48,6 +49,19 @@ def check_precision(schema: Any) -> None:
             raise ValueError(msg)
     for part in parts_of(schema):
         check_precision(part)
+
+
+def without_invalid_decimal(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of a schema without a decimal that is not as Avro has it, which is to be ignored."""
+    if part.get("logicalType") == "decimal":
+        precision, scale = part.get("precision"), part.get("scale", 0)
+        is_valid = type(precision) is int and type(scale) is int and 0 <= scale <= precision
+        if part.get("type") == "fixed" and is_valid:
+            bits = 8 * part.get("size", 0) - 1
+            is_valid = precision <= bits * log10(2)
+        if not is_valid or precision == 0:
+            del part["logicalType"]
+    return part
 
 
 def exact(schema: dict[str, Any]) -> dict[str, Any]:

@@ -141,7 +141,8 @@ def _getter(field: Any, convert: Callable[[Any], Any] | None) -> Callable[[Any],
     name, has_presence = field.name, field.has_presence and not _is_repeated(field)
 
     def get(message: Any) -> Any:
-        if has_presence and not message.HasField(name):
+        # By its type: a field may be called HasField.
+        if has_presence and not type(message).HasField(message, name):
             return None
         value = getattr(message, name)
         return value if convert is None else convert(value)

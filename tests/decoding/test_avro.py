@@ -680,6 +680,27 @@ def test_a_number_of_too_many_bytes_is_refused_where_it_begins(rest: bytes) -> N
     assert "a number of more than 10 bytes" in str(why)
 
 
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        {},
+        {"precision": 0},
+        {"precision": True},
+        {"precision": "4"},
+        {"precision": 4, "scale": 5},
+        {"precision": 4, "scale": -1},
+        {"precision": 40, "type": "fixed", "size": 2, "name": "F"},
+    ],
+)
+def test_an_invalid_decimal_is_bytes(invalid: dict[str, Any]) -> None:
+    """Avro's specification: to ignore the logical type, and to use the type below it."""
+    kind = {"type": "bytes", "logicalType": "decimal", **invalid}
+    opened = decoder(record(d=kind)).open()
+    assert opened.column.ddl == "STRUCT<`d`: BINARY>"
+    del kind["logicalType"]
+    assert opened(avro(1, record(d=kind), {"d": b"ab"})) == {"d": b"ab"}
+
+
 @pytest.mark.parametrize("kind", ["bytes", "fixed"])
 def test_a_decimal_of_very_many_digits_is_refused_with_its_schema(kind: str) -> None:
     """With 2,000,000,000 digits a single value takes hours, in which the run does nothing else."""

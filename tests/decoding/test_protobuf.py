@@ -124,6 +124,18 @@ def test_a_message_becomes_a_struct(registry: HttpRegistry) -> None:
     assert parent(framed(schema_id, family, b"\x02\x04")) == {"name": "a", "child": '{"name": "b"}'}
 
 
+@pytest.mark.parametrize("name", ["HasField", "ListFields", "DESCRIPTOR", "FromString", "None"])
+def test_a_field_may_be_called_as_what_messages_have(registry: HttpRegistry, name: str) -> None:
+    """Every record of such a message was undecodable."""
+    message = proto_message("Order", **{"id": "int64", name: ".shop.Line"})
+    file = proto_file("shop", [message, proto_message("Line", number="int64")])
+    schema_id = registered(registry, "orders", file)
+    data = b"\x08\x05\x12\x02\x08\x07"
+    opened = decoder(registry, "orders", "shop.Order").open()
+    assert opened(framed(schema_id, data, b"\x00")) == {"id": 5, name: {"number": 7}}
+    assert opened(framed(schema_id, data[:2], b"\x00")) == {"id": 5, name: None}
+
+
 def test_the_first_of_two_names_of_a_number_is_its_name(registry: HttpRegistry) -> None:
     """As in the JSON of Protobuf: a later alias changes no value."""
     file = shop()
