@@ -826,7 +826,13 @@ def retried(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-row(OPTIONS, "`retry_policy`", retried, stream="say how often by `max_attempts` of the group")
+row(
+    OPTIONS,
+    "`retry_policy`",
+    retried,
+    batch="a batch that failed is tried again in another run",
+    stream="say how often by `max_attempts` of the group",
+)
 
 
 @dg.success_hook
@@ -1091,6 +1097,23 @@ row(
     "`dg.ConfigurableIOManager` as a resource",
     takes_manager,
     resources={"manager": Store()},
+)
+
+
+@dg.asset
+def waits(kafka_batch: KafkaBatch, at_launch: dg.ResourceParam[Rate]) -> None:
+    pass
+
+
+AT_LAUNCH = "give its values where it is defined, such as dg.EnvVar"
+row(
+    RESOURCES,
+    "`configure_at_launch()`, and a required `config_schema`",
+    waits,
+    resources={"at_launch": Rate.configure_at_launch()},
+    batch=AT_LAUNCH,
+    stream=AT_LAUNCH,
+    named="at_launch",
 )
 
 
