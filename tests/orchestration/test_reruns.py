@@ -40,6 +40,7 @@ from dagster_rebalance.orchestration.tags import (
 )
 from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
 from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.asset_table import ROWS, SEEN
 from tests.orchestration.parts import (
     EACH_STORAGE,
     GROUPS,
@@ -51,6 +52,7 @@ from tests.orchestration.parts import (
     tags_of,
     tp,
 )
+from tests.orchestration.test_asset_table import outcome_of
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.offers import Offer
@@ -556,6 +558,29 @@ def test_a_run_of_a_streaming_job_processes_the_batch_of_a_rerun_and_ends(ground
     shown = {name: value.value for name, value in made.asset_materialization.metadata.items()}
     assert (shown["rows"], shown["batch"], shown["offsets"]) == (7, wanted.batch_id, 20)
     assert len(result.get_asset_check_evaluations()) == 1
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_a_run_of_a_rerun_plays_every_form_of_asset(ground: Ground) -> None:
+    """It has the job of the streaming runs, so it takes each form that they take."""
+    forms = [form for form in ROWS if not form.stream]
+    SEEN.clear()
+    streaming = build_kafka_stream_defs(
+        kafka=ground.kafka,
+        assets=[asset for form in forms for asset in form.given],
+        name="stream",
+        resources={key: one for form in forms for key, one in form.resources.items()},
+    )
+    wanted = offer(f"r.{ground.begin(Span(10))}.1", span(0, 10, 20), span(0, 20, 30))
+    result = streaming.resolve_job_def("stream").execute_in_process(
+        instance=ground.instance,
+        tags=run_tags(wanted, ground.group_id),
+        run_config=run_config(wanted, "stream_rerun_batch"),
+    )
+    assert result.success
+    outcome = outcome_of(ground.instance, result.run_id)
+    for form in forms:
+        form.works(outcome)
 
 
 def test_a_run_of_a_rerun_is_not_the_work_of_a_claim(ground: Ground) -> None:
