@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster_pyspark import LazyPySparkResource
 from pydantic import PrivateAttr
 
 from dagster_rebalance import KafkaBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "assets.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+os.environ["RATE_OF_TABLE"] = "9"
 SEEN: dict[str, list[Any]] = {}
 """What the functions have noted, by their own names."""
 
@@ -492,6 +494,14 @@ row(
     full_result,
     works=_full,
 )
+
+
+@dg.asset
+def result_or_none(kafka_batch: KafkaBatch) -> dg.MaterializeResult[Any] | None:
+    return None
+
+
+row(RESULTS, "`-> dg.MaterializeResult | None`", result_or_none)
 
 
 @dg.asset
@@ -1084,6 +1094,32 @@ row(
     takes_async,
     resources={"async_session": AsyncSession()},
     works=lambda outcome: _equal(outcome.seen["AsyncSession"], [True]),
+)
+
+
+@dg.asset
+def takes_variable(kafka_batch: KafkaBatch, of_variable: Rate) -> None:
+    assert of_variable.rate == 9
+
+
+row(
+    RESOURCES,
+    "`dg.EnvVar` as a value of a resource",
+    takes_variable,
+    resources={"of_variable": Rate(rate=dg.EnvVar.int("RATE_OF_TABLE"))},
+)
+
+
+@dg.asset
+def takes_pyspark(kafka_batch: KafkaBatch, pyspark: LazyPySparkResource) -> None:
+    assert pyspark.spark_config == {"spark.app.name": "table"}
+
+
+row(
+    RESOURCES,
+    "a resource of another library (`dagster_pyspark.LazyPySparkResource`)",
+    takes_pyspark,
+    resources={"pyspark": LazyPySparkResource(spark_config={"spark.app.name": "table"})},
 )
 
 
