@@ -7,7 +7,7 @@ whose leader did not answer has no lag here, and is counted as unknown instead o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
@@ -34,6 +34,7 @@ class PartitionLag:
         end: The end of the log, or the first open transaction; None when it is not known.
         lag: Offsets that wait; None when it is not known.
         is_late: Whether a record waits for longer than the limit in seconds.
+        is_undated: Whether that is not known, because a timestamp of the log lies in the future.
         state: Why the partition stands still, or that its leader did not answer; empty when it goes
             on.
         run_id: The run that works on it; empty when none is known.
@@ -45,6 +46,7 @@ class PartitionLag:
     end: int | None
     lag: int | None
     is_late: bool = False
+    is_undated: bool = False
     state: str = ""
     run_id: str = ""
     failed_run: str = ""
@@ -133,7 +135,7 @@ def group_lag(
     standing: Standing,
     *,
     start_from: Start,
-    late: Collection[TopicPartition] = (),
+    late: Late | None = None,
 ) -> GroupLag:
     """The lag of a group.
 
@@ -144,8 +146,13 @@ def group_lag(
         start_from: Where a partition without a committed offset begins.
         late: Those in which a record waits for longer than the limit.
     """
+    late = late or Late()
     rows = [
-        _row(partition, found.get(partition), standing, start_from, is_late=partition in late)
+        replace(
+            _row(partition, found.get(partition), standing, start_from),
+            is_late=partition in late.partitions,
+            is_undated=partition in late.undated,
+        )
         for partition in partitions
     ]
     rows.sort(key=lambda row: (-MAX_OFFSET if row.lag is None else -row.lag, row.partition))
@@ -159,8 +166,6 @@ def _row(
     found: Found | None,
     standing: Standing,
     start_from: Start,
-    *,
-    is_late: bool,
 ) -> PartitionLag:
     state = standing.stopped.get(partition) or standing.ordered.get(partition, "")
     state = state.removeprefix(f"{partition}: ")
@@ -175,20 +180,115 @@ def _row(
         lag = max(0, end - (first if committed is None else committed))
     run_id = standing.working.get(partition, "")
     failed_run, _ = standing.failed.get(partition, ("", ""))
-    return PartitionLag(partition, committed, end, lag, is_late, state, run_id, failed_run)
+    return PartitionLag(
+        partition, committed, end, lag, state=state, run_id=run_id, failed_run=failed_run
+    )
 
 
-def is_late(row: PartitionLag, first_since: int | None) -> bool:
-    """Whether a record of a partition waits for longer than a limit.
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The partitions in which a record waits for longer than a limit.
+
+    Attributes:
+        partitions: These partitions.
+        undated: The partitions of which that is not known.
+    """
+
+    partitions: frozenset[TopicPartition] = frozenset()
+    undated: frozenset[TopicPartition] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSince:
+    """The first record of a log whose timestamp is not before a time.
+
+    Attributes:
+        offset: Its offset.
+        at_s: Its timestamp, in seconds since 1970.
+    """
+
+    offset: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A log reached `end` at `since_s`, when the group had come to `begun`."""
+
+    end: int
+    since_s: float
+    begun: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long records wait by what earlier looks have seen, whatever their timestamps say.
+
+    Producers choose timestamps: the first record since a time may lie in the future, and before
+    older ones. An offset that was in the log at an earlier look has waited since then at least.
+
+    Attributes:
+        marks: For each partition with lag, an end of its log at an earlier look that the group has
+            not reached yet.
+    """
+
+    marks: Mapping[TopicPartition, _Mark] = field(default_factory=dict)
+
+    def looked(self, rows: Iterable[PartitionLag], now_s: float) -> Waiting:
+        """Take in a look. A partition of which nothing is known keeps its mark."""
+        marks = {}
+        for row in rows:
+            mark = self.marks.get(row.partition) if row.lag is None else self._kept(row)
+            if mark is None and row.lag and row.end is not None:
+                mark = _Mark(row.end, now_s, row.end - row.lag)
+            if mark is not None:
+                marks[row.partition] = mark
+        return Waiting(marks)
+
+    def for_longer_than(self, limit_s: float, row: PartitionLag, now_s: float) -> bool:
+        """Whether a record waits for longer than a limit."""
+        mark = self._kept(row)
+        return mark is not None and now_s - mark.since_s > limit_s
+
+    def _kept(self, row: PartitionLag) -> _Mark | None:
+        mark = self.marks.get(row.partition)
+        if mark is None or not row.lag or row.end is None:
+            return None
+        # Below the earlier offset, a person has moved it, or the topic was made again.
+        return mark if mark.begun <= row.end - row.lag < mark.end <= row.end else None
+
+
+def late_among(
+    rows: Iterable[PartitionLag],
+    first_since: Mapping[TopicPartition, FirstSince | None],
+    limit_s: float,
+    now_s: float,
+    waiting: Waiting | None = None,
+) -> Late:
+    """The partitions in which a record waits for longer than a limit.
 
     Args:
-        row: The partition.
-        first_since: Its first record that is younger than the limit; None when there is none.
+        rows: The partitions with lag.
+        first_since: The first record of each that is younger than the limit; None where there is
+            none.
+        limit_s: The limit.
+        now_s: The time, in seconds since 1970.
+        waiting: What earlier looks have seen; None where there were none.
     """
+    late, undated = set(), set()
+    for row in rows:
+        first = first_since[row.partition]
+        if _is_late(row, first) or (waiting and waiting.for_longer_than(limit_s, row, now_s)):
+            late.add(row.partition)
+        elif waiting is None and first is not None and first.at_s > now_s:
+            undated.add(row.partition)
+    return Late(frozenset(late), frozenset(undated))
+
+
+def _is_late(row: PartitionLag, first: FirstSince | None) -> bool:
     if not row.lag or row.end is None:
         return False
-    begun = row.end - row.lag
-    return begun < (row.end if first_since is None else first_since)
+    return row.end - row.lag < (row.end if first is None else first.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +328,12 @@ class LagLimit:
         late = [row.partition for row in lag.partitions if row.is_late]
         if self.seconds is not None and late:
             texts.append(f"records of {named(late)} wait for more than {self.seconds:g} s")
+        undated = [row.partition for row in lag.partitions if row.is_undated]
+        if self.seconds is not None and undated:
+            texts.append(
+                f"how long records of {named(undated)} wait is not known: a timestamp in the log "
+                "lies in the future"
+            )
         if self and lag.unknown:
             texts.append(f"the lag of {named(lag.unknown)} is not known: no leader answered")
         if self and lag.missing:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition
 from dagster_rebalance.core.control import in_force
-from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing, group_lag, is_late
+from dagster_rebalance.core.lag import (
+    FirstSince,
+    GroupLag,
+    LagLimit,
+    Late,
+    PartitionLag,
+    Standing,
+    Waiting,
+    group_lag,
+    late_among,
+)
 from dagster_rebalance.core.owned_partition import Refused
 from dagster_rebalance.core.partition import ANY_BOUNDS, TopicPartition
 from dagster_rebalance.core.restoring import judge
@@ -95,49 +105,44 @@ def look_at_group(
 
 def late_partitions(
     consumer: RebalanceAwareConsumer,
-    look: GroupLook,
-    settings: DriverSettings,
+    rows: Iterable[PartitionLag],
     limit: LagLimit,
     *,
     now_s: float,
+    waiting: Waiting | None = None,
     timeout_s: float = READ_LIMIT_S,
-) -> frozenset[TopicPartition]:
+) -> Late:
     """The partitions in which a record waits for longer than the limit.
 
     Args:
         consumer: Asks Kafka.
-        look: What Kafka said before.
-        settings: Where a partition begins that has no committed offset.
+        rows: The lag of the partitions.
         limit: The limit; Kafka is asked only if it has seconds.
         now_s: The time, in seconds since 1970.
+        waiting: What earlier looks have seen; None where there were none.
         timeout_s: How long Kafka may take.
 
     Raises:
         BrokerError: Kafka did not answer.
     """
-    if limit.seconds is None:
-        return frozenset()
-    waiting = {
-        row.partition: row
-        for row in lag_of(look, Standing(), settings).partitions
-        if row.lag is not None and row.lag > 0
+    behind = [row for row in rows if row.lag]
+    if limit.seconds is None or not behind:
+        return Late()
+    since_ms = max(0, int((now_s - limit.seconds) * 1000))
+    wanted = {row.partition: since_ms for row in behind}
+    found = consumer.cluster.offsets_for_times(wanted, timeout_s)
+    first = {
+        partition: None if answer is None else FirstSince(answer.offset, answer.timestamp / 1000)
+        for partition, answer in found.items()
     }
-    if not waiting:
-        return frozenset()
-    since_ms = int((now_s - limit.seconds) * 1000)
-    first = consumer.cluster.offsets_for_times(dict.fromkeys(waiting, since_ms), timeout_s)
-    return frozenset(
-        partition
-        for partition, row in waiting.items()
-        if is_late(row, None if (found := first[partition]) is None else found.offset)
-    )
+    return late_among(behind, first, limit.seconds, now_s, waiting)
 
 
 def lag_of(
     look: GroupLook,
     standing: Standing,
     settings: DriverSettings,
-    late: Collection[TopicPartition] = (),
+    late: Late | None = None,
 ) -> GroupLag:
     """The lag of the group.
 

@@ -16,6 +16,7 @@ from dagster_rebalance.core.lag import (
     LagPace,
     PartitionLag,
     Standing,
+    Waiting,
     looks_for_topics,
     observes,
     why_missing,
@@ -126,6 +127,7 @@ class GroupReport:
         self._note = note
         self._bounds = bounds
         self._show = show
+        self._waiting = Waiting()
         self._stops_looked_at = float("-inf")
         self._news = self._news_told = 0
         self._stop_news = self._stop_news_told = 0
@@ -323,13 +325,15 @@ class GroupReport:
         settings = parts.driver.settings
         if not wanted.lag:
             return lambda _: None
+        rows, now_s = lag_of(whole, Standing(), settings).partitions, parts.wall_clock()
+        self._waiting = self._waiting.looked(rows, now_s)
         try:
             late = late_partitions(
                 parts.consumer,
-                whole,
-                settings,
+                rows,
                 parts.lag_limit,
-                now_s=parts.wall_clock(),
+                now_s=now_s,
+                waiting=self._waiting,
                 timeout_s=PATIENCE_S,
             )
         except BrokerError as error:

@@ -76,7 +76,8 @@ def build_lag_check(
             look, standing = look_by_hand(
                 consumer, kafka.topics, ledger, catalogue_of(context.instance), settings
             )
-            late = late_partitions(consumer, look, settings, limit, now_s=time.time())
+            rows = lag_of(look, standing, settings).partitions
+            late = late_partitions(consumer, rows, limit, now_s=time.time())
         return _result(lag_of(look, standing, settings, late), limit)
 
     return group_check(

@@ -10,13 +10,16 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.events import Found
 from dagster_rebalance.core.lag import (
     NO_LIMIT,
+    FirstSince,
     GroupLag,
     LagLimit,
     LagPace,
+    Late,
     PartitionLag,
     Standing,
+    Waiting,
     group_lag,
-    is_late,
+    late_among,
     looks_for_topics,
     observes,
 )
@@ -45,7 +48,9 @@ def lag_of(
     late: tuple[TopicPartition, ...] = (),
 ) -> GroupLag:
     """The lag of three partitions."""
-    return group_lag(EVERYTHING, said, standing or Standing(), start_from=start_from, late=late)
+    return group_lag(
+        EVERYTHING, said, standing or Standing(), start_from=start_from, late=Late(frozenset(late))
+    )
 
 
 def test_lag_is_the_end_without_what_is_committed_for_all_partitions() -> None:
@@ -111,6 +116,14 @@ def test_the_lag_of_one_partition_or_none_is_a_sentence_too() -> None:
     assert str(GroupLag((PartitionLag(tp(0), 0, 9, 9),))) == "lag 9 in 1 partition"
 
 
+def row(committed: int, end: int) -> PartitionLag:
+    """The lag of the first partition."""
+    (found_row,) = group_lag(
+        [tp(0)], {tp(0): found(committed, end)}, Standing(), start_from=StartFrom.EARLIEST
+    ).partitions
+    return found_row
+
+
 @pytest.mark.parametrize(
     ("committed", "first_since", "late"),
     [
@@ -126,15 +139,65 @@ def test_a_record_waits_too_long_when_one_from_before_the_limit_is_not_committed
     *, committed: int, first_since: int | None, late: bool
 ) -> None:
     """Kafka says which is the first record that is younger than the limit."""
-    (row, *_) = group_lag(
-        [tp(0)], {tp(0): found(committed, 10)}, Standing(), start_from=StartFrom.EARLIEST
-    ).partitions
-    assert is_late(row, first_since) is late
+    first = None if first_since is None else FirstSince(first_since, at_s=50.0)
+    said = late_among([row(committed, 10)], {tp(0): first}, 30.0, 80.0)
+    assert said == Late(frozenset({tp(0)} if late else ()))
 
 
 def test_nothing_is_late_where_the_lag_is_not_known() -> None:
     """It is told apart."""
-    assert not is_late(PartitionLag(tp(0), 3, None, None), 5)
+    unknown = PartitionLag(tp(0), 3, None, None)
+    assert late_among([unknown], {tp(0): FirstSince(5, 50.0)}, 30.0, 80.0) == Late()
+
+
+FUTURE = FirstSince(1, at_s=9e9)
+"""Offset 1 has a timestamp in the future, so it is the first record since any time."""
+
+
+def test_records_behind_one_from_the_future_are_late_once_they_have_waited_in_sight() -> None:
+    """Their own timestamps cannot be asked for."""
+    waiting = Waiting().looked([row(3, 10)], 100.0)
+    for at, late in ((130.0, False), (130.1, True)):
+        waiting = waiting.looked([row(4, 12)], at)
+        said = late_among([row(4, 12)], {tp(0): FUTURE}, 30.0, at, waiting)
+        assert said == Late(frozenset({tp(0)} if late else ()))
+
+
+@pytest.mark.parametrize(
+    ("committed", "end", "why"),
+    [
+        (10, 12, "all that was in the log has been committed"),
+        (12, 12, "nothing waits"),
+        (2, 12, "a person has moved the offset back"),
+        (3, 9, "the topic was made again"),
+    ],
+)
+def test_what_waits_since_an_earlier_look_begins_again(committed: int, end: int, why: str) -> None:
+    """Nothing that waits now was seen then."""
+    waiting = Waiting().looked([row(3, 10)], 100.0)
+    now = [row(committed, end)]
+    assert not waiting.for_longer_than(30.0, now[0], 200.0), why
+    assert not waiting.looked(now, 200.0).for_longer_than(30.0, now[0], 230.0), why
+
+
+def test_a_partition_without_an_answer_keeps_the_time_since_which_it_waits() -> None:
+    """Its records wait on. One of which nothing was ever known has none."""
+    unknown = PartitionLag(tp(0), 3, None, None)
+    waiting = Waiting().looked([row(3, 10)], 100.0).looked([unknown], 110.0)
+    assert not waiting.for_longer_than(30.0, unknown, 200.0)
+    assert waiting.for_longer_than(30.0, row(3, 10), 200.0)
+    assert Waiting().looked([unknown], 110.0) == Waiting()
+
+
+def test_without_an_earlier_look_a_timestamp_in_the_future_hides_how_long_records_wait() -> None:
+    """The check by hand fails: unknown lag is no small lag."""
+    late = late_among([row(3, 10)], {tp(0): FUTURE}, 30.0, 80.0)
+    assert late == Late(undated=frozenset({tp(0)}))
+    lag = group_lag(
+        [tp(0)], {tp(0): found(3, 10)}, Standing(), start_from=StartFrom.EARLIEST, late=late
+    )
+    (text,) = LagLimit(seconds=30.0).exceeded(lag)
+    assert "how long records of orders-0 wait is not known" in text
 
 
 def test_too_much_lag_is_told_by_each_limit() -> None:

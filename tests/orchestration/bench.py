@@ -181,6 +181,7 @@ class Bench:
             letters,
             start,
             lag_limit=lag_limit,
+            wall_clock=self.group.clock,
         )
         self.pump = Pump(parts, self.mailbox)
         self.ticks = True

@@ -349,6 +349,30 @@ def test_the_limit_in_seconds_is_about_the_oldest_record_that_waits(
     assert by_hand(kafka, instance, LagLimit(None, 60)).passed is is_passed
 
 
+def test_a_timestamp_in_the_future_hides_no_record_that_waits(instance: dg.DagsterInstance) -> None:
+    """It is the first record since any time, also when it is committed."""
+    bench = Bench(instance, records=0, lag_limit=LagLimit(None, 60.0))
+    bench.group.produce(tp(0), 1, timestamp=int((bench.group.clock() + 86_400) * 1000))
+    bench.group.committed[tp(0)] = OffsetAndMetadata(1, "text of another application")
+    bench.group.produce(tp(0), 3, timestamp=int(bench.group.clock() * 1000))
+    bench.until(lambda: False in evaluations(instance, bench.assets.lag), 2000)
+    assert evaluations(instance, bench.assets.lag) == [True, False]
+
+
+def test_the_check_by_hand_fails_where_a_timestamp_in_the_future_hides_how_long_records_wait(
+    instance: dg.DagsterInstance,
+) -> None:
+    """It has seen no earlier end of the log."""
+    kafka = kafka_in_memory()
+    group = GROUPS[kafka.group_id]
+    group.produce(tp(0), 1, timestamp=int((time.time() + 86_400) * 1000))
+    group.committed[tp(0)] = OffsetAndMetadata(1)
+    group.produce(tp(0), 3, timestamp=int(time.time() * 1000))
+    result = by_hand(kafka, instance, LagLimit(None, 60))
+    assert not result.passed
+    assert "how long records of orders-0 wait is not known" in str(result.description)
+
+
 def test_a_leader_that_does_not_say_how_old_records_are_keeps_no_stop_from_being_shown(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
