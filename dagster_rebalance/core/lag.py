@@ -108,7 +108,8 @@ class Standing:
         stopped: Those that cannot go on, with the reasons.
         ordered: Those that people have paused or stopped, with the orders.
         working: The runs that work on partitions, by partition.
-        failed: Of stopped partitions, the last run that failed and its batch.
+        failed: Of stopped partitions, the last run that failed, its batch, and its error, which is
+            empty where it is not known.
         missing: The topics of the group that Kafka does not have.
         told: Those of the stopped partitions whose owners have said so.
     """
@@ -116,7 +117,7 @@ class Standing:
     stopped: Mapping[TopicPartition, str] = field(default_factory=dict)
     ordered: Mapping[TopicPartition, str] = field(default_factory=dict)
     working: Mapping[TopicPartition, str] = field(default_factory=dict)
-    failed: Mapping[TopicPartition, tuple[str, str]] = field(default_factory=dict)
+    failed: Mapping[TopicPartition, tuple[str, str, str]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     told: frozenset[TopicPartition] = frozenset()
 
@@ -179,7 +180,7 @@ def _row(
         first = first_offset(start_from, found.bounds, found.not_older)
         lag = max(0, end - (first if committed is None else committed))
     run_id = standing.working.get(partition, "")
-    failed_run, _ = standing.failed.get(partition, ("", ""))
+    failed_run, *_ = standing.failed.get(partition, ("",))
     return PartitionLag(
         partition, committed, end, lag, state=state, run_id=run_id, failed_run=failed_run
     )

@@ -329,15 +329,17 @@ class OwnedPartition:
         return self.ledger.live_runs if self.ledger else frozenset()
 
     @property
-    def last_failure(self) -> tuple[str, str] | None:
-        """The last run that failed on the range that stops it, and its batch; None where none is.
+    def last_failure(self) -> tuple[str, str, str] | None:
+        """The last run that failed on the range that stops it, its batch and its error.
+
+        None where no run has failed.
 
         What is stopped for another reason has none.
         """
         for entry in self.entries:
             blocked = blocking(entry.progress)
             if blocked is not None:
-                return blocked.run_id, entry.batch_id
+                return blocked.run_id, entry.batch_id, blocked.why
         return None
 
     @property

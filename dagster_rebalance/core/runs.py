@@ -95,6 +95,7 @@ class RunSeen:
         works_for_s: For how long it has worked on the batch; None where that is not known.
         has_died: Whether the process of a streaming run ended while it worked on the batch.
         code_version: The version of the code of a streaming run.
+        error: What it failed with, in one line; empty where that is not known.
     """
 
     run_id: str
@@ -123,6 +124,7 @@ class RunSeen:
     works_for_s: float | None = None
     has_died: bool = False
     code_version: str = ""
+    error: str = field(default="", compare=False)
 
     @property
     def is_retry(self) -> bool:
@@ -200,7 +202,7 @@ class Trouble:
         count: The attempts that failed, or the runs in a row that did not start, refused
             themselves, or were told to end, each for itself or by turns.
         run_id: The newest of them.
-        why: Why it refused itself.
+        why: Why it refused itself, or what it failed with.
     """
 
     kind: Setback
@@ -290,6 +292,7 @@ class Exhausted:
         attempt: The number of the next run, should one be asked for all the same.
         left_out: The assets that a run has left out which succeeded otherwise.
         re_executed: What was executed again since, and failed as well, oldest first.
+        why: What the last of them failed with; empty where that is not known.
     """
 
     run_ids: tuple[str, ...]
@@ -297,6 +300,7 @@ class Exhausted:
     attempt: int = 0
     left_out: tuple[str, ...] = ()
     re_executed: tuple[str, ...] = ()
+    why: str = field(default="", compare=False)
 
     @property
     def attempts(self) -> int:
@@ -396,12 +400,14 @@ def _without_live(
     if len(failed) >= max_attempts:
         cancelled = any(run.state is RunState.CANCELED for run in failed)
         run_ids = tuple(run.run_id for run in failed)
-        re_executed = tuple(
-            run.run_id
+        again = [
+            run
             for run in ended[ended.index(failed[-1]) :]
             if run.is_retry and setback_of(run) is Setback.FAILED
-        )
-        return Exhausted(run_ids, cancelled, attempt, left_out, re_executed)
+        ]
+        why = (*failed, *again)[-1].error
+        re_executed = tuple(run.run_id for run in again)
+        return Exhausted(run_ids, cancelled, attempt, left_out, re_executed, why)
     return ToRequest(attempt, len(failed), _trouble(first_runs, len(failed)), left_out)
 
 
@@ -428,7 +434,10 @@ def _trouble(first_runs: list[RunSeen], failures: int) -> Trouble | None:
         (number for number, (other, _) in enumerate(told) if other is Setback.FAILED), len(told)
     )
     return Trouble(
-        kind, failures if kind is Setback.FAILED else in_a_row, newest.run_id, newest.refusal
+        kind,
+        failures if kind is Setback.FAILED else in_a_row,
+        newest.run_id,
+        newest.refusal or newest.error,
     )
 
 

@@ -71,19 +71,21 @@ class RetryPace:
 
 def failures(exhausted: Exhausted, what: object) -> str:
     """Which runs have failed on a range, as a part of a sentence."""
+    why = f": {exhausted.why}" if exhausted.why else ""
     if exhausted.failed_runs == 1:
-        return f"run {exhausted.run_id} failed on {what}"
-    return f"{exhausted.failed_runs} runs failed on {what}, the last one is {exhausted.run_id}"
+        return f"run {exhausted.run_id} failed on {what}{why}"
+    number = exhausted.failed_runs
+    return f"{number} runs failed on {what}, the last one is {exhausted.run_id}{why}"
 
 
 def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str) -> str:
     """Why the partition of a range is stopped, and what to do."""
     partition = range_.topic_partition
     if isinstance(blocked, Exhausted) and StreamBatch.read(batch_id) is not None:
+        why = f": {blocked.why}" if blocked.why else ", whose log has the error"
         return (
             f"{partition}: {blocked.attempts} attempts on {range_} failed, the last one in "
-            f"streaming run {blocked.run_id}, whose log has the error. Mend the cause: it is tried "
-            "again by itself"
+            f"streaming run {blocked.run_id}{why}. Mend the cause: it is tried again by itself"
         )
     if isinstance(blocked, Exhausted):
         text = f"{partition}: {failures(blocked, range_)}. "
@@ -98,7 +100,7 @@ def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str
     if blocked.kind is Setback.NOT_STARTED:
         return (
             f"{partition}: the runs for {range_} do not start, the last one is {blocked.run_id}; "
-            "its page in Dagster says why. "
+            f"{blocked.why or 'its page in Dagster says why'}. "
             "They count as no attempt. Mend the cause (launcher, image, quota, start_timeout_s): "
             "it is tried again by itself"
         )

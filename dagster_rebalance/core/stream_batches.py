@@ -121,7 +121,11 @@ class StreamBatch:
             mine = self._ended(mine, outcome)
         elif not run.is_live:
             outcome = _without_note(run)
-            mine = replace(self._ended(mine, outcome), has_died=outcome is Outcome.FAILED)
+            mine = replace(
+                self._ended(mine, outcome),
+                has_died=outcome is Outcome.FAILED,
+                error=run.error if outcome is Outcome.FAILED else "",
+            )
         elif run.may_work_on is not None and not any(
             range_.topic_partition in run.may_work_on for range_ in ranges
         ):
@@ -143,6 +147,7 @@ class StreamBatch:
             awaits_retry=False,
             is_refused=False,
             is_interrupted=outcome is Outcome.INTERRUPTED,
+            error="",  # that of the run is none of the batch
             is_taken_back=outcome is Outcome.DROPPED,
         )
 

@@ -18,7 +18,7 @@ from dagster_rebalance.core.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.group_status import Assigned
 from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
 from dagster_rebalance.orchestration import lag as lag_asset
-from dagster_rebalance.orchestration.checks import as_evaluation
+from dagster_rebalance.orchestration.checks import as_evaluation, last_evaluation
 from dagster_rebalance.orchestration.commit_records import (
     commits_in,
     last_recorded,
@@ -35,7 +35,7 @@ from dagster_rebalance.orchestration.history_checks import (
 from dagster_rebalance.orchestration.host import Seat
 from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.roster import History, said_in, tables_of
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, evaluation, shown_in
+from dagster_rebalance.orchestration.stopped import evaluation, shown_stops
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -211,14 +211,7 @@ class Catalogue:
 
     def shown_stops(self) -> ShownStops:
         """What the check shows as stopped now, whoever has shown it."""
-        last = self._last_evaluation(STOPPED_CHECK, self._assets.offsets)
-        return shown_in({} if last is None else last.metadata)
-
-    def _last_evaluation(self, check: str, asset: dg.AssetKey) -> dg.AssetCheckEvaluation | None:
-        """The newest one, whoever has made it; None when there is none."""
-        key = dg.AssetCheckKey(asset, check)
-        record = self._instance.get_latest_asset_check_evaluation_record(key)
-        return None if record is None else record.evaluation
+        return shown_stops(self._instance, self._assets.offsets)
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Observe the lag; the check is evaluated when it passes and did not, or the reverse.
@@ -229,7 +222,7 @@ class Catalogue:
         self._instance.report_runless_asset_event(lag_asset.observation(lag, self._assets.lag))
         if not limit:
             return
-        last = self._last_evaluation(lag_asset.LAG_CHECK, self._assets.lag)
+        last = last_evaluation(self._instance, lag_asset.LAG_CHECK, self._assets.lag)
         if last is None or last.passed is bool(limit.exceeded(lag)):
             self._instance.report_runless_asset_event(
                 lag_asset.evaluation(lag, limit, self._assets.lag)

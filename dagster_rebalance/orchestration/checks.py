@@ -40,6 +40,15 @@ def group_check(
     return check
 
 
+def last_evaluation(
+    instance: dg.DagsterInstance, name: str, asset_key: dg.AssetKey
+) -> dg.AssetCheckEvaluation | None:
+    """The newest evaluation of a check, whoever has made it; None when there is none."""
+    key = dg.AssetCheckKey(asset_key, name)
+    record = instance.get_latest_asset_check_evaluation_record(key)
+    return None if record is None else record.evaluation
+
+
 def as_evaluation(
     result: dg.AssetCheckResult, name: str, asset_key: dg.AssetKey
 ) -> dg.AssetCheckEvaluation:

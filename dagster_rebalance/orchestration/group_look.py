@@ -255,13 +255,17 @@ def _ordered_in(look: GroupLook, catalogue: GroupRecords) -> dict[TopicPartition
 
 def _failed(
     claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...], max_attempts: int
-) -> tuple[str, tuple[str, str]] | None:
-    """Why a partition is stopped by runs that failed, with the last one and its batch."""
+) -> tuple[str, tuple[str, str, str]] | None:
+    """Why a partition is stopped by runs that failed, with the last one, its batch and error."""
     for range_, batch_id in claimed:
         progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
         blocked = blocking(progress)
         if blocked is not None:
-            return why_blocked(range_, blocked, batch_id), (blocked.run_id, batch_id)
+            return why_blocked(range_, blocked, batch_id), (
+                blocked.run_id,
+                batch_id,
+                blocked.why,
+            )
     return None
 
 
@@ -274,9 +278,9 @@ def errors_of(standing: Standing, runs: RunsPort) -> dict[TopicPartition, RunErr
     """
     first = sorted(standing.failed.keys() & standing.stopped.keys())[:_MOST_ERRORS]
     return {
-        partition: RunError(run_id, runs.why_failed(run_id, batch_id))
+        partition: RunError(run_id, error or runs.why_failed(run_id, batch_id))
         for partition in first
-        for run_id, batch_id in [standing.failed[partition]]
+        for run_id, batch_id, error in [standing.failed[partition]]
     }
 
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.failed_attempts import with_error
 from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
 from dagster_rebalance.core.shown import one_line, shown
 from dagster_rebalance.orchestration.coverage import Coverage
+from dagster_rebalance.orchestration.failure_notes import FailureNotes, text_of_event
 from dagster_rebalance.orchestration.left_claims import LeftClaims, streamed
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
@@ -109,6 +111,8 @@ class RunLedger:
         self._signs = SignsOfLife(instance)
         self._notes = WorkNotes(instance)
         self._left = LeftClaims(instance)
+        self._failures = FailureNotes(instance, group_id)
+        self._errors: OrderedDict[str, str] = OrderedDict()
         self._noted: dict[str, list[Claimed]] = {}
         self._final_marks: OrderedDict[str, frozenset[Mark]] = OrderedDict()
         self._ask_again_at: OrderedDict[str, float] = OrderedDict()
@@ -196,11 +200,13 @@ class RunLedger:
         records = self._instance.get_run_records(dg.RunsFilter(run_ids=sorted(wanted)))
         runs = {record.dagster_run.run_id: self._seen_alone(record) for record in records}
         outcomes, begun = self._left.read(batches), self._left.begun(wanted)
+        failed = self._failures.read(range_ for _, range_ in batches)
         for claim, batch in batches.items():
             run = runs.get(batch.run_id) or self._deleted_stream(batch.run_id)
             at = begun.get(claim[0])
             run = replace(run, works_for_s=None if at is None else max(0.0, time.time() - at))
-            yield from batch.seen((claim[1],), run, outcomes.get(claim))
+            seen = batch.seen((claim[1],), run, outcomes.get(claim))
+            yield from with_error(seen, failed.get(claim[1]))
 
     def streams(self, records: Iterable[dg.RunRecord]) -> tuple[RunSeen, ...]:
         """Streaming runs that Dagster has, whatever they claim."""
@@ -299,8 +305,8 @@ class RunLedger:
 
         The text is as Dagster has noted it, without stack traces.
         """
-        entries = self._instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
-        event = entries[-1].dagster_event if entries else None
+        entry = self._failure(run_id)
+        event = entry.dagster_event if entry else None
         if event is None:
             return "Dagster has no event of its failure"
         # A run that was marked as failed from outside has a message, and no data.
@@ -504,7 +510,22 @@ class RunLedger:
             ended_at=record.end_time if run.status in _ENDED else None,
             works_for_s=_age_s(record) if run.status in _AT_WORK else None,
             code_version=run.tags.get(VERSION_TAG, ""),
+            error=self._error(run) if Mark.REFUSED not in marks else "",
         )
+
+    def _error(self, run: dg.DagsterRun) -> str:
+        """Return what a run has failed with, in one line; empty where it has not failed."""
+        if run.status is not dg.DagsterRunStatus.FAILURE:
+            return ""
+        if run.run_id not in self._errors:
+            self._errors[run.run_id] = text_of_event(self._failure(run.run_id))
+            if len(self._errors) > _MARKS_KEPT:
+                self._errors.popitem(last=False)
+        return self._errors[run.run_id]
+
+    def _failure(self, run_id: str) -> dg.EventLogEntry | None:
+        entries = self._instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+        return entries[-1] if entries else None
 
     def _will_be_retried(self, record: dg.RunRecord) -> bool:
         """Whether Dagster is about to retry a failed run.

@@ -17,7 +17,7 @@ import dagster as dg
 from dagster_rebalance.core.control import how_to_resume, selector_of
 from dagster_rebalance.core.lag import Standing, why_missing
 from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
-from dagster_rebalance.orchestration.checks import as_evaluation, group_check
+from dagster_rebalance.orchestration.checks import as_evaluation, group_check, last_evaluation
 from dagster_rebalance.orchestration.group_look import errors_of, look_by_hand
 from dagster_rebalance.orchestration.port import GroupRecords, RunError, ShownStops
 from dagster_rebalance.orchestration.run_links import run_links
@@ -40,6 +40,8 @@ _TABLE = dg.TableSchema(
 )
 _OWNER, _LOOK = "owner", "look"
 _REASONS_SHOWN = 20
+_REASONS_TOLD = 3
+"""Each tick is stored, and has the reasons again."""
 _COMMANDED = 4
 """A command with more partitions is no help."""
 _MOST_ERROR_CHARACTERS = 500
@@ -69,6 +71,20 @@ def shown_in(said: Mapping[str, dg.MetadataValue]) -> ShownStops:
         partitions or 0,
         frozenset(partition for partition, row in rows.items() if row.get("said_by") == _OWNER),
     )
+
+
+def shown_stops(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> ShownStops:
+    """What the check shows as stopped now, whoever has shown it."""
+    last = last_evaluation(instance, STOPPED_CHECK, asset_key)
+    return shown_in({} if last is None else last.metadata)
+
+
+def notes_on_stops(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> tuple[str, ...]:
+    """What a tick says of the partitions that the check shows as stopped."""
+    shown = shown_stops(instance, asset_key)
+    reasons = [reason for _, reason in sorted(shown.reasons.items())[:_REASONS_TOLD]]
+    more = shown.partitions - len(reasons)
+    return (*reasons, f"and {more} more partitions are stopped") if more > 0 else (*reasons,)
 
 
 def build_stopped_check(

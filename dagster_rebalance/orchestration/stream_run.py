@@ -25,13 +25,13 @@ from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.events import LeaveRequested
 from dagster_rebalance.core.known_logs import KnownLogs
-from dagster_rebalance.core.shown import shown
 from dagster_rebalance.core.stream_batches import Outcome, batch_ids
 from dagster_rebalance.orchestration import clocks, run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.external_work import stopping
+from dagster_rebalance.orchestration.failure_notes import FailureNotes, text_of_error
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import public_settings
 from dagster_rebalance.orchestration.heartbeat import LAST_WORD_LIMIT_S, Heartbeat
@@ -49,12 +49,14 @@ from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import spelled_partitions
 from dagster_rebalance.orchestration.stream_work import StreamWork
 from dagster_rebalance.orchestration.tags import STREAM_TAG, VERSION_TAG, spelled
+from dagster_rebalance.orchestration.written_secrets import without_secrets
 from dagster_rebalance.spark.jobs import settle_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
+    from dagster_rebalance.core.failed_attempts import FailedAttempt
     from dagster_rebalance.core.lag import LagLimit
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import TopicPartition
@@ -72,6 +74,7 @@ _IDLE_LOOK_S = 0.5
 _PROGRESS_S = 60.0
 _MOST_REFUSALS = 5
 _JOIN_LIMIT_S = 30.0
+_RANGES_SHOWN = 20
 
 
 class BatchInterruptedError(dg.DagsterExecutionInterruptedError):
@@ -156,6 +159,7 @@ class StreamRun:
             wake=self._wake,
             interrupt=self._interrupt,
             beat=self._beat,
+            keep=self._keep_error,
             give_up=self._give_up,
             limit_s=kafka.batch_limit_s(streams=True),
             patience_s=kafka.heartbeat_timeout_s,
@@ -244,15 +248,27 @@ class StreamRun:
         # Extensions in Rust and a cancelled task of asyncio raise what is no Exception.
         except BaseException as problem:  # noqa: BLE001 - whatever the user's code raises
             self._is_in_body = False  # first: an interrupt must not hit what follows
-            shown = ", ".join(map(str, batch.ranges))
-            if not self._is_interrupted:  # else it failed to end: the records are not at fault
-                outcome, error = Outcome.FAILED, _text_of(problem)
-            self._say(self._context.log.exception, "batch %s failed on %s", batch.batch_id, shown)
+            if self._is_interrupted:  # it failed to end: the records are not at fault
+                said = text_of_error(problem)
+                self._say(self._context.log.warning, "batch %s ended with %s", batch.batch_id, said)
+            else:
+                outcome = Outcome.FAILED
+                error = without_secrets(text_of_error(problem), self._kafka)
         finally:
             self._is_in_body = False
             self._settle_spark(batch.batch_id, is_done=outcome is Outcome.SUCCEEDED)
             if outcome is Outcome.SUCCEEDED or self._wait_until_stopped(batch.batch_id):
                 self._work.end(outcome, error)
+
+    def _keep_error(self, batch: BegunBatch, failed: FailedAttempt) -> None:
+        """Show in Dagster what a batch has failed with, also when this run is replaced."""
+        shown = ", ".join(map(str, batch.ranges[:_RANGES_SHOWN]))
+        more = "" if len(batch.ranges) <= _RANGES_SHOWN else f" and {len(batch.ranges)} in all"
+        text = "batch %s failed on %s%s (attempt %d): %s"
+        arguments = (batch.batch_id, shown, more, failed.attempt, failed.error)
+        self._say(self._context.log.error, text, *arguments)
+        notes = FailureNotes(self._context.instance, self._kafka.group_id)
+        self._say(lambda *_: notes.write(batch.ranges, failed), text, *arguments)
 
     def _call(self, batch: KafkaBatch) -> None:
         self._keep(self._provenance.look)
@@ -539,15 +555,6 @@ class StreamRun:
         is_there = self._main is threading.main_thread() and self._main.ident is not None
         if is_there and not self._is_over:
             signal.pthread_kill(self._main.ident or 0, signal.SIGUSR2)
-
-
-def _text_of(problem: BaseException) -> str:
-    """What a body raised. To ask an error of a JVM that has died for its text is an error, too."""
-    name = type(problem).__name__
-    try:
-        return shown(f"{name}: {problem}")
-    except Exception:  # noqa: BLE001 - of any library
-        return f"{name}, which has no text"
 
 
 class StreamCatalogue(Catalogue):

@@ -30,6 +30,7 @@ from dagster_rebalance.orchestration.sensor import (
     is_real_tick,
     location_of,
 )
+from dagster_rebalance.orchestration.stopped import notes_on_stops
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def build_kafka_stream_sensor(
             *found.notes,
             *dead.notes,
             *told,
+            *notes_on_stops(context.instance, group.offsets),
             *reruns.notes,
             *notes_on_home(context.instance),
         )

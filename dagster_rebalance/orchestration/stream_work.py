@@ -15,8 +15,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.events import RunsRead
+from dagster_rebalance.core.failed_attempts import FailedAttempt, with_error
 from dagster_rebalance.core.own_work import OwnWork, Urge
-from dagster_rebalance.core.stream_batches import Outcome, is_batch_of
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -43,6 +44,8 @@ class StreamWork:
         wake: Lets the member turn at once. Called by any thread.
         interrupt: Ends the batch at work before its time. Called by any thread.
         beat: Gives a sign of life, which names `may_work_on`.
+        keep: Stores what a batch has failed with, before others hear that it has failed. Called by
+            the worker.
         give_up: Lets the run leave and end, because a body does not end. Called by the member's
             thread.
         limit_s: For how long a batch may be at work.
@@ -58,6 +61,7 @@ class StreamWork:
         wake: Callable[[], None],
         interrupt: Callable[[], None],
         beat: Callable[[], None],
+        keep: Callable[[BegunBatch, FailedAttempt], None] = lambda _batch, _failed: None,
         give_up: Callable[[], None] = lambda: None,
         limit_s: float = float("inf"),
         patience_s: float = float("inf"),
@@ -68,6 +72,7 @@ class StreamWork:
         self._wake = wake
         self._interrupt = interrupt
         self._beat = beat
+        self._keep = keep
         self.may_work_on: frozenset[TopicPartition] = frozenset()
         self._said: frozenset[TopicPartition] | None = None
         self._give_up = give_up
@@ -78,7 +83,7 @@ class StreamWork:
         self._lock = threading.Lock()
         self._todo: SimpleQueue[BegunBatch | None] = SimpleQueue()
         self._news: SimpleQueue[RunsRead] = SimpleQueue()
-        self._errors: dict[str, str] = {}
+        self._failed: dict[str, FailedAttempt] = {}
 
     # For the worker
 
@@ -91,14 +96,20 @@ class StreamWork:
     def end(self, outcome: Outcome, error: str = "") -> None:
         """Say how the batch ended, with what it failed with."""
         with self._lock:
-            batch = self._own.end(outcome)
-            if batch is None:
-                return
-            if batch.is_late and outcome is Outcome.INTERRUPTED:
-                error = f"it was interrupted after batch_timeout_s={self._limit_s:g}"
+            batch = self._own.at_work
+        if batch is None:
+            return
+        if batch.is_late and outcome is Outcome.INTERRUPTED:
+            error = f"it was interrupted after batch_timeout_s={self._limit_s:g}"
+        began = StreamBatch.read(batch.batch_id)
+        failed = FailedAttempt(self.run_id, began.attempt if began else 0, error)
+        if error:
+            self._keep(batch, failed)
+        with self._lock:
+            self._own.end(outcome)
             if error:
-                kept = list(self._errors.items())[1 - _ERRORS_KEPT :]
-                self._errors = {**dict(kept), batch.batch_id: error}
+                kept = list(self._failed.items())[1 - _ERRORS_KEPT :]
+                self._failed = {**dict(kept), batch.batch_id: failed}
             self._news.put(self._read_own(batch.batch_id))
         self._wake()
 
@@ -150,7 +161,7 @@ class StreamWork:
     def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
         """What the worker knows of its own batches, without Dagster."""
         with self._lock:
-            return self._own.read(batch_ids, claims)
+            return self._read(batch_ids, claims)
 
     def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
         """Whether others have heard something else than on which partitions it may work."""
@@ -215,12 +226,13 @@ class StreamWork:
         theirs = [claim for claim in known if not is_batch_of(claim[0], self.run_id)]
         others = self._others.read(wanted, live_too=live_too, claims=theirs)
         with self._lock:
-            return (*self._own.read(wanted, known), *others)
+            return (*self._read(wanted, known), *others)
 
     def why_failed(self, run_id: str, batch_id: str) -> str:
         """What a run failed with on a batch."""
         if run_id == self.run_id:
-            return self._errors.get(batch_id, "the error is in the log of the run")
+            failed = self._failed.get(batch_id)
+            return failed.error if failed else "the error is in the log of the run"
         return self._others.why_failed(run_id, batch_id)
 
     def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
@@ -245,4 +257,11 @@ class StreamWork:
         return self._others.end_dead(run_id, sign)
 
     def _read_own(self, batch_id: str) -> RunsRead:
-        return RunsRead(frozenset({batch_id}), self._own.read([batch_id], ()), is_own=True)
+        return RunsRead(frozenset({batch_id}), self._read([batch_id], ()), is_own=True)
+
+    def _read(self, batch_ids: Iterable[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+        return tuple(
+            seen
+            for run in self._own.read(batch_ids, claims)
+            for seen in with_error((run,), self._failed.get(run.batch_id))
+        )

@@ -30,6 +30,7 @@ _NO_SECRET_NAME = re.compile(
     r"(file|path|location|provider|provider\.type|class|url|uri|enabled|name|regex)$", re.IGNORECASE
 )
 _SECRET_TEXT = re.compile(r"://[^/\s:@]+:[^/\s@]+@|(password|secret|token)[^\s=]*=", re.IGNORECASE)
+_LOGIN = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 _BY_REFERENCE = re.compile(r"\$\{\w+:[^}]*\}")
 """A secret that a config provider of Kafka's looks up."""
 _LOGIN_WITHOUT_OPTIONS = re.compile(r"[\w.$]+\s+required\s*;")
@@ -87,6 +88,19 @@ def unshown_settings(resource: dg.ConfigurableResource[Any]) -> Iterator[tuple[s
                 yield field, name, str(value)
 
 
+def without_secrets(text: str, kafka: KafkaConsumerResource) -> str:
+    """Return a text for people, with stars in place of the secrets of a group's login.
+
+    Args:
+        text: An error, for example.
+        kafka: The group, in a run.
+    """
+    settings = {**kafka.client_config, **kafka.consumer_config()}
+    for secret in sorted(_secrets_in(settings), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _LOGIN.sub("://***@", text)
+
+
 def check_no_secrets(
     extras: Mapping[str, Any], settings: Mapping[str, Any], *, taken: Mapping[str, Any]
 ) -> None:
@@ -101,11 +115,7 @@ def check_no_secrets(
         ConfigurationError: A name among `extras` is that of a secret or is taken, or a text has a
             secret of `settings` in it.
     """
-    secrets = [
-        str(value)
-        for name, value in settings.items()
-        if _is_secret_name(name) and isinstance(value, str) and len(value) >= _SHORTEST_SECRET
-    ]
+    secrets = _secrets_in(settings)
     for path, name, value in _values_in(extras):
         if path in taken:
             problem = "has the name under which the batch travels: rename it"
@@ -118,6 +128,14 @@ def check_no_secrets(
             continue
         msg = f"{path!r} among the extras for Dagster Pipes {problem}"
         raise ConfigurationError(msg)
+
+
+def _secrets_in(settings: Mapping[str, Any]) -> list[str]:
+    return [
+        str(value)
+        for name, value in settings.items()
+        if _is_secret_name(name) and isinstance(value, str) and len(value) >= _SHORTEST_SECRET
+    ]
 
 
 def _values_in(extras: object, path: str = "") -> Iterator[tuple[str, str, object]]:

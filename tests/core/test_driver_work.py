@@ -182,7 +182,7 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
         "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes "
         "on"
     )
-    assert stopped.last_failure == (run_id, stopped.entries[0].batch_id)
+    assert stopped.last_failure == (run_id, stopped.entries[0].batch_id, "")
     assert {owned.last_failure for owned in member.driver.partitions.values()} == {
         stopped.last_failure,
         None,

@@ -97,7 +97,7 @@ def test_a_row_says_why_its_partition_stands_still_and_what_works_on_it() -> Non
         {tp(0): "orders-0: it failed"},
         {tp(0): "paused", tp(1): "paused"},
         {tp(2): "run-1"},
-        {tp(0): ("run-0", "b-0")},
+        {tp(0): ("run-0", "b-0", "")},
     )
     lag = lag_of(dict.fromkeys([tp(0), tp(1), tp(2)], found(0, 1)), standing)
     assert [(row.state, row.run_id, row.failed_run) for row in lag.partitions] == [

@@ -100,6 +100,10 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
     [
         (Exhausted((RUN,)), ("orders-0: run ab12cd34 failed on orders-0 [0, 10). Mend",)),
         (
+            Exhausted((RUN,), why="ValueError: no price"),
+            ("run ab12cd34 failed on orders-0 [0, 10): ValueError: no price. Mend",),
+        ),
+        (
             Exhausted(("r1", RUN)),
             ("2 runs failed on orders-0 [0, 10), the last one is ab12cd34", "re-execute that run"),
         ),

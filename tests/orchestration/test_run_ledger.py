@@ -16,6 +16,7 @@ from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.orchestration import runs as runs_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife
@@ -918,6 +919,40 @@ def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(
         "17"
     )
     assert "Stack Trace" not in why
+
+
+def test_the_error_of_a_failed_run_is_one_line_with_its_places(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Ticks and commands show it, and Dagster wraps it in an error about its step."""
+
+    @dg.op
+    def fails() -> None:
+        problem = "record 5\n cannot be read"
+        raise ValueError(problem) from LookupError("no such customer: 17")
+
+    @dg.job(tags={BATCH_TAG: "b", GROUP_TAG: "failing"})
+    def failing() -> None:
+        fails()
+
+    failing.execute_in_process(instance=instance, raise_on_error=False)
+    (seen,) = RunLedger(instance, "failing", own_job=JobName("", "failing")).read(["b"])
+    assert seen.error.startswith("ValueError: record 5 cannot be read (test_run_ledger.py:")
+    assert " in fails" in seen.error
+
+
+def test_the_error_of_a_run_is_read_once(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members look each second, and each run has a log of its own."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    instance.report_run_failed(run, "its node is gone")
+    make_run(instance, offer(batch_id), Status.FAILURE)
+    ledger = RunLedger(instance, "etl")
+    before, after = ledger.read([batch_id])
+    assert (before.error, after.error) == ("its node is gone", "")
+    monkeypatch.setattr(RunLedger, "_failure", None)
+    assert [one.error for one in ledger.read([batch_id])] == ["its node is gone", ""]
 
 
 def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(

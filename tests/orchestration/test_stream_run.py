@@ -15,6 +15,7 @@ import pytest
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration import run_process
@@ -22,6 +23,7 @@ from dagster_rebalance.orchestration.asset_results import Results
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, marks_of
+from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in
 from dagster_rebalance.orchestration.stream_run import StreamCatalogue, StreamRun
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG
@@ -132,6 +134,42 @@ def test_batch_follows_batch_in_one_run(instance: dg.DagsterInstance) -> None:
     assert sum(int(str(said["offsets"])) for said in recorded) == 7
     assert {said["run"] for said in recorded} == {run_id}
     assert Mark.FINISHED in marks_of(instance, run_id)
+
+
+def test_the_error_of_a_failed_batch_is_in_the_log_of_the_run_and_outlives_the_run(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person looks at the page of the run, and the next deploy replaces the run."""
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter3-of-kafka")
+
+    def body(_stage: Stage, _batch: KafkaBatch) -> None:
+        leave()
+        msg = "no price in \x1b[31mkafka://ada:hunter2@host\nand login hunter3-of-kafka"
+        raise LookupError(msg)
+
+    stage = Stage(
+        instance,
+        body,
+        security_protocol="SASL_SSL",
+        sasl_mechanism="PLAIN",
+        sasl_username="ada",
+        sasl_password=dg.EnvVar("KAFKA_PASSWORD"),
+    )
+    stage.produce(0, 3)
+    run_id = stage.run()
+    (shown,) = [
+        entry.user_message
+        for entry in instance.all_logs(run_id)
+        if "failed on" in entry.user_message
+    ]
+    error = "LookupError: no price in \\x1b[31mkafka://***@host and login *** (test_stream_run.py:"
+    assert f"batch {stage.ids[0]} failed on orders-0 [0, 3) (attempt 1): {error}" in shown
+    (seen,) = RunLedger(instance, stage.kafka.group_id).read(
+        [stage.ids[0]], claims=[(stage.ids[0], span(0, 0, 3))]
+    )
+    assert (seen.state, seen.run_id) == (RunState.FAILED, run_id)
+    assert seen.error.startswith(error)
+    assert " in body" in seen.error
 
 
 def test_a_run_that_the_sensor_has_not_started_fails_and_says_so(

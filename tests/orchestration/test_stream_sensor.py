@@ -12,7 +12,7 @@ import pytest
 from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.core.commands import ShowHold
 from dagster_rebalance.core.control import Action
-from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag
+from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag, Standing
 from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
@@ -26,6 +26,7 @@ from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.stopped import evaluation
 from dagster_rebalance.orchestration.stream_sensor import streams_of
 from dagster_rebalance.orchestration.tags import (
     BATCH_TAG,
@@ -102,6 +103,23 @@ class Sensor:
             dg.DagsterEvent(event_type_value="PIPELINE_START", job_name=run.job_name), run.run_id
         )
         set_mark(self.instance, run, Mark.JOINED)
+
+
+def test_a_tick_says_why_partitions_are_stopped(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ticks are where people look first, and the members are in other processes."""
+    sensor = Sensor(instance, monkeypatch)
+    sensor.tick()
+    assert "failed" not in str(sensor.tick().skip_message)
+    assets = GroupAssets.of(sensor.kafka.group_id)
+    stops = {tp(n): f"orders-{n}: 3 attempts failed: ValueError: no price" for n in range(5)}
+    instance.report_runless_asset_event(evaluation(Standing(stops), {}, assets.offsets))
+    said = str(sensor.tick().skip_message)
+    assert "orders-0: 3 attempts failed: ValueError: no price" in said
+    assert "orders-2: 3 attempts failed" in said
+    assert "orders-3" not in said
+    assert said.endswith("and 2 more partitions are stopped")
 
 
 @dg.job(resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.failed_attempts import FailedAttempt
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration import run_process
+from dagster_rebalance.orchestration.failure_notes import FailureNotes
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -81,6 +83,19 @@ def test_its_word_on_the_claim_counts_while_it_lives(
     LeftClaims(other.instance).tell({other.claim: outcome})
     assert [run.state for run in other.seen()][-1] is state
     assert not other.seen()[-1].is_live
+
+
+def test_its_error_is_known_after_another_run_has_claimed_the_range(other: Other) -> None:
+    """A deploy replaces the run that failed, and a person must not look at the new one."""
+    failed = FailedAttempt("old-run", 1, "ValueError: no price")
+    notes = FailureNotes(other.instance, "etl")
+    notes.write([span(0), span(1)], failed)
+    notes.write([span(1)], FailedAttempt("old-run", 2, "ValueError: no currency"))
+    before, now = other.seen()
+    assert (before.run_id, before.error) == ("old-run", "ValueError: no price")
+    assert (now.run_id, now.error) == (other.run.run_id, "")
+    assert notes.read([span(0), span(2)]) == {span(0): failed}
+    assert not FailureNotes(other.instance, "another group").read([span(0)])
 
 
 def test_a_run_that_ended_in_dagster_is_over_only_when_it_is_proven(other: Other) -> None:
