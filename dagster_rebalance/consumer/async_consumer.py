@@ -29,9 +29,9 @@ from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
-    from typing import Any
+    from typing import Any, NoReturn
 
     from confluent_kafka import Message
     from typing_extensions import Self
@@ -101,6 +101,9 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         self._polling = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
 
+    def __reduce__(self) -> NoReturn:
+        self._consumer.__reduce__()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -135,7 +138,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
             )
             raise IllegalStateError(msg)
 
-    async def subscribe(self, topics: Collection[str] | re.Pattern[str]) -> None:
+    async def subscribe(self, topics: Iterable[str] | re.Pattern[str]) -> None:
         """Take part in the group for these topics, or for those that match a compiled pattern.
 
         The pattern must match the whole name of a topic. A poll that waits returns at once.
@@ -217,7 +220,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         """The partitions that were lost during the last poll."""
         return await self._run(self._consumer.get_lost_partitions)
 
-    async def delay_revoke(self, partitions: Collection[AnyPartition]) -> bool:
+    async def delay_revoke(self, partitions: Iterable[AnyPartition]) -> bool:
         """Delay the revoke of partitions from the next poll to the one after it.
 
         Return False when some of the partitions are not assigned.
@@ -230,11 +233,11 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         """Commit next offsets and metadata in one request; return the result of each partition."""
         return await self._run(lambda: self._consumer.commit_offsets(offsets, timeout_s))
 
-    async def pause_topics(self, topics: Collection[str]) -> None:
+    async def pause_topics(self, topics: Iterable[str]) -> None:
         """Return no records of these topics until `resume_topics`."""
         await self._run(lambda: self._consumer.pause_topics(topics))
 
-    async def resume_topics(self, topics: Collection[str]) -> None:
+    async def resume_topics(self, topics: Iterable[str]) -> None:
         """Undo `pause_topics`, or take topics out of a paused pattern."""
         await self._run(lambda: self._consumer.resume_topics(topics))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Iterable
     from typing import NoReturn
 
     from dagster_rebalance.consumer.events import Offsets
@@ -57,7 +57,7 @@ class AsyncOperations:
         await self._run(lambda: self._operations.commit_async(offsets, answer))
 
     async def committed(
-        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+        self, partitions: Iterable[AnyPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed."""
         return await self._run(lambda: self._operations.committed(partitions, timeout_s))
@@ -72,11 +72,11 @@ class AsyncOperations:
         """Read on from another offset."""
         await self._run(lambda: self._operations.seek(partition, offset))
 
-    async def seek_to_beginning(self, partitions: Collection[AnyPartition]) -> None:
+    async def seek_to_beginning(self, partitions: Iterable[AnyPartition]) -> None:
         """Read on from the first offset that exists."""
         await self._run(lambda: self._operations.seek_to_beginning(partitions))
 
-    async def seek_to_end(self, partitions: Collection[AnyPartition]) -> None:
+    async def seek_to_end(self, partitions: Iterable[AnyPartition]) -> None:
         """Read on from the next record that is produced."""
         await self._run(lambda: self._operations.seek_to_end(partitions))
 
@@ -84,11 +84,11 @@ class AsyncOperations:
         """What is assigned."""
         return await self._run(self._operations.assignment)
 
-    async def pause(self, partitions: Collection[AnyPartition]) -> None:
+    async def pause(self, partitions: Iterable[AnyPartition]) -> None:
         """Return no records of these partitions."""
         await self._run(lambda: self._operations.pause(partitions))
 
-    async def resume(self, partitions: Collection[AnyPartition]) -> None:
+    async def resume(self, partitions: Iterable[AnyPartition]) -> None:
         """Undo a pause."""
         await self._run(lambda: self._operations.resume(partitions))
 
@@ -97,13 +97,13 @@ class AsyncOperations:
         return await self._run(self._operations.paused)
 
     async def beginning_offsets(
-        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+        self, partitions: Iterable[AnyPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
         """The first offsets that exist."""
         return await self._run(lambda: self._operations.beginning_offsets(partitions, timeout_s))
 
     async def end_offsets(
-        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+        self, partitions: Iterable[AnyPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
         """The offsets that the next records will get."""
         return await self._run(lambda: self._operations.end_offsets(partitions, timeout_s))

@@ -177,6 +177,10 @@ class Member:
             for session in (*self._left, self._session):
                 session.wait_until_left(deadline - self._clock())
 
+    def abandon(self) -> None:
+        """Leave the group in the background. Any thread may call it, at any time."""
+        self._session.leave()
+
     def poll(self, timeout_s: float) -> list[MemberEvent]:
         """Take part in the group for at most `timeout_s`, and tell what happened, in its order.
 

@@ -27,7 +27,7 @@ from dagster_rebalance.core.errors import IllegalStateError, UnsupportedOperatio
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from dagster_rebalance.consumer.caller_commits import CommitCallback
     from dagster_rebalance.consumer.events import CommitResult, MemberEvent
@@ -163,7 +163,7 @@ class ConsumerOperations:
 
     @in_turn
     def committed(
-        self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S
+        self, partitions: Iterable[AnyPartition], timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for any partitions; None where it has nothing."""
         return self._commits.committed(
@@ -202,13 +202,13 @@ class ConsumerOperations:
         self._reading().seek(given_partition("seek", partition), target)
 
     @in_turn
-    def seek_to_beginning(self, partitions: Collection[AnyPartition]) -> None:
+    def seek_to_beginning(self, partitions: Iterable[AnyPartition]) -> None:
         """Read on from the first offset that exists; of all that is assigned when none is given."""
         for tp in given_partitions("seek_to_beginning", partitions) or self.assignment():
             self._reading().seek(tp, "earliest")
 
     @in_turn
-    def seek_to_end(self, partitions: Collection[AnyPartition]) -> None:
+    def seek_to_end(self, partitions: Iterable[AnyPartition]) -> None:
         """Read on from the next record that is produced.
 
         Without partitions, the call covers all that is assigned.
@@ -218,7 +218,7 @@ class ConsumerOperations:
 
     @in_turn
     def beginning_offsets(
-        self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S
+        self, partitions: Iterable[AnyPartition], timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, int]:
         """The first offsets that exist, of any partitions, in one request."""
         return self._cluster.beginning_offsets(
@@ -228,7 +228,7 @@ class ConsumerOperations:
 
     @in_turn
     def end_offsets(
-        self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S
+        self, partitions: Iterable[AnyPartition], timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, int]:
         """The offsets that the next records will get, of any partitions, in one request.
 

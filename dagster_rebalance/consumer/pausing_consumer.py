@@ -20,7 +20,7 @@ from dagster_rebalance.consumer.values import given_names, given_partitions, giv
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
@@ -76,7 +76,7 @@ class PausingConsumer(ConsumerOperations):
         self._revoking: frozenset[TopicPartition] = frozenset()
 
     @in_turn
-    def pause(self, partitions: Collection[AnyPartition]) -> None:
+    def pause(self, partitions: Iterable[AnyPartition]) -> None:
         """Return no records of these partitions until `resume`.
 
         The partitions may be assigned now or later, or not exist yet. The fetcher drops the records
@@ -87,7 +87,7 @@ class PausingConsumer(ConsumerOperations):
         self._withhold()
 
     @in_turn
-    def resume(self, partitions: Collection[AnyPartition]) -> None:
+    def resume(self, partitions: Iterable[AnyPartition]) -> None:
         """Undo `pause`.
 
         A partition stays silent while its topic or everything is paused, and once it is to be
@@ -105,7 +105,7 @@ class PausingConsumer(ConsumerOperations):
         return self._marks.partitions | self._marks.among(self._assigned)
 
     @in_turn
-    def pause_topics(self, topics: Collection[str]) -> None:
+    def pause_topics(self, topics: Iterable[str]) -> None:
         """Return no records of these topics until `resume_topics`.
 
         The pause covers their future partitions too.
@@ -125,7 +125,7 @@ class PausingConsumer(ConsumerOperations):
         self._withhold()
 
     @in_turn
-    def resume_topics(self, topics: Collection[str]) -> None:
+    def resume_topics(self, topics: Iterable[str]) -> None:
         """Undo `pause_topics`, or take topics out of a paused pattern.
 
         Partitions that are paused themselves stay so.

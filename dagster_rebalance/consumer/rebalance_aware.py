@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,9 +30,9 @@ from dagster_rebalance.consumer.waking import patience_s
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
-    from typing import Any
+    from typing import Any, NoReturn
 
     from confluent_kafka import Message
     from typing_extensions import Self
@@ -152,6 +153,16 @@ class RebalanceAwareConsumer(GroupConsumer):
             super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
             if_it_fails.pop_all()
         self._same_poll = complete_revoke_in_same_poll
+        if isinstance(member, Member):
+            # At the end of the interpreter, the broker finds out by the session time-out.
+            weakref.finalize(self, member.abandon).atexit = False
+
+    def __reduce__(self) -> NoReturn:
+        msg = (
+            "a consumer cannot be copied or pickled: it is one member of its group. Make another "
+            "consumer with the same settings"
+        )
+        raise TypeError(msg)
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +177,7 @@ class RebalanceAwareConsumer(GroupConsumer):
 
     def subscribe(
         self,
-        topics: Collection[str] | re.Pattern[str],
+        topics: Iterable[str] | re.Pattern[str],
         listener: AnyRebalanceListener | None = None,
     ) -> None:
         """Take part in the group for these topics, or for those that match a compiled pattern.
@@ -273,7 +284,7 @@ class RebalanceAwareConsumer(GroupConsumer):
         return self._lists.lost
 
     @in_turn
-    def delay_revoke(self, partitions: Collection[AnyPartition]) -> bool:
+    def delay_revoke(self, partitions: Iterable[AnyPartition]) -> bool:
         """Delay the revoke of partitions from the next poll to the one after it.
 
         Call it again after each poll. Partitions that are assigned and not to be revoked stay as

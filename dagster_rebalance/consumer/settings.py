@@ -7,6 +7,8 @@ the client itself accepts the settings shows when it is made.
 from __future__ import annotations
 
 import logging
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -61,6 +63,7 @@ CREDENTIALS = "credentials_cb"
 """A setting of this package: a function that returns user and password."""
 CALLBACKS = frozenset({"error_cb", "stats_cb", "throttle_cb", "on_commit", "oauth_cb", CREDENTIALS})
 """The settings that are functions."""
+_LONGEST_S = sys.float_info.max
 _LONGEST_HOLD_S = 86_400 - HOLD_MARGIN_S
 _BROKER_DECIDES = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
 _EAGER = frozenset({"range", "roundrobin"})
@@ -255,9 +258,13 @@ def checked_seconds(name: str, value: object) -> None:
     Raises:
         ConfigurationError: It is no number, or below 0.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+    if isinstance(value, bool) or not (isinstance(value, int | float) and _is_span(value)):
         msg = f"{name} must be a number of seconds, not {value!r}"
         raise ConfigurationError(msg)
+
+
+def _is_span(value: float) -> bool:
+    return value >= 0 and (value <= _LONGEST_S or value == math.inf)
 
 
 def _flat(config: object) -> dict[str, Any]:
@@ -270,6 +277,10 @@ def _flat(config: object) -> dict[str, Any]:
     if not isinstance(nested, Mapping):
         msg = f"'default.topic.config' must be a mapping, not a {type(nested).__name__}"
         raise ConfigurationError(msg)
+    for name in (*config, *nested):
+        if not isinstance(name, str):
+            msg = f"the name of each setting must be a text, not {name!r}"
+            raise ConfigurationError(msg)
     for name in CALLBACKS & config.keys():
         if not callable(config[name]):
             kind = type(config[name]).__name__

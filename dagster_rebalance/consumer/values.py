@@ -41,6 +41,7 @@ AnyTimestamps: TypeAlias = (
 )
 """A time in milliseconds for each partition, in a mapping or in the place of an offset."""
 
+_ENDLESS_S = 1e12
 _NO_EPOCH, _LAST_EPOCH = -1, 2**31 - 1
 """As the client has them."""
 _A_PARTITION = "a TopicPartition, of dagster_rebalance or of confluent_kafka"
@@ -101,15 +102,19 @@ def given_times(call: str, values: object) -> dict[TopicPartition, int]:
     Raises:
         TypeError: It is neither a mapping to milliseconds nor a collection of confluent-kafka's
             partitions.
+        ValueError: A time is negative. Kafka would take some for the ends of the log.
     """
     pairs = _pairs(call, values, "milliseconds")
     found = {
         tp: value.offset if isinstance(value, confluent_kafka.TopicPartition) else value
         for tp, value in pairs.items()
     }
-    for at in found.values():
+    for tp, at in found.items():
         if not _is_whole(at):
             raise _unexpected(call, "a time in whole milliseconds for each partition", at)
+        if at < 0:
+            msg = f"{call} of {tp}: {at} is no time; give milliseconds since 1970, at least 0"
+            raise ValueError(msg)
     return found
 
 
@@ -186,8 +191,9 @@ def given_seconds(call: str, value: object) -> float:
     Raises:
         TypeError: It is no number.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
-        return math.inf if value < 0 else value
+    # A comparison, because math.isnan fails for large whole numbers.
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == value:  # noqa: PLR0124
+        return value if 0 <= value < _ENDLESS_S else math.inf
     raise _unexpected(call, "a number of seconds as time-out", value)
 
 

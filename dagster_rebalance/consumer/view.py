@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Iterable
     from typing import Any, NoReturn
 
     from dagster_rebalance.consumer.caller_commits import CommitCallback
@@ -49,7 +49,7 @@ class RebalanceConsumer:
         self._alive().commit_async(offsets, callback)
 
     def committed(
-        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+        self, partitions: Iterable[AnyPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed."""
         return self._alive().committed(partitions, timeout_s)
@@ -62,11 +62,11 @@ class RebalanceConsumer:
         """Read on from another offset."""
         self._alive().seek(partition, offset)
 
-    def seek_to_beginning(self, partitions: Collection[AnyPartition]) -> None:
+    def seek_to_beginning(self, partitions: Iterable[AnyPartition]) -> None:
         """Read on from the first offset that exists."""
         self._alive().seek_to_beginning(partitions)
 
-    def seek_to_end(self, partitions: Collection[AnyPartition]) -> None:
+    def seek_to_end(self, partitions: Iterable[AnyPartition]) -> None:
         """Read on from the next record that is produced."""
         self._alive().seek_to_end(partitions)
 
@@ -74,11 +74,11 @@ class RebalanceConsumer:
         """What is assigned: partitions being revoked are still in it, lost ones are not."""
         return self._alive().assignment()
 
-    def pause(self, partitions: Collection[AnyPartition]) -> None:
+    def pause(self, partitions: Iterable[AnyPartition]) -> None:
         """Return no records of these partitions, also after the callback."""
         self._alive().pause(partitions)
 
-    def resume(self, partitions: Collection[AnyPartition]) -> None:
+    def resume(self, partitions: Iterable[AnyPartition]) -> None:
         """Undo a pause."""
         self._alive().resume(partitions)
 
@@ -87,13 +87,13 @@ class RebalanceConsumer:
         return self._alive().paused()
 
     def beginning_offsets(
-        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+        self, partitions: Iterable[AnyPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
         """The first offsets that exist."""
         return self._alive().beginning_offsets(partitions, timeout_s)
 
     def end_offsets(
-        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+        self, partitions: Iterable[AnyPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
         """The offsets that the next records will get."""
         return self._alive().end_offsets(partitions, timeout_s)

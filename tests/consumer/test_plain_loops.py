@@ -46,6 +46,23 @@ def test_a_plain_loop_hands_over_in_both_ways_of_completing(
             assert blue.offsets[number] + green.offsets[number] == list(range(200))
 
 
+@pytest.mark.parametrize("group", ["consumer", "classic", "range"], indirect=True)
+def test_a_consumer_that_is_dropped_without_a_close_leaves_its_group(group: Readers) -> None:
+    """A notebook cell that is run again. Its session would keep the partitions.
+
+    That would last for `max.poll.interval.ms`.
+    """
+
+    def join_and_drop() -> None:
+        reader = group.reader()
+        group.play(lambda: len(reader.consumer.assignment()) == 4, reader, what="the assignment")
+        group.readers.clear()
+
+    join_and_drop()
+    heir = group.reader()
+    group.play(lambda: len(heir.consumer.assignment()) == 4, heir, what="the partitions")
+
+
 def test_a_commit_while_the_group_stabilises_is_refused_and_accepted_later(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:

@@ -5,10 +5,13 @@ The error says what is expected.
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
 import pytest
 
 from dagster_rebalance.consumer.listener import CompositeRebalanceListener
@@ -179,6 +182,52 @@ def test_a_time_out_below_0_is_without_end(name: str, monkeypatch: pytest.Monkey
     assert min(limits) >= 0
 
 
+def test_a_time_out_that_no_clock_can_count_is_without_end() -> None:
+    """A sum of the clock and such a number overflows."""
+    group = FakeGroup({"orders": 1})
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
+    consumer.subscribe(["orders"])
+    consumer.wakeup()
+    assert consumer.poll(10**400) == []
+    consumer.close(10**400)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_consumer_is_not_copied(duplicate: Callable[[object], object]) -> None:
+    """The copy would share its member, and close it."""
+    group = FakeGroup({"orders": 1})
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
+    with pytest.raises(TypeError, match="a consumer cannot be copied or pickled"):
+        duplicate(consumer)
+    consumer.close()
+
+
+def test_a_setting_whose_name_is_no_text_is_refused() -> None:
+    """In the mapping, and in the one inside of it."""
+    with pytest.raises(ConfigurationError, match="the name of each setting must be a text, not 5"):
+        RebalanceAwareConsumer({**CONFIG, 5: "x"})  # type: ignore[dict-item]
+    with pytest.raises(ConfigurationError, match="must be a text, not None"):
+        validated({**CONFIG, "default.topic.config": {None: "x"}}, hold_limit_s=10)
+
+
+@pytest.mark.parametrize("at", [-1, -2, -3, -1001])
+def test_a_negative_time_is_refused(at: int) -> None:
+    """Kafka takes -1 for the end of the log, and refuses others in words of its own."""
+    group = FakeGroup({"orders": 1})
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
+    theirs = confluent_kafka.TopicPartition("orders", 0, at)
+    for given in ({P0: at}, [theirs]):
+        with pytest.raises(ValueError, match=f"orders-0: {at} is no time; give milliseconds"):
+            consumer.offsets_for_times(given)
+    consumer.close()
+
+
 def test_a_refused_subscription_sets_no_listener() -> None:
     """It would be told of the partitions of the subscription before."""
     group, listener = FakeGroup({"orders": 1}), CompositeRebalanceListener()
@@ -201,16 +250,16 @@ def test_topics_that_can_be_gone_through_only_once_are_taken() -> None:
     consumer = RebalanceAwareConsumer(
         CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
     )
-    consumer.subscribe(topic for topic in ["orders"])  # type: ignore[arg-type]
+    consumer.subscribe(topic for topic in ["orders"])
     consumer.poll(0)
-    consumer.pause_topics(topic for topic in ["orders"])  # type: ignore[arg-type]
+    consumer.pause_topics(topic for topic in ["orders"])
     assert consumer.assignment() == consumer.paused() == {P0}
-    consumer.resume_topics(topic for topic in ["orders"])  # type: ignore[arg-type]
+    consumer.resume_topics(topic for topic in ["orders"])
     assert not consumer.paused()
     consumer.close()
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan, 1e9, 0, -1, None, "5", True])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e9, 10**400, 0, -1, None, "5", True])
 def test_a_hold_limit_that_the_client_could_not_have_is_refused(value: object) -> None:
     """The client's own words would be about a number that nobody has written."""
     with pytest.raises(ConfigurationError, match="hold_limit_s must be"):
@@ -218,7 +267,7 @@ def test_a_hold_limit_that_the_client_could_not_have_is_refused(value: object) -
 
 
 @pytest.mark.parametrize("name", ["probe_interval_s", "discovery_interval_s"])
-@pytest.mark.parametrize("value", [math.nan, -1, None, "5"])
+@pytest.mark.parametrize("value", [math.nan, -1, None, "5", 10**400])
 def test_an_interval_that_is_no_number_is_refused(name: str, value: object) -> None:
     """It would be met in the middle of a hold."""
     with pytest.raises(ConfigurationError, match=f"{name} must be a number of seconds"):

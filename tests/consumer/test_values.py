@@ -74,7 +74,7 @@ def test_pauses_take_partitions_of_confluent_kafka(group: FakeGroup) -> None:
     consumer.pause([client(0), P1])
     assert consumer.paused() == {P0, P1}
     assert {record.partition() for record in consumer.poll(0.1)} == {2, 3}
-    consumer.resume(tp for tp in [client(1)])  # type: ignore[arg-type] # it took any iterable before
+    consumer.resume(tp for tp in [client(1)])
     assert consumer.paused() == {P0}
 
 
