@@ -7,7 +7,7 @@ with a GUID, in the payload or in a header) is refused with the reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dagster_rebalance.core.errors import UndecodableError
 
@@ -19,8 +19,7 @@ GUID_HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 """Where newer serializers may put the GUID of a schema."""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """What stands before the data.
 
     Attributes:
@@ -44,26 +43,26 @@ def frame_of(payload: bytes, *, has_indexes: bool = False) -> Frame:
     Raises:
         UndecodableError: It has none, or one that is cut off or newer.
     """
-    if not payload:
-        msg = "it is empty, and has no magic byte and no schema id"
-        raise UndecodableError(msg)
-    if payload[0] == 1 and len(payload) >= _GUID_ENDS:
-        msg = (
-            "it begins with magic byte 1, the frame with the GUID of a schema, which is not "
-            "supported: let the producer write schema ids"
-        )
-        raise UndecodableError(msg)
-    if payload[0] != 0:
-        msg = f"it begins with byte {payload[0]} and not with magic byte 0: no schema registry's"
-        raise UndecodableError(msg)
-    if len(payload) < _ID_ENDS:
-        msg = f"it has {len(payload)} bytes, too few for a magic byte and a schema id"
-        raise UndecodableError(msg)
+    if len(payload) < _ID_ENDS or payload[0] != 0:
+        raise UndecodableError(_why_no_frame(payload))
     schema_id = int.from_bytes(payload[1:_ID_ENDS], "big")
     if not has_indexes:
         return Frame(schema_id, _ID_ENDS)
     indexes, starts_at = _indexes(payload)
     return Frame(schema_id, starts_at, indexes)
+
+
+def _why_no_frame(payload: bytes) -> str:
+    if not payload:
+        return "it is empty, and has no magic byte and no schema id"
+    if payload[0] == 1 and len(payload) >= _GUID_ENDS:
+        return (
+            "it begins with magic byte 1, the frame with the GUID of a schema, which is not "
+            "supported: let the producer write schema ids"
+        )
+    if payload[0] != 0:
+        return f"it begins with byte {payload[0]} and not with magic byte 0: no schema registry's"
+    return f"it has {len(payload)} bytes, too few for a magic byte and a schema id"
 
 
 def _indexes(payload: bytes) -> tuple[tuple[int, ...], int]:

@@ -32,12 +32,7 @@ def decoded_array(
     """
     import pyarrow as pa
 
-    values: list[Any] = []
-    reasons: list[str | None] = []
-    for payload, names in zip(payloads, header_names, strict=True):
-        value, why = decoder.decoded(payload, names)
-        values.append(value)
-        reasons.append(why)
+    values, reasons = decoder.decoded_of_each(payloads, header_names)
     kind = decoder.column.arrow()
     array, _ = _made(values, kind)
     if array is None:

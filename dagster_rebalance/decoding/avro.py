@@ -100,7 +100,7 @@ def reader(
         if (left := len(payload) - data.tell()) > 0:
             msg = f"it does not fit schema {frame.schema_id}: {left} bytes are left over"
             raise UndecodableError(msg)
-        value = read["value"]
+        value = read["value"] if its.is_around else read
         return _copied(value) if its.shares_defaults else value
 
     return column, decode
@@ -111,25 +111,27 @@ class _Writer:
     """How the records that one schema has written are read.
 
     Attributes:
-        schema: The writer's, as fastavro gets it: a record with the value as its field.
+        schema: The writer's, as fastavro gets it.
         asked: The reader's in the same form; None if it is the same.
+        is_around: Whether the value is the field of a record around it.
         check_size: Looks at its payloads before, if that is needed.
         shares_defaults: Whether values may have a list or a dict in common.
     """
 
     schema: Any
     asked: Any
+    is_around: bool
     check_size: SizeCheck | None
     shares_defaults: bool
 
     @classmethod
     def of(cls, written: Any, wanted: Any, defaults: Defaults, *, with_branches: bool) -> _Writer:
         """What a writer's schema needs."""
-        schema, asked = resolved(written, wanted, defaults, with_branches=with_branches)
+        schema, asked, is_around = resolved(written, wanted, defaults, with_branches=with_branches)
         size = SizeCheck(written, names_of(written))
         shares_defaults = any(isinstance(one, (dict, list)) for one in defaults.values())
         check_size = size if size.is_needed() else None
-        return cls(schema, asked, check_size, shares_defaults and asked is not None)
+        return cls(schema, asked, is_around, check_size, shares_defaults and asked is not None)
 
 
 def _loaded(text: str) -> Any:

@@ -50,8 +50,11 @@ def _read_branch(data: Any, schema: Any, _: object = None) -> Any:
 
 def resolved(
     written: Any, wanted: Any, defaults: Defaults, *, with_branches: bool
-) -> tuple[Any, Any]:
-    """A writer's and a reader's schema for fastavro, each as a record with the field `value`.
+) -> tuple[Any, Any, bool]:
+    """A writer's and a reader's schema for fastavro, and whether the value is around what was read.
+
+    What is no record in both is the field `value` of a record: fastavro reads a record in two
+    thirds of the time without another one around it.
 
     Args:
         written: The writer's, parsed.
@@ -63,15 +66,21 @@ def resolved(
     import fastavro
 
     resolution = _Resolution(written, wanted, defaults, with_branches=with_branches)
-    writer, reader = (
-        fastavro.parse_schema(one)
-        for one in resolution.around(resolution.both(written, wanted), "payload")
-    )
+    both = resolution.both(written, wanted)
+    is_around = not all(map(_is_record, both))
+    if is_around:
+        both = resolution.around(both, "payload")
+    writer, reader = map(fastavro.parse_schema, both)
     for record in names_of(reader).values():
         for field in record.get("fields", ()):
             if "value" in field:  # fastavro must not check it as JSON
                 field["default"] = field["value"]
-    return writer, None if wanted is written else reader
+    return writer, None if wanted is written else reader, is_around
+
+
+def _is_record(schema: Any) -> bool:
+    is_one = isinstance(schema, dict) and schema["type"] == "record"
+    return is_one and "logicalType" not in schema
 
 
 class _Resolution:

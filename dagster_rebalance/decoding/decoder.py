@@ -130,6 +130,25 @@ class OpenDecoder:
                 raise problem.__cause__ from None
             return None, reason(self.part, problem)
 
+    def decoded_of_each(
+        self, payloads: Iterable[bytes | None], header_names: Iterable[Iterable[str]]
+    ) -> tuple[list[Any], list[str | None]]:
+        """The values of payloads, and for each why there is none, or None.
+
+        Raises:
+            MemoryError: As for one payload.
+        """
+        values: list[Any] = []
+        reasons: list[str | None] = []
+        for payload, names in zip(payloads, header_names, strict=True):
+            try:
+                value, why = self(payload, names), None
+            except UndecodableError:
+                value, why = self.decoded(payload, names)
+            values.append(value)
+            reasons.append(why)
+        return values, reasons
+
     def __call__(self, payload: bytes | None, header_names: Iterable[str] = ()) -> Any:
         """The value of a payload. A tombstone has none.
 

@@ -19,7 +19,7 @@ from dagster_rebalance.decoding.columns import Inside
 from dagster_rebalance.decoding.json_check import Check, Inexact, decimal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from dagster_rebalance.core.schemas import SchemaText
     from dagster_rebalance.decoding.columns import Column
@@ -46,14 +46,18 @@ def _exact_text(value: Any) -> str:
 
 
 _JSON_TEXT = columns.STRING.by(_json_text)
-_TYPES: dict[str, tuple[Column, tuple[type, ...]]] = {
-    "string": (columns.STRING, (str,)),
-    "boolean": (columns.BOOLEAN, (bool,)),
-    "number": (columns.DOUBLE, (int, float)),
+_TYPES: dict[str, tuple[Column, type, tuple[type, ...]]] = {
+    "string": (columns.STRING, str, (str,)),
+    "boolean": (columns.BOOLEAN, bool, (bool,)),
+    "number": (columns.DOUBLE, float, (int, float)),
 }
+"""The column of a type, its plain type in Python, and all that it has."""
 
 _DIGITS_OF_A_DOUBLE = 15
 """As many digits any double has."""
+
+_MARKS = {b"\xef", b"\xfe", b"\xff"}
+"""The first bytes of byte order marks."""
 
 _CHOICES = ("oneOf", "anyOf", "allOf")
 _DESCRIBING = {"properties", "$ref", *_CHOICES}
@@ -81,6 +85,7 @@ def reader(
         msg = f"not a JSON schema that can be used: {type(problem).__name__} {problem}"
         raise UndecodableError(msg) from problem
     checks: dict[int, Check] = {}
+    read = _Reading()
 
     def decode(payload: bytes) -> Any:
         check, text = own, payload
@@ -91,13 +96,13 @@ def reader(
                 its = writer(frame.schema_id)
                 checks[frame.schema_id] = own if its == schema else Check(its)
             check = checks[frame.schema_id]
-        numbers = _Numbers()
+        before = read.inexact
         try:
-            value = json.loads(text, parse_constant=_refuse, parse_float=numbers)
+            value = read(text)
         except (ValueError, RecursionError) as problem:
             msg = f"it is no JSON: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
-        check(value, text, is_exact=numbers.are_exact)
+        check(value, text, is_exact=read.inexact is before)
         return value
 
     return column, decode
@@ -108,14 +113,25 @@ def _refuse(constant: str) -> None:
     raise ValueError(msg)
 
 
-class _Numbers:
-    """Reads the numbers of one value, and knows whether doubles have all of their digits."""
+class _Reading:
+    """Reads JSON, with the digits of its numbers.
+
+    Attributes:
+        inexact: The last number with more digits than a double has.
+    """
 
     def __init__(self) -> None:
-        self.are_exact = True
+        self.inexact: Inexact | None = None
+        # json.loads makes one for each payload, in half of its time.
+        self._decoder = json.JSONDecoder(parse_constant=_refuse, parse_float=self._number)
 
-    def __call__(self, text: str) -> float:
-        """A number."""
+    def __call__(self, text: bytes) -> Any:
+        """A value."""
+        if b"\0" in text[:4] or text[:1] in _MARKS:  # it may have another encoding than UTF-8
+            return json.loads(text, parse_constant=_refuse, parse_float=self._number)
+        return self._decoder.decode(text.decode(errors="surrogatepass"))
+
+    def _number(self, text: str) -> float:
         value = Inexact(text)
         if isinf(value):
             msg = "a number is larger than a double can be"
@@ -127,8 +143,10 @@ class _Numbers:
             is_exact = Decimal(repr(value)) == Decimal(text)
         except ArithmeticError:  # an exponent that no decimal has
             is_exact = False
-        self.are_exact &= is_exact
-        return float(value) if is_exact else value
+        if is_exact:
+            return float(value)
+        self.inexact = value
+        return value
 
 
 class _Columns:
@@ -198,7 +216,7 @@ class _Columns:
         if column.ddl == first.ddl:
             return first
         required = {one for part, _ in parts for one in part.get("required", ())}
-        return _of_type(_without_others(column, found), dict, required)
+        return _objects(fields, required)
 
     def _parts(
         self, schema: Any, resolver: Any, seen: Inside | None = None, *, with_choices: bool = False
@@ -235,8 +253,7 @@ class _Columns:
 
     def _of_kind(self, kind: Any, schema: Any, resolver: Any, inside: Inside) -> Column:
         if kind in _TYPES:
-            column, types = _TYPES[kind]
-            return column.by(lambda value: _of_types(value, types, kind))
+            return _leaf(kind)
         if kind == "integer":
             return columns.LONG.by(_integer)
         if kind == "array" and isinstance(schema.get("items"), dict):
@@ -245,8 +262,7 @@ class _Columns:
             fields = [
                 (name, self.of(one, resolver, inside)) for name, one in schema["properties"].items()
             ]
-            column = _without_others(columns.struct(fields), schema["properties"])
-            return _of_type(column, dict, schema.get("required", ()))
+            return _objects(fields, schema.get("required", ()))
         if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
             values = self.of(schema["additionalProperties"], resolver, inside)
             column = columns.mapping(columns.STRING, values)
@@ -262,31 +278,43 @@ def _others(choices: Iterable[Any]) -> list[Any]:
     return [one for one in choices if not (isinstance(one, dict) and one.get("type") == "null")]
 
 
-def _without_others(column: Column, names: Collection[str]) -> Column:
-    """A column of objects without the properties that the reader's schema has not."""
-    inner = column.convert
-
-    def convert(value: dict[str, Any]) -> Any:
-        kept = {name: one for name, one in value.items() if name in names}
-        return kept if inner is None else inner(kept)
-
-    return column.by(convert)
+def _leaf(kind: str) -> Column:
+    column, plain, types = _TYPES[kind]
+    return column.by(lambda value: value if type(value) is plain else _of_types(value, types, kind))
 
 
-def _of_type(column: Column, kind: type, required: Collection[str] = ()) -> Column:
-    """A column that refuses what is of another type: a writer's schema may have allowed it.
+def _objects(fields: Sequence[tuple[str, Column]], required: Collection[str]) -> Column:
+    """A column of objects, without the properties that the reader's schema has not.
 
     A topic may hold records of several schemas. One that lacks required properties is of another
     type than the reader's.
     """
-    inner = column.convert
+    parts = [(name, column.convert) for name, column in fields]
 
     def convert(value: Any) -> Any:
-        _of_types(value, (kind,), kind.__name__)
+        _of_types(value, (dict,), "dict")
         missing = [name for name in required if name not in value]
         if missing:
             msg = f"it lacks {', '.join(missing)}, which the reader's schema requires"
             raise UndecodableError(msg)
+        kept = {}
+        for name, inner in parts:
+            one = value.get(name)
+            if one is not None:
+                kept[name] = one if inner is None else inner(one)
+            elif name in value:
+                kept[name] = None
+        return kept
+
+    return columns.struct(fields).by(convert)
+
+
+def _of_type(column: Column, kind: type) -> Column:
+    """A column that refuses what is of another type: a writer's schema may have allowed it."""
+    inner = column.convert
+
+    def convert(value: Any) -> Any:
+        _of_types(value, (kind,), kind.__name__)
         return value if inner is None else inner(value)
 
     return column.by(convert)
@@ -301,6 +329,8 @@ def _of_types(value: Any, types: tuple[Any, ...], name: str) -> Any:
 
 
 def _integer(value: Any) -> int:
+    if type(value) is int:
+        return value
     if isinstance(value, float):
         exact = decimal_of(value)
         if exact == int(exact):

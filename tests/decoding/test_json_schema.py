@@ -340,6 +340,17 @@ def test_a_deeply_nested_value_is_refused() -> None:
     assert "nests more than 500 lists and objects" in str(why)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+def test_json_may_have_any_encoding_of_unicode(encoding: str) -> None:
+    """As Python's own module reads it, with the digits of its numbers."""
+    opened = decoder(text({"type": "object", "properties": {"a": {}, "n": {}}})).open()
+    given = '{"a": "é", "n": [1.00000000000000000001]}'
+    assert opened.decoded(framed(1, given.encode(encoding))) == (
+        {"a": '"\\u00e9"', "n": "[1.00000000000000000001]"},
+        None,
+    )
+
+
 def test_half_of_a_surrogate_pair_is_checked_as_text() -> None:
     """A producer that cuts a text may cut an emoji in two; JSON can say that."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 2}, "b": {}}}
