@@ -33,6 +33,7 @@ from dagster_rebalance.orchestration.decoded import (
     decoded_messages,
     with_known_schemas,
 )
+from dagster_rebalance.orchestration.forks import apart
 from dagster_rebalance.orchestration.given_messages import GivenMessages
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
@@ -539,7 +540,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             WorkNotes(instance).erase(run.run_id, self._claims)
             self._refuse(instance, run, why_not)
         self._interruptions = Interruptions()
-        with heartbeat, closing(self.kafka.reader()) as reader:
+        with heartbeat, apart(instance), closing(self.kafka.reader()) as reader:
             yield self.read_by(reader)
             self._interruptions.check(run.run_id)
 

@@ -26,7 +26,7 @@ from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.events import LeaveRequested
 from dagster_rebalance.core.known_logs import KnownLogs
 from dagster_rebalance.core.stream_batches import Outcome, batch_ids
-from dagster_rebalance.orchestration import clocks, run_process
+from dagster_rebalance.orchestration import clocks, forks, run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
@@ -180,7 +180,7 @@ class StreamRun:
         instance = self._context.instance
         self._heartbeat.begin()
         LeftClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
-        with self._heartbeat, self._signals(), closing(self._reader):
+        with self._heartbeat, self._signals(), forks.apart(instance), closing(self._reader):
             member = threading.Thread(
                 target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
             )
@@ -235,7 +235,8 @@ class StreamRun:
         try:
             self._is_interrupted = False
             self._is_in_body = True
-            self._call(given)
+            with forks.body_of(self._pid):
+                self._call(given)
             self._is_in_body = False
             outcome = Outcome.SUCCEEDED
             progress.batches += 1
@@ -323,6 +324,7 @@ class StreamRun:
 
         A Pipes client may: dagster-databricks cancels its job and returns as if it had succeeded.
         """
+        forks.end_child_of(self._pid)
         if self._is_interrupted:
             raise BatchInterruptedError
 
@@ -524,11 +526,7 @@ class StreamRun:
                 # An interrupt may still be on its way, and would end the process by default.
                 signal.signal(number, signal.SIG_IGN if number is signal.SIGUSR2 else handler)
 
-    def _on_end_signal(self, number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a child that a body has forked
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
+    def _on_end_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self._heartbeat.interrupted_because:
             self._mailbox.is_abandoned = self._is_interrupted = True
             raise dg.DagsterExecutionInterruptedError
@@ -546,7 +544,7 @@ class StreamRun:
         self._wake()
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        if self._is_in_body and os.getpid() == self._pid:
+        if self._is_in_body:
             self._is_in_body = False  # once: a second one must not hit what handles the first
             self._is_interrupted = True
             raise BatchInterruptedError

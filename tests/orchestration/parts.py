@@ -5,6 +5,9 @@ They share a group in memory behind a real resource, and runs in any state in a 
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,7 @@ from dagster_rebalance.testing.fake_group import FakeGroup
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dagster_rebalance.testing.postgres import Postgres
 
@@ -65,6 +68,32 @@ def new_on_postgres(postgres: Postgres) -> Iterator[dg.DagsterInstance]:
     postgres.create_database(name)
     with dg.instance_for_test(overrides=postgres.dagster_settings(name)) as made:
         yield made
+
+
+LEAVES = [
+    pytest.param(lambda: sys.exit(3), 3, id="exit"),
+    pytest.param(lambda: sys.exit("nothing to do"), 1, id="exit with a text"),
+    pytest.param(lambda: int("no number"), 1, id="error"),
+    pytest.param(lambda: None, 0, id="return"),
+]
+"""How a process that a body has forked leaves that body, and its exit code."""
+
+
+def fork_pools(number: int = 25) -> None:
+    """Work in pools of processes, as a body does that has one core too few."""
+    for _ in range(number):
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(abs, range(4)) == [0, 1, 2, 3]
+
+
+def fork_and_leave(how: Callable[[], object]) -> int:
+    """Fork a process that leaves its function in some way; return its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        how()
+        return -1
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def tp(number: int) -> TopicPartition:

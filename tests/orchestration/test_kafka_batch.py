@@ -31,8 +31,11 @@ from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_ta
 from dagster_rebalance.orchestration.work_notes import WorkNotes
 from tests.orchestration.parts import (
     GROUPS,
+    LEAVES,
     KafkaInMemory,
     claimed,
+    fork_and_leave,
+    fork_pools,
     kafka_in_memory,
     make_run,
     offer,
@@ -162,6 +165,32 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(
     assert event.metadata["offsets"].value == 10
     assert "dagster/row_count" not in event.metadata, "offsets are not records"
     assert "orders-0 [0, 10)" in str(event.metadata["ranges"].value)
+
+
+@pytest.mark.parametrize(("how", "code"), LEAVES)
+def test_a_process_that_an_asset_forks_ends_where_it_leaves_the_asset(
+    stored_stage: Stage, how: Callable[[], object], code: int
+) -> None:
+    """It reported the end of a step that its parent works on."""
+    stage, codes = stored_stage, list[int]()
+    stage.on_work = lambda _name: codes.append(fork_and_leave(how))
+    succeeded, said, run_id = stage.run()
+    assert succeeded, said
+    assert codes == [code, code]
+    kinds = [
+        entry.dagster_event.event_type
+        for entry in stage.instance.all_logs(run_id)
+        if entry.dagster_event is not None
+    ]
+    assert dg.DagsterEventType.STEP_FAILURE not in kinds
+    assert kinds.count(dg.DagsterEventType.STEP_OUTPUT) == 2
+
+
+def test_an_asset_may_work_in_pools_of_forked_processes(stored_stage: Stage) -> None:
+    """A worker that is told to end right after its fork must hear it: the pool waits for it."""
+    stored_stage.on_work = lambda _name: fork_pools()
+    succeeded, said, _ = stored_stage.run()
+    assert succeeded, said
 
 
 def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(

@@ -28,7 +28,17 @@ from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in
 from dagster_rebalance.orchestration.stream_run import StreamCatalogue, StreamRun
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG
 from dagster_rebalance.testing.fake_group import FakeMember
-from tests.orchestration.parts import GROUPS, kafka_in_memory, make_run, offer, span, tp
+from tests.orchestration.parts import (
+    GROUPS,
+    LEAVES,
+    fork_and_leave,
+    fork_pools,
+    kafka_in_memory,
+    make_run,
+    offer,
+    span,
+    tp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -170,6 +180,39 @@ def test_the_error_of_a_failed_batch_is_in_the_log_of_the_run_and_outlives_the_r
     assert (seen.state, seen.run_id) == (RunState.FAILED, run_id)
     assert seen.error.startswith(error)
     assert " in body" in seen.error
+
+
+@pytest.mark.parametrize(("how", "code"), LEAVES)
+def test_a_process_that_a_body_forks_ends_where_it_leaves_the_body(
+    instance: dg.DagsterInstance, how: Callable[[], object], code: int
+) -> None:
+    """It logged a failure of the batch beside its parent, which works on, and hung."""
+    codes: list[int] = []
+
+    def body(_stage: Stage, _batch: KafkaBatch) -> None:
+        leave()
+        codes.append(fork_and_leave(how))
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    run_id = stage.run()
+    assert (codes, stage.committed(0)) == ([code], 3)
+    assert not [one for one in instance.all_logs(run_id) if "failed" in one.user_message]
+    made = [said["batch"] for said in stage.shown(dg.AssetKey("orders"))]
+    assert made.count(stage.ids[0]) == 1
+
+
+def test_a_body_may_work_in_pools_of_forked_processes(instance: dg.DagsterInstance) -> None:
+    """A worker that is told to end right after its fork must hear it: the pool waits for it."""
+
+    def body(_stage: Stage, _batch: KafkaBatch) -> None:
+        fork_pools()
+        leave()
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    stage.run()
+    assert stage.committed(0) == 3
 
 
 def test_a_run_that_the_sensor_has_not_started_fails_and_says_so(
@@ -497,20 +540,6 @@ def test_a_storage_that_is_away_for_long_fails_no_batch(
     monkeypatch.setattr(StreamRun, "_try_beat", lambda _: len(fails) == 4)
     stage.run()
     assert (stage.batches, stage.committed(0)) == ([(span(0, 0, 3),)], 3)
-
-
-def test_a_child_that_a_body_has_forked_hears_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool of processes ends its children with SIGTERM, and waits for them.
-
-    They inherit the handlers of the run.
-    """
-    child = StreamRun.__new__(StreamRun)
-    child._pid = os.getpid() + 1
-    done: list[tuple[object, ...]] = []
-    monkeypatch.setattr(signal, "signal", lambda *given: done.append(given))
-    monkeypatch.setattr(os, "kill", lambda *given: done.append(given))
-    child._on_end_signal(signal.SIGTERM, None)
-    assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
 
 
 def test_a_second_interrupt_does_not_hit_what_handles_the_first(
