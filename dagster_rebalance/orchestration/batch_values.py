@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 DEFAULT_KEY = "io_manager"
-_DEFAULT_IO_MANAGER = dg.FilesystemIOManager()
-"""What Dagster uses where no IO manager is given."""
 
 
 def values_by_batch(
@@ -84,7 +82,7 @@ def with_values_by_batch(
             if key in value.own_resources:
                 raise _refused(job, value, key)
             if key in kept or key == DEFAULT_KEY:
-                given = kept.get(key, _DEFAULT_IO_MANAGER)
+                given = kept[key] if key in kept else _default_io_manager()
                 kept[key] = values_by_batch(given, job=job, assets=[value.key])
     for key in _keys_inside(assets) & kept.keys():
         kept[key] = values_by_batch(kept[key], job=job, assets=())
@@ -107,6 +105,11 @@ def check_values(job: dg.JobDefinition) -> None:
                     "with the keys of all such assets"
                 )
                 raise ConfigurationError(msg)
+
+
+def _default_io_manager() -> dg.ResourceDefinition:
+    """What Dagster uses where no IO manager is given, which variables may change."""
+    return dg.GraphDefinition(name="nothing").to_job().resource_defs[DEFAULT_KEY]
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,17 @@ def check_resources(job: str, keys: Iterable[str], resources: Mapping[str, objec
                 raise ConfigurationError(msg)
 
 
+def check_merged_resources(context: dg.SensorEvaluationContext, name: str) -> None:
+    """Check the resources of a job with those that merged definitions bring.
+
+    Raises:
+        ConfigurationError: One waits for run config.
+    """
+    if context.repository_def is not None:
+        job = context.repository_def.get_job(name)
+        check_resources(job.name, job.required_resource_keys, job.resource_defs)
+
+
 def definition_of(resource: object) -> dg.ResourceDefinition | None:
     """The definition of a resource in any form that Dagster takes; None for a plain object."""
     if isinstance(resource, dg.ResourceDefinition):

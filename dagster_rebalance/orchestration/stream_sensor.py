@@ -21,6 +21,7 @@ from dagster_rebalance.orchestration.dead_runs import DeadRuns, end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import notes_on_home
+from dagster_rebalance.orchestration.job_checks import check_merged_resources
 from dagster_rebalance.orchestration.marks import Mark, set_mark, times_of
 from dagster_rebalance.orchestration.rerun_tick import RerunTick, look_after_reruns
 from dagster_rebalance.orchestration.roster import told_last
@@ -134,6 +135,8 @@ def build_kafka_stream_sensor(
                 context.log.info(
                     "%s is asked to leave: %s", named_runs([leave.run_id]), leave.reason
                 )
+        if found.starts:
+            check_merged_resources(context, job.name)
         requests = [
             dg.RunRequest(
                 run_key=start.key,

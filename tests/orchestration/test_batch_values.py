@@ -5,6 +5,7 @@ Real runs in a real instance, with real IO managers; the group is in memory.
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from functools import partial
@@ -350,6 +351,26 @@ def test_assets_take_the_values_of_others_with_the_defaults(
     kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("**/*__batch_*")}
     assert {name.partition("__batch_")[0] for name in kept if "/" not in name} == {"raw"}
     assert Path(tmp_path, "doubled").exists(), "of an asset that no other takes it is the last one"
+
+
+def test_the_default_io_manager_is_the_one_that_dagster_takes(
+    instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment may name another one by variables, as Dagster+ Serverless does."""
+    monkeypatch.setenv("DAGSTER_DEFAULT_IO_MANAGER_MODULE", __name__)
+    monkeypatch.setenv("DAGSTER_DEFAULT_IO_MANAGER_ATTRIBUTE", "of_the_deployment")
+    monkeypatch.setenv("OF_THE_DEPLOYMENT", str(tmp_path))
+    assert run(instance, [raw, doubled_alone], {}).success
+    assert {path.name.partition("__batch_")[0] for path in tmp_path.iterdir()} == {
+        "raw",
+        "doubled_alone",
+    }
+
+
+@dg.io_manager
+def of_the_deployment(_context: dg.InitResourceContext) -> dg.IOManager:
+    """The default of a deployment."""
+    return Folder(path=os.environ["OF_THE_DEPLOYMENT"])
 
 
 class Bytes(dg.InputManager):

@@ -12,6 +12,7 @@ import pytest
 from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.core.commands import ShowHold
 from dagster_rebalance.core.control import Action
+from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag, Standing
 from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.receipts import Cause
@@ -364,3 +365,20 @@ def test_no_run_is_wanted(instance: dg.DagsterInstance, monkeypatch: pytest.Monk
     assert not sensor.tick().run_requests
     asked = [Mark.LEAVE in marks_of(instance, run.run_id) for run in sensor.runs()]
     assert asked == [True, False]
+
+
+@dg.asset
+def in_lake(kafka_batch, lake: dg.ResourceParam[object]) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+    """Never executed."""
+
+
+def test_a_resource_of_merged_definitions_that_is_configured_at_launch_is_refused_by_the_tick(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not known before, and Dagster would refuse each run."""
+    sensor = Sensor(instance, monkeypatch)
+    made = build_kafka_stream_defs(kafka=sensor.kafka, assets=[in_lake], name=sensor.name)
+    waits = dg.ResourceDefinition(lambda _context: None, config_schema={"path": str})
+    sensor.defs = dg.Definitions.merge(made, dg.Definitions(resources={"lake": waits}))
+    with pytest.raises(ConfigurationError, match=r"the resource 'lake' of job .* is configured at"):
+        sensor.tick()
