@@ -35,6 +35,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     answered,
     broker_error,
     cause_among,
+    is_of_a_topic,
     kafka_error,
     said,
 )
@@ -164,7 +165,8 @@ class Cluster:
                 topic_id = answer.result().topic_id
             except KafkaException as problem:
                 error = kafka_error(problem)
-                if error.code() in UNKNOWN_TOPIC:
+                # Other requests for the topic tell that it may not be read.
+                if error.code() in UNKNOWN_TOPIC or is_of_a_topic(error):
                     continue
                 raise broker_error(
                     self._cause(error), self._attempt(f"describing topic '{topic}'")
@@ -238,7 +240,7 @@ class Cluster:
             raise self._missing(name)
         error = topics[name].error
         if error is not None:
-            raise broker_error(error, self._attempt(f"describing topic '{name}'"))
+            raise broker_error(error, self._attempt(f"describing topic '{name}'"), topics=[name])
         return topics[name]
 
     @property
@@ -274,7 +276,9 @@ class Cluster:
                     KafkaError.TOPIC_AUTHORIZATION_FAILED,
                     "the principal may see it and not read it",
                 )
-                raise broker_error(error, self._attempt(f"looking up topic '{topic}'"))
+                raise broker_error(
+                    error, self._attempt(f"looking up topic '{topic}'"), topics=[topic]
+                )
 
     def _descriptions(
         self, topics: Collection[str], timeout_s: float, *, with_rights: bool = False
@@ -379,7 +383,7 @@ class Cluster:
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             "it does not exist, or the principal may not see it (ACL READ on the topic)",
         )
-        return broker_error(error, attempt)
+        return broker_error(error, attempt, topics=[topic])
 
     def _attempt(self, doing: str) -> Attempt:
         return Attempt(doing, self._settings.brokers)

@@ -67,6 +67,18 @@ class _Request:
     tickets: list[_Ticket] = field(default_factory=list)
 
 
+class ReadRefusedError(Exception):
+    """The broker does not tell what the group has committed for some partitions.
+
+    Attributes:
+        errors: The error of each of them.
+    """
+
+    def __init__(self, errors: Mapping[TopicPartition, KafkaError]) -> None:
+        super().__init__(*errors.values())
+        self.errors = errors
+
+
 class Commits:
     """Stores offsets for a session, and reads them. Only to be used by the session's thread."""
 
@@ -168,11 +180,12 @@ class Commits:
         """What the group has committed.
 
         Raises:
-            KafkaException: No answer, or a refusal.
+            KafkaException: No answer, or a refusal of the whole request.
+            ReadRefusedError: Some partitions are refused.
         """
         found, refused = self.look_up(partitions, timeout_s)
-        for error in refused.values():
-            raise KafkaException(error)
+        if refused:
+            raise ReadRefusedError(refused)
         return found
 
     def look_up(

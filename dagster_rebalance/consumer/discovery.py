@@ -16,17 +16,25 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.consumer.kafka_errors import kafka_error, said
+from dagster_rebalance.consumer.events import RequestFailed
+from dagster_rebalance.consumer.kafka_errors import Attempt, broker_error, kafka_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
+
+    from confluent_kafka import KafkaError
+    from confluent_kafka.admin import TopicMetadata
 
     from dagster_rebalance.consumer.session_view import SessionView
     from dagster_rebalance.consumer.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_LOOKUP_TIMEOUT_S = 2.0
+_LIMIT_S = 2.0
+"""How long a list of all topics may take at first. The limit doubles each time it is too short."""
+_LONGEST_S = 30.0
+_LONGEST_AS_OWNER_S = 8.0
+"""Commits, and the request of a revoke, wait for the list."""
 _LOOKUP_RETRY_S = 5.0
 
 
@@ -35,9 +43,29 @@ class Discovery:
 
     Attributes:
         wanted: The topics to take part for, or a pattern; none while the member takes no part.
+
+    Args:
+        settings: Validated settings.
+        clock: A monotonic clock.
+        interval_s: How often to look for new topics and partitions.
+        only_visible: Whether to leave out topics that the principal may not see. In the consumer
+            protocol, the broker refuses the member for the sake of one such topic.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float], interval_s: float) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Callable[[], float],
+        interval_s: float,
+        *,
+        only_visible: bool = False,
+    ) -> None:
+        self._only_visible = only_visible
+        self._limit_s = _LIMIT_S
+        self._attempt = Attempt(
+            f"listing the topics for group '{settings.group_id}'", settings.brokers
+        )
+        self._is_told = False
         self._settings = settings
         self._clock = clock
         self._interval_s = interval_s
@@ -66,28 +94,47 @@ class Discovery:
         try:
             topics = self._topics(session, wanted)
         except KafkaException as problem:
-            logger.info(
-                "group '%s': listing topics failed: %s",
-                self._settings.group_id,
-                said(kafka_error(problem)),
-            )
             self._look_at = now + min(_LOOKUP_RETRY_S, self._interval_s)
+            self._failed(session, kafka_error(problem))
             return
+        self._is_told = False
         if topics != self._subscribed and (topics or wanted != self._seen):
             session.subscribe(sorted(topics))
             self._subscribed = topics
         self._seen = wanted
 
+    def _failed(self, session: SessionView, error: KafkaError) -> None:
+        """Give the next list more time; at the longest limit, report that there is none."""
+        longest_s = _LONGEST_AS_OWNER_S if session.owned else _LONGEST_S
+        is_longest = self._limit_s >= longest_s
+        self._limit_s = min(2 * self._limit_s, longest_s)
+        text = self._attempt.explain(error)
+        if not is_longest:
+            logger.info("%s; it is tried again with %g s", text, self._limit_s)
+            return
+        logger.warning("%s; no new topics and partitions are found", text)
+        if not self._subscribed and not self._is_told:
+            self._is_told = True
+            session.tell(RequestFailed(broker_error(error, self._attempt)))
+
+    def _listed(self, session: SessionView) -> Mapping[str, TopicMetadata]:
+        limit_s = min(self._limit_s, _LONGEST_AS_OWNER_S) if session.owned else self._limit_s
+        listed: Mapping[str, TopicMetadata] = session.consumer.list_topics(timeout=limit_s).topics
+        return listed
+
     def _topics(
         self, session: SessionView, wanted: Collection[str] | re.Pattern[str]
     ) -> frozenset[str]:
         if isinstance(wanted, re.Pattern):
-            listed = session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S).topics
             return frozenset(
-                name for name in listed if not name.startswith("__") and wanted.fullmatch(name)
+                name
+                for name in self._listed(session)
+                if not name.startswith("__") and wanted.fullmatch(name)
             )
+        if self._only_visible:
+            return frozenset(wanted) & self._listed(session).keys()
         if self._subscribed and self._settings.is_classic:
             # A list of all topics is the one request whose answer makes librdkafka compare its
             # subscription (rd_kafka_metadata: cgrp_update), and rejoin if partitions were added.
-            session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S)
+            self._listed(session)
         return frozenset(wanted)

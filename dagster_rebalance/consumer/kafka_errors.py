@@ -24,7 +24,7 @@ from dagster_rebalance.core.errors import (
 from dagster_rebalance.core.shown import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from confluent_kafka import Message
 
@@ -304,12 +304,25 @@ def kafka_error(exception: KafkaException) -> KafkaError:
 
 
 def broker_error(
-    error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition] = ()
+    error: KafkaError,
+    attempt: Attempt,
+    partitions: Iterable[TopicPartition] = (),
+    topics: Collection[str] = (),
 ) -> BrokerError:
-    """The error of a request that is not a commit."""
+    """The error of a request that is not a commit.
+
+    Args:
+        error: What the client said.
+        attempt: What was tried.
+        partitions: The partitions that it failed for.
+        topics: The topics that it failed for, if no partitions are known.
+    """
     reasons = dict.fromkeys(partitions, said(error))
     return BrokerError(
-        attempt.explain(error, names(reasons)), retriable=_retriable(error), partitions=reasons
+        attempt.explain(error, names(reasons)),
+        retriable=_retriable(error),
+        partitions=reasons,
+        topics=_refused_topics(error, reasons) or (topics if is_of_a_topic(error) else ()),
     )
 
 
@@ -373,7 +386,21 @@ def commit_error(
         return RebalanceInProgressError(message, partitions=reasons)
     if code == KafkaError.REBALANCE_IN_PROGRESS:
         return RebalanceInProgressError(message, partitions=reasons)
-    return BrokerError(message, retriable=_retriable(error), partitions=reasons)
+    return BrokerError(
+        message,
+        retriable=_retriable(error),
+        partitions=reasons,
+        topics=_refused_topics(error, reasons),
+    )
+
+
+def is_of_a_topic(error: KafkaError) -> bool:
+    """Whether the broker refuses a topic, and not the client."""
+    return _cause(error) in OF_A_TOPIC
+
+
+def _refused_topics(error: KafkaError, partitions: Iterable[TopicPartition]) -> frozenset[str]:
+    return frozenset(tp.topic for tp in partitions) if is_of_a_topic(error) else frozenset()
 
 
 def cause_among(troubles: Iterable[KafkaError], error: KafkaError) -> KafkaError:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.consumer.commits import refusals
+from dagster_rebalance.consumer.commits import ReadRefusedError, refusals
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import (
     CallbackFailed,
@@ -120,6 +120,7 @@ class Member:
         self._left: list[Session] = []
         self._busy = self._closed = False
         self._again_at = -math.inf
+        self._only_visible = False
         self._owned: set[TopicPartition] = set()
         self._held: frozenset[TopicPartition] = frozenset()
         self._session = self._new_session()
@@ -267,6 +268,10 @@ class Member:
             )
         except KafkaException as problem:
             raise broker_error(self._cause(kafka_error(problem)), attempt) from problem
+        except ReadRefusedError as problem:
+            first = next(iter(problem.errors.values()))
+            alike = [tp for tp, error in problem.errors.items() if error.code() == first.code()]
+            raise broker_error(first, attempt, alike) from problem
         self._session.troubles.clear()
         return found
 
@@ -304,7 +309,12 @@ class Member:
     # The session
 
     def _new_session(self) -> Session:
-        discovery = Discovery(self._settings, self._clock, self._discovery_interval_s)
+        discovery = Discovery(
+            self._settings,
+            self._clock,
+            self._discovery_interval_s,
+            only_visible=self._only_visible,
+        )
         return Session(self._settings, self._clock, discovery, self._probe_interval_s)
 
     def _start_over(self) -> Session:
@@ -401,6 +411,7 @@ class Member:
         else:
             # What the next client does at once, the broker would most likely refuse again.
             self._session.leave()
+            self._only_visible |= bool(self._session.broken.topics)
             self._join_later(self._session.broken)
 
     def _join_anew(self) -> None:

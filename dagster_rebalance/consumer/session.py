@@ -118,6 +118,7 @@ class Session:
         self._is_leaving = False
         self._is_settling = False
         self._has_unsubscribed = False
+        self._topics: tuple[str, ...] = ()
         self._has_joined = False
         self._statistics = ""
         self._missing = MissingTopics()
@@ -155,7 +156,7 @@ class Session:
 
     def end_broken(self, error: KafkaError) -> None:
         """End the membership, because the client does nothing any more. The first error stays."""
-        self.broken = self.broken or broker_error(error, self._attempt)
+        self.broken = self.broken or broker_error(error, self._attempt, topics=self._topics)
         self.end(LostReason.SESSION)
 
     def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
@@ -269,6 +270,7 @@ class Session:
     def subscribe(self, topics: list[str]) -> None:
         """Join the group for these topics, or change them; with none, leave it by a revoke."""
         self._has_unsubscribed = not topics
+        self._topics = tuple(topics)
         if not topics:
             self.consumer.unsubscribe()
             return
@@ -405,7 +407,9 @@ class Session:
         if not partitions or not self._goes_on():
             return
         held = tuple(map(ours, partitions))
-        self.hold = hold = HeldRevoke(frozenset(held), self._clock(), consumer.memberid() or "")
+        # The id from before the callback: the client calls back for a revoke also when the session
+        # ended before that, and has no id then (librdkafka#5604).
+        self.hold = hold = HeldRevoke(frozenset(held), self._clock(), self.member_id)
         self.tell(RevokeRequested(held))
         self.probe.begin()
         while self._holds(hold) and self._goes_on():
@@ -460,9 +464,9 @@ class Session:
     def _note_of(self, message: confluent_kafka.Message) -> None:
         error = message.error()
         if error is not None and not self._missing.is_known(message, error):
-            self._note(error)
+            self._note(error, [message.topic() or ""])
 
-    def _note(self, error: KafkaError) -> None:
+    def _note(self, error: KafkaError, topics: Collection[str] = ()) -> None:
         self.troubles.append(error)
         if is_final(error):
             self.end_broken(error)
@@ -475,7 +479,7 @@ class Session:
         elif error.code() in PASSING:
             logger.info("group '%s': %s", self._settings.group_id, said(error))
         else:
-            self.tell(RequestFailed(broker_error(error, self._attempt)))
+            self.tell(RequestFailed(broker_error(error, self._attempt, topics=topics)))
 
     def _on_statistics(self, raw: str) -> None:
         self._statistics = raw

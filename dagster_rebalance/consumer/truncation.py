@@ -106,5 +106,7 @@ def _answer(message: Message, settings: Settings) -> bool | None:
     if is_passing(error):
         return None
     raise broker_error(
-        error, Attempt("verifying the leader epochs of committed offsets", settings.brokers)
+        error,
+        Attempt("verifying the leader epochs of committed offsets", settings.brokers),
+        [TopicPartition(str(message.topic()), int(message.partition() or 0))],
     )

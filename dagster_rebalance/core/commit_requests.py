@@ -90,4 +90,5 @@ class UnknownPartitions:
             f"commit for {partition} refused: its topic was deleted, or made again with fewer "
             "partitions; stop the work on it",
             partitions={partition: "its topic was deleted"},
+            topics=[partition.topic],
         )

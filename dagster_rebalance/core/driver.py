@@ -448,6 +448,9 @@ class Driver:
             )
             if is_out_of_range or owned.has_new_leader:
                 self.partitions[partition] = self._distrusted(owned)
+        for owned in self.partitions.known(event.refused):
+            if owned.phase is Phase.OWNED and owned.pending is None:
+                self.partitions[owned.partition] = self._distrusted(owned)
 
     def _on_written(self, event: seen.OffsetsWritten, now: float) -> Iterable[do.Command]:
         for write in event.written:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.shown import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from dagster_rebalance.core.partition import TopicPartition
 
@@ -34,6 +34,8 @@ class BrokerError(DagsterRebalanceError):
         retriable: Whether the same request may succeed later without a change by anybody.
         partitions: The partitions that the request failed for, with the broker's reason; empty when
             it failed as a whole.
+        topics: The topics that were deleted or may not be read, if that is the whole trouble:
+            requests for other topics are answered.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class BrokerError(DagsterRebalanceError):
         *,
         retriable: bool = False,
         partitions: Mapping[TopicPartition, str] | None = None,
+        topics: Collection[str] = (),
     ) -> None:
         super().__init__(message)
         self.retriable = retriable
+        self.topics = frozenset(topics)
         self.partitions: dict[TopicPartition, str] = {
             partition: shown(reason) for partition, reason in (partitions or {}).items()
         }

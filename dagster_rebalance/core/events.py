@@ -137,6 +137,8 @@ class Found:
         not_older: The first record that is not older than the time at which the group begins; None
             where there is none, and where nobody asked: the group has committed something, or does
             not begin at a time.
+        refused: Why Kafka refuses to answer for the topic, and what to do; empty when it answers.
+            Nothing else is known then.
     """
 
     stored: OffsetAndMetadata | None
@@ -145,6 +147,7 @@ class Found:
     topic_id: str = ""
     is_truncated: bool = False
     not_older: int | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +209,15 @@ class DeadRunEnded:
 
 @dataclass(frozen=True, slots=True)
 class BoundsRead:
-    """The answer to `ReadBounds`."""
+    """The answer to `ReadBounds`.
+
+    Attributes:
+        bounds: The offsets that Kafka has of partitions.
+        refused: The partitions for which Kafka refuses to answer.
+    """
 
     bounds: Mapping[TopicPartition, Bounds]
+    refused: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,7 @@ Wait: TypeAlias = "RunsAtWork | RunsToLookUp | CommitToConfirm | CommitToRecord"
 def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, ...]:
     """Return what a draining partition waits for.
 
+    A commit that Kafka refuses is not waited for: the claim stays for the next owner.
     A partition that leaves its runs to others (`hands_over`) waits for none of them.
     """
     waits: list[Wait] = []
@@ -213,7 +214,8 @@ def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, 
     if not owned.runs_are_known:
         waits.append(RunsToLookUp(owned.partition))
     committing = owned.committing
-    if committing is not None:
+    is_refused = owned.pending is not None and bool(owned.pending.refused)
+    if committing is not None and not is_refused:
         waits.append(CommitToConfirm(committing.range))
     if owned.unrecorded is not None:
         waits.append(CommitToRecord(owned.unrecorded.range))

@@ -121,9 +121,7 @@ def judge(
     """
     stored = found.stored
     if stored is None:
-        return (
-            None if found.recorded is None else Refused(_vanished(partition, found.recorded.until))
-        )
+        return _without_offset(partition, found)
     read = read_stored(stored)
     if isinstance(read, ClaimError):
         if foreign_metadata is ForeignMetadata.REFUSE:
@@ -141,6 +139,12 @@ def judge(
         return read
     is_beyond = read.next_offset > found.bounds.until
     return Refused(problem, stored if is_beyond and read.log.leader_epoch is None else None)
+
+
+def _without_offset(partition: TopicPartition, found: Found) -> Refused | None:
+    if found.refused:
+        return Refused(f"{partition}: {found.refused}")
+    return None if found.recorded is None else Refused(_vanished(partition, found.recorded.until))
 
 
 def out_of_range(

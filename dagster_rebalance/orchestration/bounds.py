@@ -8,22 +8,23 @@ waiting: it answers for the others, and asks that leader again a little later.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import Found
-from dagster_rebalance.core.partition import Bounds, named
+from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, named
 from dagster_rebalance.core.restoring import position_to_verify
 from dagster_rebalance.core.start_from import StartFrom, StartTime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.events import LastRecorded
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.start_from import Start
 
+_Answer = TypeVar("_Answer")
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
 """How long a member waits at most for an answer that only some of its partitions need."""
@@ -90,13 +91,20 @@ def find(
     Raises:
         BrokerError: Kafka refuses, or its coordinator does not answer.
     """
-    stored = consumer.committed(list(bounds), timeout_s)
+    stored, refused = allowed(lambda those: consumer.committed(those, timeout_s), bounds)
+    bounds = {partition: found for partition, found in bounds.items() if partition in stored}
     doubts = {
         partition: position_to_verify(stored[partition], found)
         for partition, found in bounds.items()
     }
     asked = {partition: position for partition, position in doubts.items() if position is not None}
-    is_truncated = consumer.cluster.truncated(asked, patience_s) if asked else {}
+    is_truncated, unread = allowed(
+        lambda those: (
+            consumer.cluster.truncated({p: asked[p] for p in those}, patience_s) if those else {}
+        ),
+        asked,
+    )
+    refused |= unread
     ids = (
         consumer.cluster.topic_ids({partition.topic for partition in bounds}, timeout_s)
         if bounds
@@ -104,7 +112,7 @@ def find(
     )
     timed = {p for p in bounds if stored[p] is None} if isinstance(start, StartTime) else set()
     not_older = _not_older(consumer, timed, start, patience_s)
-    return {
+    return refusals(refused) | {
         partition: Found(
             stored[partition],
             found,
@@ -117,6 +125,35 @@ def find(
         if (partition not in asked or partition in is_truncated)
         and (partition not in timed or partition in not_older)
     }
+
+
+def allowed(
+    ask: Callable[[list[TopicPartition]], dict[TopicPartition, _Answer]],
+    partitions: Iterable[TopicPartition],
+) -> tuple[dict[TopicPartition, _Answer], dict[TopicPartition, str]]:
+    """Ask Kafka about partitions; those of topics that it refuses have a reason in place of one.
+
+    Args:
+        ask: Asks about some of them.
+        partitions: The partitions.
+
+    Raises:
+        BrokerError: Kafka refuses everything, or does not answer.
+    """
+    wanted = list(partitions)
+    try:
+        return ask(wanted), {}
+    except BrokerError as error:
+        refused = [p for p in wanted if p.topic in error.topics]
+        if error.retriable or not refused:
+            raise
+        found, more = allowed(ask, [p for p in wanted if p.topic not in error.topics])
+        return found, {**dict.fromkeys(refused, str(error)), **more}
+
+
+def refusals(refused: Mapping[TopicPartition, str]) -> dict[TopicPartition, Found]:
+    """What is to be judged of partitions for which Kafka refuses to answer."""
+    return {p: Found(None, ANY_BOUNDS, refused=reason) for p, reason in refused.items()}
 
 
 def _not_older(
@@ -132,7 +169,7 @@ def _not_older(
         found = consumer.offsets_for_times(dict.fromkeys(partitions, start.at_ms), patience_s)
     except BrokerError as error:
         others = [p for p in partitions if p not in error.partitions]
-        if not error.retriable or len(others) == len(partitions):
+        if not (error.retriable or error.topics) or len(others) == len(partitions):
             raise
         return _not_older(consumer, others, start, patience_s)
     return {p: None if record is None else record.offset for p, record in found.items()}
@@ -147,6 +184,10 @@ class BoundsReader:
         note: Gets a sentence when a leader does not answer.
         start: Where the group begins with what it has committed nothing for.
         bounds_patience_s: How long leaders may take to say where their partitions begin and end.
+
+    Attributes:
+        refused: The partitions for which Kafka refused to answer the last time, each with the
+            reason.
     """
 
     def __init__(
@@ -163,6 +204,7 @@ class BoundsReader:
         self._clock = clock
         self._note = note
         self._ask_again_at: dict[TopicPartition, float] = {}
+        self.refused: dict[TopicPartition, str] = {}
         self._seldom_at: dict[TopicPartition, float] = {}
         self._starts: dict[TopicPartition, int] = {}
         self._patience_s = PATIENCE_S
@@ -184,7 +226,8 @@ class BoundsReader:
             BrokerError: Kafka refuses, or its coordinator does not answer.
         """
         bounds = self.read(partitions)
-        found = find(
+        refused = {p: why for p, why in self.refused.items() if p in partitions}
+        found = refusals(refused) | find(
             self._consumer, bounds, recorded, patience_s=self._patience_s, start=self._start
         )
         unverified = bounds.keys() - found.keys()
@@ -243,7 +286,7 @@ class BoundsReader:
                 else {}
             )
         except BrokerError as error:
-            if not error.retriable:
+            if not (error.retriable or error.topics):
                 raise
             return {}
 
@@ -270,8 +313,10 @@ class BoundsReader:
             found = read_bounds(self._consumer, partitions, patience_s, starts)
         except BrokerError as error:
             silent = error.partitions.keys() & set(partitions)
-            if not error.retriable or not silent:
+            if not (error.retriable or error.topics) or not silent:
                 raise
+            if not error.retriable:
+                self.refused |= dict.fromkeys(silent, str(error))
             if silent - self._ask_again_at.keys():
                 self._note(str(error))
             self._ask_again_at |= dict.fromkeys(silent, self._clock() + _AGAIN_S)
@@ -282,5 +327,6 @@ class BoundsReader:
             )
         for partition, bounds in found.items():
             self._ask_again_at.pop(partition, None)
+            self.refused.pop(partition, None)
             self._starts[partition] = bounds.start
         return found

@@ -33,7 +33,12 @@ from dagster_rebalance.core.observing import observed
 from dagster_rebalance.core.occurrences import Occurred, Occurrence
 from dagster_rebalance.core.shown import shown
 from dagster_rebalance.core.topics import Topics
-from dagster_rebalance.orchestration.bounds import PATIENCE_S, READ_LIMIT_S, BoundsReader
+from dagster_rebalance.orchestration.bounds import (
+    PATIENCE_S,
+    READ_LIMIT_S,
+    BoundsReader,
+    allowed,
+)
 from dagster_rebalance.orchestration.group_report import GroupReport
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder
@@ -139,7 +144,7 @@ class Pump:
         # A topic that is missing keeps only itself from being read, unless there is no other one,
         # and none can come.
         there = self._report.topics(READ_LIMIT_S)
-        parts.consumer.cluster.check(there or (() if wanted.patterns else wanted.names))
+        self._check(there or (() if wanted.patterns else wanted.names))
         self._check_dead_letter_topic()
         self._show(parts.catalogue.record_joined)
         while self._left is None:
@@ -156,6 +161,17 @@ class Pump:
             self._show(parts.catalogue.give_seat_up)
         self._storage.finish(_FAREWELL_S)
         return self._left
+
+    def _check(self, topics: Collection[str]) -> None:
+        """Check that Kafka lets the member read at least one of the topics."""
+        try:
+            self.parts.consumer.cluster.check(topics)
+        except BrokerError as error:
+            others = [topic for topic in topics if topic not in error.topics]
+            if not others or len(others) == len(topics):
+                raise
+            self._note(str(error))
+            self._check(others)
 
     def _see_to_work(self, work: WorkPort) -> None:
         """Let the worker begin what is its turn, and others know what it has left to them."""
@@ -331,7 +347,9 @@ class Pump:
                     slot="runs",
                 )
             case do.ReadBounds(partitions):
-                return seen.BoundsRead(self._bounds.read_beyond(partitions))
+                bounds = self._bounds.read_beyond(partitions)
+                refused = frozenset(p for p in self._bounds.refused if p in partitions)
+                return seen.BoundsRead(bounds, refused)
             case do.WriteOffsets(writes):
                 return self._written(writes)
             case do.RecordCommit(range=range_):
@@ -398,11 +416,17 @@ class Pump:
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
         """Write offsets, after a look at what is stored: leave alone what nobody expects."""
+        stored, unread = allowed(
+            lambda those: self.parts.consumer.committed(those, PATIENCE_S),
+            [write.partition for write in writes],
+        )
         done, due, changed = do.compared(
-            writes, self.parts.consumer.committed([write.partition for write in writes], PATIENCE_S)
+            [write for write in writes if write.partition in stored], stored
         )
         failed = [(write, seen.WriteFailure.CHANGED) for write in changed]
-        refused: list[tuple[do.OffsetWrite, str]] = []
+        refused = [
+            (write, unread[write.partition]) for write in writes if write.partition in unread
+        ]
         if due:
             result = self.parts.consumer.commit_offsets(
                 {write.partition: write.new for write in due}, _COMMIT_PATIENCE_S
@@ -412,8 +436,9 @@ class Pump:
                 error = result.failed.get(write.partition)
                 if error is None:
                     continue
-                # A loss is told by the assignment.
-                if error.retriable or isinstance(error, PartitionLostError):
+                # A loss is told by the assignment, but for that of a topic.
+                is_lost = isinstance(error, PartitionLostError) and not error.topics
+                if error.retriable or is_lost:
                     failed.append((write, seen.WriteFailure.RETRIABLE))
                     self._note(f"the offset of {write.partition} could not be written yet: {error}")
                 else:
@@ -518,7 +543,7 @@ class Pump:
                 self._note(f"{what} took {took_s:.1f} s")
 
     def _raise_unless_retriable(self, error: BrokerError) -> None:
-        if not error.retriable:
+        if not (error.retriable or error.topics):
             raise error
         self._note(str(error))
 

@@ -39,7 +39,7 @@ from dagster_rebalance.core.partition import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 
 class ManualClock:
@@ -100,7 +100,7 @@ class FakeGroup:
         self._open: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
         self._silent: frozenset[TopicPartition] = frozenset()
-        self._refused: dict[TopicPartition, BrokerError] = {}
+        self._forbidden: frozenset[str] = frozenset()
         self._joined = self._made = 0
 
     def member(self) -> FakeMember:
@@ -182,11 +182,18 @@ class FakeGroup:
         del self._topics[topic]
         self.rebalance()
 
-    def refuse_commits(self, partition: TopicPartition, error: BrokerError | None) -> None:
-        """Refuse commits for a partition with an error; None to accept them again."""
-        self._refused.pop(partition, None)
-        if error is not None:
-            self._refused[partition] = error
+    def forbid(self, *topics: str) -> None:
+        """Forbid members to read these topics, and no others.
+
+        The topics can still be listed.
+        """
+        self._forbidden = frozenset(topics)
+
+    def check_allowed(self, partitions: Collection[TopicPartition]) -> None:
+        """Raise the error of a request for partitions of a topic that may not be read."""
+        refused = sorted(tp for tp in partitions if tp.topic in self._forbidden)
+        if refused:
+            raise _forbidden(refused)
 
     def has(self, partition: TopicPartition) -> bool:
         """Whether the partition exists."""
@@ -200,7 +207,7 @@ class FakeGroup:
                 retriable=True,
                 partitions={partition: "unknown"},
             )
-        return self._refused.get(partition)
+        return _forbidden([partition]) if partition.topic in self._forbidden else None
 
     def open_transaction(self, partition: TopicPartition, offset: int | None) -> None:
         """A transaction has been open since an offset; None when none is."""
@@ -216,6 +223,7 @@ class FakeGroup:
         self._silent = frozenset(partitions)
 
     def _check_leaders(self, partitions: Collection[TopicPartition]) -> None:
+        self.check_allowed(partitions)
         silent = dict.fromkeys(self._silent & set(partitions), "its leader did not answer")
         if silent:
             msg = f"reading offsets failed for {', '.join(map(str, sorted(silent)))}"
@@ -307,6 +315,7 @@ class FakeGroup:
     ) -> None:
         """Refuse topics that do not exist."""
         for topic in () if isinstance(subscription, re.Pattern) else subscription:
+            self.check_allowed([TopicPartition(topic, 0)])
             self.partitions_for(topic, timeout_s)
 
     def join(self, member: FakeMember) -> str:
@@ -546,6 +555,7 @@ class FakeMember:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed."""
         self._check_open("committed")
+        self._group.check_allowed(partitions)
         return {tp: self._group.committed.get(tp) for tp in partitions}
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -581,6 +591,15 @@ class FakeMember:
         if self._closed:
             msg = f"{call} on a closed consumer: make a new one"
             raise IllegalStateError(msg)
+
+
+def _forbidden(partitions: Sequence[TopicPartition]) -> BrokerError:
+    topics = sorted({tp.topic for tp in partitions})
+    return BrokerError(
+        f"a request failed for {', '.join(topics)}: grant the principal the ACL READ",
+        partitions=dict.fromkeys(partitions, "forbidden"),
+        topics=topics,
+    )
 
 
 def _unknown(what: str) -> str:

@@ -33,7 +33,7 @@ from dagster_rebalance.testing.ports import free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from dagster_rebalance.testing.kafka_node import KafkaNode
 
@@ -171,15 +171,7 @@ class SecuredKafka(KafkaCluster):
         Raises:
             BrokerError: Kafka refused.
         """
-        resources = [
-            (kind, name) for kind, name in (("TOPIC", topic), ("GROUP", group)) if name is not None
-        ]
-        principal = f"User:CN={user}" if user in self._user_stores else f"User:{user}"
-        acls = [
-            (kind, name, "LITERAL", principal, "*", operation, "ALLOW")
-            for kind, name in resources
-            for operation in operations
-        ]
+        acls = self._acls(user, operations, topic, group)
         for acl, future in self._admin.create_acls([AclBinding(*acl) for acl in acls]).items():
             settle(future, f"allow {user} {acl.operation} on {acl.name}")
         filters = [AclBindingFilter(*acl) for acl in acls]
@@ -191,6 +183,44 @@ class SecuredKafka(KafkaCluster):
             timeout_s=REQUEST_LIMIT_S,
             what=f"the ACLs of user {user}",
         )
+
+    def forbid(
+        self, user: str, *operations: str, topic: str | None = None, group: str | None = None
+    ) -> None:
+        """Take rights away that `allow` has granted.
+
+        The call returns when Kafka has deleted the ACLs.
+
+        Raises:
+            BrokerError: Kafka refused.
+        """
+        acls = self._acls(user, operations, topic, group)
+        filters = [AclBindingFilter(*acl) for acl in acls]
+        for one, future in self._admin.delete_acls(filters).items():
+            settle(future, f"forbid {user} {one.operation} on {one.name}")
+        wait_until(
+            lambda: (
+                not any(
+                    self._admin.describe_acls(one, request_timeout=REQUEST_LIMIT_S).result()
+                    for one in filters
+                )
+            ),
+            timeout_s=REQUEST_LIMIT_S,
+            what=f"the end of the ACLs of user {user}",
+        )
+
+    def _acls(
+        self, user: str, operations: Collection[str], topic: str | None, group: str | None
+    ) -> list[tuple[str, str, str, str, str, str, str]]:
+        resources = [
+            (kind, name) for kind, name in (("TOPIC", topic), ("GROUP", group)) if name is not None
+        ]
+        principal = f"User:CN={user}" if user in self._user_stores else f"User:{user}"
+        return [
+            (kind, name, "LITERAL", principal, "*", operation, "ALLOW")
+            for kind, name in resources
+            for operation in operations
+        ]
 
     def _credentials(self, user: str) -> dict[str, str]:
         return {

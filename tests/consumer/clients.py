@@ -75,6 +75,7 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         self.unassigned: list[list[int]] = []
         self.calls: list[str] = []
         self.is_closed = False
+        self.id = "member-1"
         self.polls = self.reads = 0
 
     def poll(self, timeout: float = -1) -> Message | None:
@@ -130,6 +131,10 @@ class ScriptedConsumer(confluent_kafka.Consumer):
             else tp
             for tp, found in wanted
         ]
+
+    def memberid(self) -> str:
+        """The id of the member; empty when its session has ended."""
+        return self.id
 
     def unsubscribe(self) -> None:
         """Note it."""

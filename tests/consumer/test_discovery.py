@@ -6,8 +6,13 @@ import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from confluent_kafka import KafkaError, KafkaException
+
 from dagster_rebalance.consumer.discovery import Discovery
+from dagster_rebalance.consumer.events import RequestFailed
 from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.testing.fake_group import ManualClock
 from tests.consumer.clients import CONFIG
 
@@ -23,11 +28,20 @@ ORDERS = re.compile("orders-.*")
 class Scene:
     """A discovery whose cluster has what a test says, and what its session was told."""
 
-    def __init__(self, *topics: str) -> None:
+    def __init__(self, *topics: str, only_visible: bool = False) -> None:
         self.topics = set(topics)
         self.subscribed: list[list[str]] = []
+        self.owned: frozenset[TopicPartition] = frozenset()
+        self.took_s = 0.0
+        self.limits: list[float] = []
+        self.told: list[object] = []
         self._clock = ManualClock()
-        self._discovery = Discovery(validated(CONFIG, hold_limit_s=10), self._clock, INTERVAL_S)
+        self._discovery = Discovery(
+            validated(CONFIG, hold_limit_s=10),
+            self._clock,
+            INTERVAL_S,
+            only_visible=only_visible,
+        )
 
     def look(self, wanted: Collection[str] | re.Pattern[str]) -> list[list[str]]:
         """What follows from a look that is due."""
@@ -39,9 +53,19 @@ class Scene:
 
     @property
     def consumer(self) -> Any:  # noqa: ANN401 - what a discovery uses of a client
-        """A client that lists the topics."""
-        listed = SimpleNamespace(topics=dict.fromkeys(self.topics))
-        return SimpleNamespace(list_topics=lambda **_: listed)
+        """A client that lists the topics, which takes it some time."""
+
+        def list_topics(timeout: float) -> SimpleNamespace:
+            self.limits.append(timeout)
+            if self.took_s > timeout:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return SimpleNamespace(topics=dict.fromkeys(self.topics))
+
+        return SimpleNamespace(list_topics=list_topics)
+
+    def tell(self, event: object) -> None:
+        """Note it."""
+        self.told.append(event)
 
     def subscribe(self, topics: list[str]) -> None:
         """Note it."""
@@ -73,3 +97,52 @@ def test_a_pattern_that_matched_nothing_from_the_beginning_subscribes_to_nothing
     assert scene.look(ORDERS) == []
     scene.topics.add("orders-eu")
     assert scene.look(ORDERS) == [["orders-eu"]]
+
+
+def test_a_list_that_takes_long_is_waited_for_longer() -> None:
+    """A cluster with many topics takes more than 2 s to list them."""
+    scene = Scene("orders-eu")
+    scene.took_s = 9.0
+    looks = [list(scene.look(ORDERS)) for _ in range(4)]
+    assert looks == [[], [], [], [["orders-eu"]]]
+    assert scene.limits == [2.0, 4.0, 8.0, 16.0]
+    assert scene.told == []
+
+
+def test_a_list_that_never_comes_is_reported_once() -> None:
+    """The consumer waits for its first topic, and its user must not wait in silence."""
+    scene = Scene("orders-eu")
+    scene.took_s = 60.0
+    for _ in range(7):
+        scene.look(ORDERS)
+    assert scene.limits[-3:] == [30.0] * 3
+    (event,) = scene.told
+    assert isinstance(event, RequestFailed)
+    assert "listing the topics" in str(event.error)
+    assert isinstance(event.error, BrokerError)
+    assert event.error.retriable
+    scene.took_s = 0.0
+    assert scene.look(ORDERS) == [["orders-eu"]]
+
+
+def test_a_member_with_partitions_waits_less_and_reports_nothing_to_its_caller() -> None:
+    """Its commits wait for the list, and what it has goes on."""
+    scene = Scene("orders-eu")
+    scene.look(ORDERS)
+    scene.owned = frozenset({TopicPartition("orders-eu", 0)})
+    scene.took_s = 60.0
+    for _ in range(7):
+        scene.look(ORDERS)
+    assert scene.limits[-3:] == [8.0] * 3
+    assert scene.told == []
+
+
+def test_hidden_topics_are_left_out_until_they_can_be_seen() -> None:
+    """In the consumer protocol, the broker would refuse the member as a whole."""
+    scene = Scene("orders-eu", only_visible=True)
+    names = ("orders-eu", "orders-us")
+    assert scene.look(names) == [["orders-eu"]]
+    scene.topics.add("orders-us")
+    assert scene.look(names) == [["orders-eu", "orders-us"]]
+    scene.topics.clear()
+    assert scene.look(names) == []

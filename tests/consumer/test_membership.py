@@ -549,6 +549,23 @@ def test_a_probe_of_a_refused_topic_is_followed_by_one_of_another_topic(
     assert sent == ([8] if is_read else [7, 8])
 
 
+def test_a_revoke_that_was_queued_before_the_session_ended_is_a_loss(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """In the classic protocol, the client calls back for a revoke then (librdkafka#5604)."""
+    scene = scripted()
+    scene.client.stored = KafkaError._TIMED_OUT
+
+    def revoke_late() -> None:
+        scene.client.id = ""
+        scene.session._on_revoke(
+            scene.client, [confluent_kafka.TopicPartition(P1.topic, P1.partition)]
+        )
+
+    scene.client.script.put(revoke_late)
+    assert lost(scene) == [FENCED]
+
+
 def test_a_hold_of_refused_topics_alone_goes_on_without_probes(
     scripted: Callable[..., ScriptedMember],
 ) -> None:

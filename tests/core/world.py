@@ -23,7 +23,13 @@ from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.events import Found, LastRecorded
 from dagster_rebalance.core.observing import observed
 from dagster_rebalance.core.occurrences import KINDS, plain
-from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import (
+    ANY_BOUNDS,
+    Bounds,
+    OffsetAndMetadata,
+    OffsetRange,
+    TopicPartition,
+)
 from dagster_rebalance.core.restoring import position_to_verify
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.setbacks import RetryPace
@@ -67,6 +73,7 @@ class FakeKafka:
     writes: int = 0
     topic_id: str = ""
     elections: dict[TopicPartition, dict[int, int]] = field(default_factory=dict)
+    forbidden: dict[TopicPartition, str] = field(default_factory=dict)
 
     def produce(self, partition: TopicPartition, records: int) -> None:
         """Append records."""
@@ -281,6 +288,8 @@ class Member:
                             kafka.topic_id,
                             p in truncated,
                         )
+                        if p not in kafka.forbidden
+                        else Found(None, ANY_BOUNDS, refused=kafka.forbidden[p])
                         for p in wanted
                     },
                 )
@@ -295,9 +304,9 @@ class Member:
                 runs += self.stream_runs(batch_ids, claims)
                 return seen.RunsRead(batch_ids, runs, live_too, look)
             case do.ReadBounds(partitions):
-                return seen.BoundsRead(
-                    {partition: kafka.bounds[partition] for partition in partitions}
-                )
+                refused = kafka.forbidden.keys() & set(partitions)
+                allowed = [p for p in partitions if p not in refused]
+                return seen.BoundsRead({p: kafka.bounds[p] for p in allowed}, frozenset(refused))
             case do.WriteOffsets(writes):
                 return self._written(writes)
             case do.RecordCommit():
@@ -338,13 +347,17 @@ class Member:
                 f"{write} belongs to an epoch that is over"
             )
         stored = {write.partition: kafka.stored.get(write.partition) for write in writes}
+        refused = [w for w in writes if w.partition in kafka.forbidden]
+        writes = tuple(w for w in writes if w.partition not in kafka.forbidden)
         done, due, changed = do.compared(writes, stored)
         for write in due:
             self.world.check_write(write)
             kafka.stored[write.partition] = write.new
             kafka.writes += 1
         return seen.OffsetsWritten(
-            (*done, *due), tuple((write, seen.WriteFailure.CHANGED) for write in changed)
+            (*done, *due),
+            tuple((write, seen.WriteFailure.CHANGED) for write in changed),
+            tuple((write, kafka.forbidden[write.partition]) for write in refused),
         )
 
 

@@ -18,7 +18,7 @@ from dagster_rebalance.core.partition import (
     TopicPartition,
 )
 from dagster_rebalance.core.start_from import StartTime
-from dagster_rebalance.orchestration.bounds import BoundsReader, find, read_bounds
+from dagster_rebalance.orchestration.bounds import BoundsReader, allowed, find, read_bounds
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG
 from tests.orchestration.parts import tp
@@ -179,3 +179,47 @@ def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:
     (found,) = find(consumer, {tp(0): Bounds(0, 10)}, {}).values()
     assert found.stored is None
     assert found.topic_id == "id-1"
+
+
+def test_a_topic_that_may_not_be_read_is_refused_alone() -> None:
+    """The other partitions are read, and this one again a little later."""
+    group, consumer = stage()
+    closed = TopicPartition("payments", 0)
+    group.add_partitions("payments", 1)
+    group.forbid("payments")
+    notes: list[str] = []
+    reader = BoundsReader(consumer, group.clock, notes.append)
+    found = reader.find([tp(0), closed], {})
+    assert found[tp(0)].refused == ""
+    assert found[tp(0)].bounds == Bounds(0, 10)
+    assert "ACL READ" in found[closed].refused
+    assert reader.read_beyond([tp(0), closed]).keys() == {tp(0)}
+    assert reader.refused.keys() == {closed}
+    assert len(notes) == 1
+    group.forbid()
+    group.clock.advance(2)
+    assert reader.find([tp(0), closed], {})[closed].refused == ""
+    assert not reader.refused
+
+
+def test_a_group_is_looked_at_without_the_topics_that_may_not_be_read() -> None:
+    """Their bounds may be read, and what the group has committed may not."""
+    group, consumer = stage()
+    closed = TopicPartition("payments", 0)
+    group.add_partitions("payments", 1)
+    bounds = read_bounds(consumer, [tp(0), closed])
+    group.forbid("payments")
+    found = find(consumer, bounds, {})
+    assert "ACL READ" in found[closed].refused
+    assert found[tp(0)].bounds == Bounds(0, 10)
+
+
+def test_a_refusal_of_everything_is_raised() -> None:
+    """No partition is to blame."""
+
+    def ask(_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        msg = "the group may not be read"
+        raise BrokerError(msg)
+
+    with pytest.raises(BrokerError, match="the group"):
+        allowed(ask, [tp(0)])

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import (
     LostReason,
     PartitionsAssigned,
@@ -343,6 +345,47 @@ def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again
         lambda: [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0), span(1))]
     )
     assert not bench.driver.partitions[tp(1)].stop_reason
+
+
+def test_a_topic_that_may_not_be_read_is_noted_and_the_member_goes_on(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The client reports it from a poll."""
+    bench = Bench(instance)
+    bench.consumer.polls_fail = [BrokerError("orders may not be read", topics=["orders"])]
+    bench.offers()
+    assert any("orders may not be read" in note for note in bench.mailbox.take_notes())
+    bench.consumer.polls_fail = [BrokerError("the group may not be read")]
+    with pytest.raises(BrokerError, match="the group"):
+        bench.turn()
+
+
+def test_a_member_joins_for_the_topics_that_it_may_read(instance: dg.DagsterInstance) -> None:
+    """Without any, it fails at once, and says which right is missing."""
+    bench = Bench(instance, others=["dead"])
+    bench.group.forbid("dead")
+    bench.mailbox.is_abandoned = True
+    bench.pump.run()
+    assert any("ACL READ" in note for note in bench.mailbox.take_notes())
+    bench = Bench(instance, others=["dead"])
+    bench.group.forbid("dead", "orders")
+    with pytest.raises(BrokerError, match="ACL READ"):
+        bench.pump.run()
+
+
+def test_offsets_that_may_not_be_read_stop_their_partition_alone(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The right is withdrawn between two reads of the bounds, and a write finds out first."""
+    bench = Bench(instance, partitions=2)
+    bench.until(lambda: len(bench.driver.partitions) == 2)
+    why = "reading failed: grant the ACL READ"
+    refusal = BrokerError(why, partitions={tp(0): why}, topics=["orders"])
+    bench.consumer.committed_fails = [refusal]
+    write = do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0))
+    event = bench.pump._written((write,))
+    assert isinstance(event, seen.OffsetsWritten)
+    assert event.refused == ((write, why),)
 
 
 @pytest.mark.postgres
