@@ -80,6 +80,12 @@ class Discovery:
             self.wanted = subscription
             self._look_at = self._clock()
 
+    def leave_hidden_out(self) -> None:
+        """The broker refuses the member for the sake of a topic that the principal may not see."""
+        if not self._only_visible:
+            self._only_visible = True
+            self._look_at = self._clock()
+
     def look(self, session: SessionView) -> None:
         """Subscribe to the wanted topics, and look for new topics and partitions at intervals.
 

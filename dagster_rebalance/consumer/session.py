@@ -41,6 +41,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     broker_error,
     is_final,
     is_login_not_renewed,
+    is_of_a_topic,
     kafka_error,
     said,
 )
@@ -464,7 +465,10 @@ class Session:
     def _note_of(self, message: confluent_kafka.Message) -> None:
         error = message.error()
         if error is not None and not self._missing.is_known(message, error):
-            self._note(error, [message.topic() or ""])
+            topic = message.topic()
+            if topic is None and is_of_a_topic(error):
+                self._discovery.leave_hidden_out()
+            self._note(error, self._topics if topic is None else [topic])
 
     def _note(self, error: KafkaError, topics: Collection[str] = ()) -> None:
         self.troubles.append(error)

@@ -42,10 +42,13 @@ class Scene:
             INTERVAL_S,
             only_visible=only_visible,
         )
+        self.leave_hidden_out = self._discovery.leave_hidden_out
 
-    def look(self, wanted: Collection[str] | re.Pattern[str]) -> list[list[str]]:
-        """What follows from a look that is due."""
-        self._clock.advance(INTERVAL_S)
+    def look(
+        self, wanted: Collection[str] | re.Pattern[str], after_s: float = INTERVAL_S
+    ) -> list[list[str]]:
+        """What follows from a look; by default one that is due."""
+        self._clock.advance(after_s)
         self._discovery.want(wanted)
         self.subscribed.clear()
         self._discovery.look(cast("SessionView", self))
@@ -146,3 +149,14 @@ def test_hidden_topics_are_left_out_until_they_can_be_seen() -> None:
     assert scene.look(names) == [["orders-eu", "orders-us"]]
     scene.topics.clear()
     assert scene.look(names) == []
+
+
+def test_a_member_that_is_refused_for_a_hidden_topic_leaves_it_out_at_once() -> None:
+    """The broker of the consumer protocol does not say which topic it is."""
+    scene = Scene("orders-eu")
+    names = ("orders-eu", "orders-us")
+    assert scene.look(names) == [["orders-eu", "orders-us"]]
+    scene.leave_hidden_out()
+    assert scene.look(names, after_s=0.0) == [["orders-eu"]]
+    scene.leave_hidden_out()
+    assert scene.look(names, after_s=0.0) == []
