@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 500_000_000
 """Of one record: some seconds."""
+_TOO_MANY_STEPS = f"to check it by its schema may take more than {MOST_STEPS:,} steps"
 _MOST_STEPS_TO_EXPLAIN = 100_000
 """To find the place that does not fit takes a hundred times as long as to find that one does not,
 and without end in a schema that is inside of itself several times."""
@@ -39,6 +40,8 @@ _BELOW = (
 _BELOW_BY_NAME = ("patternProperties",)
 _ONE_EACH = ("properties", "prefixItems")
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
+_TIMES_UNEVALUATED = 8
+"""How often the library looks again for what the parts of a schema have evaluated, as measured."""
 _LISTS = ("enum", "required", "properties", "patternProperties", "dependentRequired")
 _NOT_ASSERTED = ("contentEncoding", "contentMediaType")
 _SMALLEST = "1e-999999999"
@@ -100,6 +103,9 @@ class Check:
             resource = referencing.Resource.from_contents(self.root, default_specification=draft)
             self.resolver = registry.resolver_with_root(resource)
             self.is_ref_alone = "draft-0" in str(draft.name)
+            self._steps, self._loops = _Steps(draft).of(self.root, self.resolver)
+            if self._steps > MOST_STEPS:
+                raise ValueError(_TOO_MANY_STEPS)
             make = getattr(jsonschema_rs, _VALIDATORS.get(draft.name, "Draft7Validator"))
             self._validator = make(
                 self.root,
@@ -110,7 +116,6 @@ class Check:
                 pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
                 keywords={"multipleOf": _MultipleOf},
             )
-            self._steps, self._loops = _Steps(draft).of(self.root, self.resolver)
         except Exception as problem:
             text = f"{type(problem).__name__} {str(problem)[:500]}"
             msg = f"not a JSON schema that can be used: {text}"
@@ -134,8 +139,7 @@ class Check:
             raise UndecodableError(msg)
         steps = self._steps * (text.count(b",") + opened + 1)
         if steps > MOST_STEPS:
-            msg = f"to check it by its schema may take more than {MOST_STEPS:,} steps"
-            raise UndecodableError(msg)
+            raise UndecodableError(_TOO_MANY_STEPS)
         try:
             checked = value if is_exact else _for_the_library(value)
             try:
@@ -324,7 +328,7 @@ class _Steps:
                     max((loops for _, loops in each), default=0),
                 )
             )
-        times = 2 if _UNEVALUATED & schema.keys() else 1
+        times = _TIMES_UNEVALUATED if _UNEVALUATED & schema.keys() else 1
         return (
             times * sum(steps for steps, _ in here) + sum(steps for steps, _ in below),
             times * sum(loops for _, loops in here) + sum(loops for _, loops in below),
