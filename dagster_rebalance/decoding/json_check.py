@@ -103,9 +103,7 @@ class Check:
             resource = referencing.Resource.from_contents(self.root, default_specification=draft)
             self.resolver = registry.resolver_with_root(resource)
             self.is_ref_alone = "draft-0" in str(draft.name)
-            self._steps, self._loops = _Steps(draft).of(self.root, self.resolver)
-            if self._steps > MOST_STEPS:
-                raise ValueError(_TOO_MANY_STEPS)
+            self._steps, self._loops = _steps_of(self.root, self.resolver, draft)
             make = getattr(jsonschema_rs, _VALIDATORS.get(draft.name, "Draft7Validator"))
             self._validator = make(
                 self.root,
@@ -278,6 +276,13 @@ def _for_the_library(value: Any) -> Any:
         except ArithmeticError:
             return Decimal(_SMALLEST).copy_sign(Decimal(value))
     return value
+
+
+def _steps_of(schema: Any, resolver: Any, draft: Any) -> tuple[int, int]:
+    steps, loops = _Steps(draft).of(schema, resolver)
+    if steps > MOST_STEPS:
+        raise ValueError(_TOO_MANY_STEPS)
+    return steps, loops
 
 
 class _Steps:

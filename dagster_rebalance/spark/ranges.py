@@ -60,7 +60,17 @@ _CLIENTS = "kafka.group.id"
 _DIGEST_KEY = secrets.token_bytes(16)
 _UNDECODABLE = re.compile(r"UndecodableError: (the record at .+)")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-_NO_SUCH_PARTITION = "UnknownTopicOrPartitionException"
+_UNREADABLE = {
+    "UnknownTopicOrPartitionException": (
+        "Kafka does not know a topic or partition of the batch: it was deleted after the batch was "
+        "planned"
+    ),
+    r"long overflow\s+at [^\n]*multiplyExact[^\n]*\s+at [^\n]*millisToMicros": (
+        "Spark's Kafka source cannot read a record of the batch (long overflow): its timestamp "
+        "does not fit into microseconds, as when a producer writes nanoseconds. Read the batch "
+        "without Spark, with kafka_batch.arrow() or kafka_batch.messages()"
+    ),
+}
 
 _with_connector: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 """The sessions that have read from Kafka. A look costs a round trip, which a batch can feel."""
@@ -325,12 +335,9 @@ def _explained(text: str) -> DagsterRebalanceError | None:
             "the longest backlog."
         )
         return BrokerError(msg, partitions={partition: f"offset out of range: [{start}, {until})"})
-    if _NO_SUCH_PARTITION in text:
-        msg = (
-            "Kafka does not know a topic or partition of the batch: it was deleted after the "
-            "batch was planned. Nothing was committed."
-        )
-        return BrokerError(msg)
+    for sign, what in _UNREADABLE.items():
+        if re.search(sign, text):
+            return BrokerError(f"{what}. Nothing was committed")
     if re.search(r"[Ff]ailed to find (the )?data source: kafka\b", text):
         msg = (
             "the Spark session has no Kafka connector: start the Spark Connect server, or the "

@@ -60,6 +60,20 @@ def test_a_deleted_topic_and_a_missing_connector_are_explained() -> None:
         raise RuntimeError(NO_CONNECTOR)
 
 
+def test_a_timestamp_that_spark_cannot_hold_is_explained() -> None:
+    """Its source fails on the record, whatever is read of it."""
+    text = (
+        "Lost task 0.0 in stage 0.0 (TID 0): java.lang.ArithmeticException: long overflow\n"
+        "\tat java.base/java.lang.Math.multiplyExact(Math.java:1004)\n"
+        "\tat org.apache.spark.sql.catalyst.util.SparkDateTimeUtils.millisToMicros(Spark"
+    )
+    with (
+        pytest.raises(BrokerError, match=r"timestamp.*kafka_batch\.arrow"),
+        explained_read_errors(),
+    ):
+        raise RuntimeError(text)
+
+
 def test_a_partition_of_a_topic_with_dashes_is_named_in_full() -> None:
     """Spark joins topic and partition with a dash, and so may the topic's name have some."""
     text = (
