@@ -121,8 +121,11 @@ def explain(
             wanted = chosen(partitions, seen.statuses, target.kafka.group_id)
         else:
             wanted = [p for p, one in seen.statuses.items() if not _is_at_rest(one)]
+        sensors = () if owners.members else look.sensors()
         for partition in wanted:
-            sentences = explanation(seen.statuses[partition], has_members=bool(owners.members))
+            sentences = explanation(
+                seen.statuses[partition], has_members=bool(owners.members), sensors=sensors
+            )
             typer.echo("\n  ".join(sentences))
         for note in _notes(seen):
             typer.echo(note)

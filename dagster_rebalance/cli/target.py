@@ -25,6 +25,7 @@ from dagster_rebalance.core.group_status import Owners
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import groups_of, partitions_of
 from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.group_sensors import sensors_of
 from dagster_rebalance.orchestration.group_settings import GroupSettings
 from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.onlooker import GroupSeen, look_on
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.group_admin import GroupAdmin
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.group_status import SensorSeen
     from dagster_rebalance.core.partition import TopicPartition
 
 Partitions: TypeAlias = Annotated[
@@ -182,6 +184,16 @@ class Look:
                 owners=owners,
             )
         return seen, owners
+
+    def sensors(self) -> tuple[SensorSeen, ...]:
+        """The sensors that keep members of the group.
+
+        Raises:
+            DagsterRebalanceError: Dagster's storage did not answer.
+        """
+        with _told_storage_errors():
+            group = GroupAssets.of(self.target.kafka.group_id).group
+            return sensors_of(self.target.instance, group)
 
     @cached_property
     def _group(self) -> GroupAdmin:

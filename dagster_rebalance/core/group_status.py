@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.explain import explain_partition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dagster_rebalance.core.events import Found
     from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+
+
+_SILENT_S = 90.0
+"""A sensor ticks every few seconds, and a tick may take a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,45 @@ class Owners:
 
 
 @dataclass(frozen=True, slots=True)
+class SensorSeen:
+    """A sensor that keeps members of a group, as Dagster shows it.
+
+    Attributes:
+        name: The sensor.
+        is_on: Whether a person or its code has turned it on.
+        silent_for_s: How long ago its last tick began; None where it had none.
+        error: What its last tick failed with; empty where it did not fail.
+    """
+
+    name: str
+    is_on: bool
+    silent_for_s: float | None = None
+    error: str = ""
+
+    @property
+    def why_no_member(self) -> str:
+        """Why the sensor has no member in the group, and what to do."""
+        if not self.is_on:
+            return f"Sensor {self.name} is off: turn it on"
+        on = f"Sensor {self.name} is on, "
+        if self.silent_for_s is None or self.silent_for_s >= _SILENT_S:
+            since = "has no tick"
+            if self.silent_for_s is not None:
+                since = f"has had no tick for {self.silent_for_s:.0f} s"
+            why = f", and the last one failed: {self.error}" if self.error else ""
+            return (
+                f"{on}and {since}{why}. Its code location does not load, or Dagster's daemon is "
+                "not running: see the page Deployment in Dagster"
+            )
+        if self.error:
+            return f"{on}and its last tick failed {self.silent_for_s:.0f} s ago: {self.error}"
+        return (
+            f"{on}and its last tick was {self.silent_for_s:.0f} s ago. Read that tick: its member "
+            "is about to join, its runs wait in Dagster's queue, or it says what is wrong"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """One partition of a group.
 
@@ -174,14 +219,22 @@ def status_of(
     )
 
 
-def explanation(status: PartitionStatus, *, has_members: bool) -> tuple[str, ...]:
-    """A partition in sentences: what it waits for, why, and what to do."""
+def explanation(
+    status: PartitionStatus, *, has_members: bool, sensors: Iterable[SensorSeen] = ()
+) -> tuple[str, ...]:
+    """A partition in sentences: what it waits for, why, and what to do.
+
+    Args:
+        status: The partition.
+        has_members: Whether the group has any.
+        sensors: Those of the group; asked for only where it has no member.
+    """
     said = [status.sentence]
     if not has_members:
-        said.append(
-            "The group has no member, so nothing new is begun: turn its sensor on. A member that "
-            "was killed counts for up to a session time-out"
-        )
+        said.append("The group has no member, so nothing new is begun")
+        said += [sensor.why_no_member for sensor in sensors] or [
+            "Turn its sensor on. If it is on, see its last tick, and whether its code location loads"
+        ]
     elif status.owner:
         said.append(f"Its owner is {status.owner}" + (f"; {status.hold}" if status.hold else ""))
     else:

@@ -11,14 +11,14 @@ import json
 import re
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.failed_attempts import FailedAttempt, Place, error_text
 from dagster_rebalance.orchestration.tags import spelled
 from dagster_rebalance.orchestration.work_notes import Places, place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import dagster as dg
 
@@ -27,8 +27,28 @@ if TYPE_CHECKING:
 _PACKAGE = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>[0-9]+), in (?P<function>.*)')
 _MOST_CAUSES = 20
-_OF_DAGSTER = frozenset({"DagsterExecutionStepExecutionError", "DagsterUserCodeExecutionError"})
-"""Dagster raises these from the error of an asset, which is their cause."""
+_OF_DAGSTER = frozenset({"DagsterExecutionStepExecutionError", "SensorExecutionError"})
+"""Dagster raises these from the error of an asset or a sensor, which is their cause."""
+
+
+class ErrorInfo(Protocol):
+    """An error as Dagster stores it."""
+
+    @property
+    def message(self) -> str:
+        """The type and the message."""
+
+    @property
+    def stack(self) -> Sequence[str]:
+        """The lines of the traceback."""
+
+    @property
+    def cls_name(self) -> str | None:
+        """The type."""
+
+    @property
+    def cause(self) -> ErrorInfo | None:
+        """The error that it was raised from."""
 
 
 class FailureNotes:
@@ -95,8 +115,11 @@ def text_of_event(entry: dg.EventLogEntry | None) -> str:
     if event is None:
         return ""
     error = event.job_failure_data.error if event.event_specific_data else None
-    if error is None:
-        return error_text(event.message or "")
+    return text_of_info(error) if error else error_text(event.message or "")
+
+
+def text_of_info(error: ErrorInfo) -> str:
+    """Return the text of an error that Dagster has stored."""
     for _ in range(_MOST_CAUSES):
         if error.cls_name not in _OF_DAGSTER or error.cause is None:
             break

@@ -13,6 +13,7 @@ from dagster_rebalance.core.group_status import (
     MemberSeen,
     Owners,
     PartitionStatus,
+    SensorSeen,
     explanation,
     status_of,
 )
@@ -137,11 +138,43 @@ def test_an_order_of_a_person_is_shown() -> None:
     assert seen.ordered == "paused by ada since 1970-01-01 00:00:00 UTC: away"
 
 
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (SensorSeen("s", is_on=False), "Sensor s is off: turn it on"),
+        (SensorSeen("s", is_on=True), "Sensor s is on, and has no tick. Its code location does"),
+        (
+            SensorSeen("s", is_on=True, silent_for_s=300.0),
+            "Sensor s is on, and has had no tick for 300 s. Its code location does not load, or",
+        ),
+        (
+            SensorSeen("s", is_on=True, silent_for_s=300.0, error="KeyError: 'X'"),
+            "s is on, and has had no tick for 300 s, and the last one failed: KeyError: 'X'. Its",
+        ),
+        (
+            SensorSeen("s", is_on=True, silent_for_s=4.0, error="KeyError: 'X'"),
+            "Sensor s is on, and its last tick failed 4 s ago: KeyError: 'X'",
+        ),
+        (
+            SensorSeen("s", is_on=True, silent_for_s=4.0),
+            "Sensor s is on, and its last tick was 4 s ago. Read that tick",
+        ),
+    ],
+)
+def test_an_explanation_says_what_its_sensors_do(seen: SensorSeen, said: str) -> None:
+    """To turn it on is no advice where the sensor is on, and its tick or its code fails."""
+    found = row(owned(0), Found(OffsetAndMetadata(0), Bounds(0, 0)))
+    _, first, second = explanation(found, has_members=False, sensors=[seen])
+    assert first == "The group has no member, so nothing new is begun"
+    assert said in second
+
+
 def test_an_explanation_says_who_has_to_do_something() -> None:
     """Without members nothing goes on; in a hold, it ends by itself."""
     partition, found = owned(0), Found(OffsetAndMetadata(0), Bounds(0, 0))
     alone = explanation(row(partition, found), has_members=False)
-    assert alone[1].startswith("The group has no member, so nothing new is begun: turn its sensor")
+    assert alone[1] == "The group has no member, so nothing new is begun"
+    assert alone[2].startswith("Turn its sensor on")
     assert explanation(row(partition, found, BLUE), has_members=True)[1] == "Its owner is blue"
     heir = replace(GREEN, is_to_own=frozenset({tp(0)}))
     moving = explanation(row(partition, found, BLUE, heir), has_members=True)
