@@ -233,7 +233,7 @@ def explanation(
     if not has_members:
         said.append("The group has no member, so nothing new is begun")
         said += [sensor.why_no_member for sensor in sensors] or [
-            "Turn its sensor on. If it is on, see its last tick, and whether its code location loads"
+            "Turn its sensor on. If it is on, see its last tick and whether its code location loads"
         ]
     elif status.owner:
         said.append(f"Its owner is {status.owner}" + (f"; {status.hold}" if status.hold else ""))

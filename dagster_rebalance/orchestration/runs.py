@@ -430,6 +430,7 @@ class RunLedger:
         if run is None:
             self._notes.erase(run_id, self._noted.get(run_id, ()))
             self._left.forget(run_id)
+        self._free_slots(run_id)
         if run is None or run.status is dg.DagsterRunStatus.SUCCESS:
             return True
         if not run.is_finished:  # else it ended meanwhile: what it says of itself stands
@@ -442,6 +443,16 @@ class RunLedger:
             return False
         set_mark(self._instance, run, Mark.OVER)
         return True
+
+    def _free_slots(self, run_id: str) -> None:
+        """Free the slots of pools that a dead run holds.
+
+        Dagster frees them when a step ends in its process, and of a killed run only with
+        `free_slots_after_run_end_seconds`. Until then its next attempt waits for the slot.
+        """
+        storage = self._instance.event_log_storage
+        if storage.supports_global_concurrency_limits:
+            storage.free_concurrency_slots_for_run(run_id)
 
     def _end_process(self, run_id: str, sign: str) -> None:
         """End the process of a run that gives no sign of life.

@@ -1002,6 +1002,35 @@ def test_a_dead_run_is_ended_without_spark_too(instance: dg.DagsterInstance, bat
     assert status_of(instance, run) is Status.FAILURE
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_dead_run_gives_its_slot_of_a_pool_to_its_next_attempt(
+    instance: dg.DagsterInstance, batch_id: str, *, is_deleted: bool
+) -> None:
+    """Dagster keeps the slot of a killed run for ever by default."""
+    pool, storage = unique_name("pool"), instance.event_log_storage
+    storage.set_concurrency_slots(pool, 1)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    assert storage.claim_concurrency_slot(pool, run.run_id, "work").is_claimed
+    assert not storage.claim_concurrency_slot(pool, "next", "work").is_claimed
+    ledger = RunLedger(instance, "etl")
+    ledger.read([batch_id], claims=[(batch_id, span(0))])
+    if is_deleted:
+        instance.delete_run(run.run_id)
+    ledger.end_dead(run.run_id, "")
+    assert storage.claim_concurrency_slot(pool, "next", "work").is_claimed
+
+
+def test_a_dead_run_is_ended_on_a_storage_without_pools(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all storages have them."""
+    kind = type(instance.event_log_storage)
+    monkeypatch.setattr(kind, "supports_global_concurrency_limits", property(lambda _: False))
+    monkeypatch.setattr(kind, "free_concurrency_slots_for_run", None)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    assert RunLedger(instance, "etl").end_dead(run.run_id, "")
+
+
 def test_a_run_that_was_created_but_not_submitted_is_cancelled_at_once(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
