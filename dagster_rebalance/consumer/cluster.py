@@ -42,6 +42,7 @@ from dagster_rebalance.consumer.kafka_errors import (
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.consumer.translation import theirs
 from dagster_rebalance.consumer.truncation import ask_leaders
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import LogPosition
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import TopicMetadata
 
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ _NEW_TOPIC_GRACE_S = 2.0
 _LEADER_PATIENCE_S = 2.0
 """How long to wait for a leader before it is looked up again: the client goes on asking one that is
 gone."""
+_LATER_S = 5.0
+"""How long an answer may take that nobody waits for."""
 _CONTROLLER_PATIENCE_S = 0.25
 _LONGEST_CONTROLLER_PATIENCE_S = 1.0
 """Descriptions come from the node that the metadata names as controller, any broker with KRaft. The
@@ -159,8 +161,32 @@ class Cluster:
 
         Brokers before Kafka 2.8 have none.
         """
+        return self._ids(self._descriptions(topics, timeout_s))
+
+    def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
+        """Ask for the ids of topics without waiting.
+
+        Returns:
+            A function that returns the ids as `topic_ids`, or None before the answer.
+        """
+        answers = self._admin.describe_topics(
+            TopicCollection(sorted(topics)), request_timeout=_LATER_S
+        )
+
+        def answer() -> dict[str, str] | None:
+            if not all(future.done() for future in answers.values()):
+                return None
+            try:
+                return self._ids(answers)
+            except BrokerError as problem:
+                logger.info("the ids of topics are not known: %s", problem)
+                return {}
+
+        return answer
+
+    def _ids(self, answers: Mapping[str, Future[Any]]) -> dict[str, str]:
         found: dict[str, str] = {}
-        for topic, answer in self._descriptions(topics, timeout_s).items():
+        for topic, answer in answers.items():
             try:
                 topic_id = answer.result().topic_id
             except KafkaException as problem:

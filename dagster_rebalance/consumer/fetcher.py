@@ -38,6 +38,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     unreadable_error,
 )
 from dagster_rebalance.consumer.missing_topics import MissingTopics
+from dagster_rebalance.consumer.remade_topics import RemadeTopics
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import (
@@ -145,6 +146,7 @@ class Fetcher:
         self._troubles = ClientTroubles(clock)
         self._statistics = "{}"
         self._missing = MissingTopics()
+        self._remade = RemadeTopics(starts.begin_topic_ids, clock)
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
         config.update(
             {
@@ -187,6 +189,7 @@ class Fetcher:
                 self._problem = problem
         if found:
             self._begin_at(found)
+            self._remade.begun(found)
         for tp in found:
             (
                 self._looked_up.discard
@@ -283,6 +286,7 @@ class Fetcher:
                 together, again each second. So are partitions whose next batch cannot be read.
         """
         self._rest_unreadable()
+        self._begin_remade()
         self._raise_problem()
         self.start_staged()
         self._begin_doubted_again()
@@ -600,6 +604,41 @@ class Fetcher:
                 f"{self._attempt.doing} failed for {listed(reasons.values())}: {why}",
                 partitions=reasons,
             )
+
+    def _begin_remade(self) -> None:
+        """Leave the positions in logs whose topics were made again, as if they were out of range.
+
+        The caller is told in each case: since the new log is there, records of it may have been
+        returned, and others left out.
+        """
+        remade = self._remade.look(self._started)
+        if not remade:
+            return
+        self._note_reached()
+        old = [tp for tp, is_old in remade.items() if is_old and tp not in self._staged]
+        reasons = {tp: f"{tp} at offset {self._due(tp).offset}" for tp in remade}
+        self._stop(old)
+        self._forget_old(old)
+        topics = ", ".join(sorted({tp.topic for tp in remade}))
+        self._problem = BrokerError(
+            f"{self._attempt.doing} found that {topics} was deleted and made again. Records of the "
+            f"new log that were read in the meantime may be returned again, others may be missing: "
+            f"{listed(reasons.values())}. Reading begins again as 'auto.offset.reset' says, unless "
+            "a new assignment has begun it",
+            partitions=reasons,
+        )
+
+    def _forget_old(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            due = self._due(tp)
+            self._forget([tp])
+            if self._reset == "error":
+                self._started[tp] = due
+                self._out_of_range[tp] = KafkaError(
+                    OFFSET_RESET_FORBIDDEN, f"the topic of {tp} was made again"
+                )
+            else:
+                self._staged[tp] = self._reset
 
     def _begin_doubted_again(self) -> None:
         if not self._doubted:  # which is the rule

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.consumer.events import CommitResult, MemberEvent
     from dagster_rebalance.core.partition import LogPosition, OffsetAndMetadata, TopicPartition
@@ -178,6 +178,12 @@ class ClusterView(Protocol):
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
         """Return the known ids of topics; a topic that is made again gets another one."""
+
+    def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
+        """Ask for the ids of topics without waiting.
+
+        The function that is returned has them, or None before the answer.
+        """
 
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0

@@ -88,6 +88,10 @@ class Starts:
             problem = unanswered_end or problem
         return found, problem
 
+    def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
+        """Ask for the ids of topics; the function that is returned has them, or None before."""
+        return self._cluster.begin_topic_ids(topics)
+
     def ends(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int]:

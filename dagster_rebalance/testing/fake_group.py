@@ -39,7 +39,7 @@ from dagster_rebalance.core.partition import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 class ManualClock:
@@ -280,6 +280,10 @@ class FakeGroup:
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
         """The ids of the topics that were made again; of the others none is known."""
         return {topic: self._topic_ids[topic] for topic in topics if topic in self._topic_ids}
+
+    def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
+        """As `topic_ids`, answered at once."""
+        return lambda: self.topic_ids(topics)
 
     def offsets_for_times(
         self,

@@ -10,7 +10,7 @@ from proofs.simulation.coordinator import TOPIC
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.core.partition import TopicPartition
     from proofs.simulation.coordinator import Coordinator
@@ -68,6 +68,10 @@ class SimulatedCluster:
         """It tells a topic from another one of the same name."""
         self._process.must_reach("kafka")
         return dict.fromkeys(topics, self._group.topic_id)
+
+    def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
+        """As `topic_ids`, answered at once: the pump reads no records."""
+        return lambda: self.topic_ids(topics)
 
     def offsets_for_times(
         self,
