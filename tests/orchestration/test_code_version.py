@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def load(folder: Path, name: str) -> Callable[..., object]:
-    """The function `body` of a module in a folder."""
+def load(folder: Path, name: str, wanted: str = "body") -> Callable[..., Any]:
+    """What has a name in a module of a folder."""
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    body: Callable[..., object] = module.body
-    return body
+    found: Callable[..., Any] = getattr(module, wanted)
+    return found
 
 
 @pytest.fixture
@@ -56,6 +57,21 @@ def test_a_change_of_what_the_asset_imports_is_a_new_version(project: Path) -> N
     before = code_version([body], "a")
     (project / "helpers.py").write_text("LIMIT = 2\n")
     assert code_version([body], "a") != before
+
+
+@pytest.mark.parametrize("of", ["partial", "object", "method"])
+def test_a_partial_and_a_callable_object_count_with_the_file_that_they_come_from(
+    project: Path, of: str
+) -> None:
+    """Dagster makes assets of them, too."""
+    (project / "workers.py").write_text(
+        "class Worker:\n    def __call__(self): return 1\n    def work(self): return 1\n"
+    )
+    body, worker = load(project, "assets"), load(project, "workers", "Worker")()
+    given = {"partial": partial(partial(body)), "object": worker, "method": worker.work}[of]
+    before = code_version([given], "a")
+    (project / "helpers.py").write_text("LIMIT = 2\n")
+    assert code_version([given], "a") != before
 
 
 def test_a_package_counts_as_a_whole(tmp_path: Path) -> None:
