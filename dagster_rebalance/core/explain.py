@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.control import how_to_resume, selector_of
+from dagster_rebalance.core.control import how_to_resume, how_to_retry, selector_of
 from dagster_rebalance.core.holds import Hold, waits_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
@@ -48,11 +48,13 @@ class _Member:
         now: What its clock shows.
         streams: Whether it is a streaming run, which works on its batches itself.
         is_there: Whether there is a member at all.
+        is_outside: Whether the partition is seen from outside, where no delay is known.
     """
 
     now: float
     streams: bool
     is_there: bool = True
+    is_outside: bool = False
 
 
 def explain_hold(
@@ -102,7 +104,12 @@ def explain_hold(
 
 
 def explain_partition(
-    owned: OwnedPartition, now: float, *, streams: bool = False, has_members: bool = True
+    owned: OwnedPartition,
+    now: float,
+    *,
+    streams: bool = False,
+    has_members: bool = True,
+    is_outside: bool = False,
 ) -> str:
     """Why a partition does or does not make progress right now.
 
@@ -111,8 +118,9 @@ def explain_partition(
         now: What the member's clock shows.
         streams: Whether the member is a streaming run.
         has_members: Whether the group has any.
+        is_outside: Whether the partition is seen from outside of its member.
     """
-    state = _state(owned, _Member(now, streams, has_members))
+    state = _state(owned, _Member(now, streams, has_members, is_outside))
     if owned.order is None:
         return f"{owned.partition}: {state}"
     ordered = f"{owned.order}; resume with `{how_to_resume(selector_of(owned.partition))}`"
@@ -310,6 +318,8 @@ def _of_stopped(entry: Entry, owned: OwnedPartition, member: _Member) -> str:
 def _when(entry: Entry, member: _Member) -> str:
     if not member.is_there:
         return " by the next member"
+    if member.is_outside:
+        return f"; `{how_to_retry(entry.range.topic_partition)}` tries it now"
     if entry.due_at > member.now:
         return f" in {entry.due_at - member.now:.0f} s"
     if member.streams:
@@ -322,7 +332,7 @@ def _request(entry: Entry, wanted: ToRequest, member: _Member) -> str:
     if not member.is_there:
         failed = f" ({_failures(wanted.failures)})" if wanted.failures else ""
         return f"{span}: waits for the next member, attempt {wanted.attempt}{failed}"
-    if trouble is not None and entry.due_at > member.now:
+    if trouble is not None and (entry.due_at > member.now or member.is_outside):
         why = f": {trouble.why}" if trouble.why else ""
         lacks = (
             f", and a run that succeeded left out {', '.join(wanted.left_out)}"
@@ -331,8 +341,8 @@ def _request(entry: Entry, wanted: ToRequest, member: _Member) -> str:
         )
         ended = f"run {trouble.run_id[:8]} for {span} {trouble.kind.value}{why}{lacks}"
         following = "tried again" if member.streams else "next run"
-        wait_s = entry.due_at - member.now
-        return f"{ended}; {following} (attempt {wanted.attempt}) in {wait_s:.0f} s"
+        when = "" if member.is_outside else f" in {entry.due_at - member.now:.0f} s"
+        return f"{ended}; {following} (attempt {wanted.attempt}){when}"
     if member.streams:
         return f"{span}: next, after the current batch (attempt {wanted.attempt})"
     what = "a free run" if wanted.failures else "Dagster to start its run"

@@ -200,7 +200,11 @@ def status_of(
     # only the owner knows since when records wait.
     seen = replace(owned, pending=None, unrecorded=None, backlog_since=None)
     sentence = explain_partition(
-        seen, now, streams=owners.streams(owned.partition), has_members=bool(owners.members)
+        seen,
+        now,
+        streams=owners.streams(owned.partition),
+        has_members=bool(owners.members),
+        is_outside=True,
     )
     if lag and not (owners.members or owned.entries or owned.stop_reason or owned.order):
         sentence = f"{owned.partition}: {lag} offsets to read wait for a member"

@@ -18,8 +18,9 @@ from dagster_rebalance.core.group_status import (
     status_of,
 )
 from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, OffsetAndMetadata
-from dagster_rebalance.core.runs import InFlight, Setback, ToRequest, Trouble
+from dagster_rebalance.core.runs import Exhausted, InFlight, Setback, ToRequest, Trouble
 from tests.core.test_offers import owned
 from tests.core.world import span, tp
 
@@ -182,3 +183,22 @@ def test_an_explanation_says_who_has_to_do_something() -> None:
     held = explanation(row(owned(1), None, BLUE), has_members=True)
     assert held[1].startswith("It has no owner at the moment: held by blue. Whoever holds")
     assert held[2] == "Its leader does not answer: see to the brokers"
+
+
+@pytest.mark.parametrize(
+    ("partition", "says"),
+    [
+        (
+            replace(owned(0, ("b", 10, Exhausted((RUN,)))), phase=Phase.STOPPED, stop_reason="no"),
+            "stopped: no; [0, 10) is tried again; `dagster-rebalance retry orders:0` tries it now",
+        ),
+        (
+            owned(0, ("b", 10, ToRequest(2, 1, Trouble(Setback.FAILED, 1, RUN)))),
+            "run ab12cd34 for [0, 10) failed; next run (attempt 2)",
+        ),
+    ],
+)
+def test_no_delay_is_told_from_outside(partition: OwnedPartition, says: str) -> None:
+    """Only the owner knows since when a range waits: each look said the whole delay again."""
+    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    assert status_of(partition, found, Owners((BLUE,)), now=0.0).sentence == f"orders-0: {says}"
