@@ -88,11 +88,11 @@ class GroupLag:
         text = f"lag {self.total:,} in {count:,} partition{_s(count)}"
         worst = next((row for row in self.partitions if row.lag), None)
         if worst is not None and count > 1:
-            text += f", {worst.lag:,} of it in {worst.partition}"
+            text += f", largest {worst.partition} ({worst.lag:,})"
         at_work = [row.run_id for row in self.partitions if row.run_id]
         if at_work:
             runs = len(set(at_work))
-            text += f"; {runs} run{_s(runs)} at work on {len(at_work)} of them"
+            text += f"; {runs} run{_s(runs)} working on {len(at_work)} of them"
         for number, what in ((self.stopped, "stopped"), (self.paused, "paused by people")):
             text += f"; {number:,} {what}" if number else ""
         if self.unknown:

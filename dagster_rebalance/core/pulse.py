@@ -150,9 +150,12 @@ class Pulse:
         return json.dumps({"observed_at": self.observed_at, "signs": signs})
 
     def remembering(self, memory: str | None) -> Pulse:
-        """The pulse with what an earlier look has left; without it, if that cannot be read."""
+        """The pulse with what an earlier look has left; without it, if that cannot be read.
+
+        A sentence may stand before it, on a line of its own.
+        """
         try:
-            left: dict[str, Any] = json.loads(memory or "")
+            left: dict[str, Any] = json.loads((memory or "").rpartition("\n")[2])
             signs = {
                 str(run_id): Sign(
                     RunSeen(str(run_id), "", (), RunState(state), heartbeat=str(heartbeat)),

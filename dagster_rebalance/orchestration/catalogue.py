@@ -34,7 +34,7 @@ from dagster_rebalance.orchestration.history_checks import (
 )
 from dagster_rebalance.orchestration.host import Seat
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.roster import History, said_in, tables_of
+from dagster_rebalance.orchestration.roster import History, member_name, said_in, tables_of
 from dagster_rebalance.orchestration.stopped import evaluation, shown_stops
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.port import RunError, ShownStops
 
 _EVENTS_READ = 100
+_EACH_IS_CHECKED = (
+    "no gap. Each commit is compared with the one before it when it is recorded, and this check "
+    "fails at the first gap"
+)
 _ASSIGNMENTS_READ = 1_000
 
 
@@ -128,6 +132,9 @@ class Catalogue:
             self._is_gap_check_told = True
             assets = self._assets
             result = gap_result(self._instance, assets.offsets, assets.group, leaves_gap)
+            if result.passed:
+                # It is told once, and so must not count the commits of that moment.
+                result = dg.AssetCheckResult(passed=True, description=_EACH_IS_CHECKED)
             if leaves_gap or result.passed:
                 self._tell(result, GAP_CHECK, self._assets.offsets)
 
@@ -258,7 +265,7 @@ class Catalogue:
             if said.get("event") == "assigned":
                 yield Assigned(
                     str(said.get("member_id")),
-                    str(said.get("code_location")),
+                    member_name(said),
                     str(said.get("incarnation")),
                     frozenset(partitions_named(said.get("partitions"))),
                     is_run="member_run" in said,
@@ -385,8 +392,7 @@ class Catalogue:
         said = {
             "event": event,
             **metadata,
-            "code_location": self._host.location,
-            "sensor": self._host.sensor,
+            **self._host.names,
             "incarnation": self._host.incarnation,
         }
         if self._host.run_id:

@@ -63,7 +63,7 @@ def materialisation(
     description = f"{commit.range} committed"
     if commit.joined:
         metadata["commits"] = len(commit.ends)
-        metadata["joined"] = dg.MetadataValue.json([list(end) for end in commit.joined])
+        metadata["joined"] = dg.MetadataValue.json(_by_run(commit.joined))
         description = f"{description} in {len(commit.ends)} commits"
     if commit.is_dead_letter:
         metadata["dead_letter"] = True
@@ -91,12 +91,29 @@ def commits_in(metadata: Mapping[str, object]) -> Iterator[tuple[int, int, str]]
         metadata.get(name) for name in ("start", "until", "run", "joined")
     )
     if isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str):
-        ends = [
-            (each[0], str(each[1]))
-            for each in (joined if isinstance(joined, list) else ())
-            if isinstance(each, list) and len(each) == 2 and isinstance(each[0], int)  # noqa: PLR2004 - a pair
-        ]
-        yield from recorded_commits(start, (*ends, (until, run_id)))
+        yield from recorded_commits(start, (*_joined_in(joined), (until, run_id)))
+
+
+def _by_run(ends: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """Where the commits of each run ended: a streaming run makes many, and has one id."""
+    found: dict[str, list[int]] = {}
+    for end, run_id in ends:
+        found.setdefault(run_id, []).append(end)
+    return found
+
+
+def _joined_in(joined: object) -> list[tuple[int, str]]:
+    """The commits of `_by_run` in order, or of a list of pairs, as earlier versions wrote them."""
+    pairs: list[tuple[object, object]] = []
+    if isinstance(joined, dict):
+        pairs = [(end, run) for run, ends in joined.items() for end in _items(ends)]
+    elif isinstance(joined, list):
+        pairs = [(each[0], each[1]) for each in joined if len(_items(each)) == 2]  # noqa: PLR2004 - a pair
+    return sorted((end, str(run)) for end, run in pairs if isinstance(end, int))
+
+
+def _items(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def newest(

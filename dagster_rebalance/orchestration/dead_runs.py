@@ -31,10 +31,16 @@ class DeadRuns(NamedTuple):
     Attributes:
         ended: Those that were ended in this tick.
         left: Those that could not be ended, in this tick or since.
+        memory: What the next tick needs of the signs of life.
     """
 
     ended: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
+    memory: str = ""
+
+    def cursor(self, glance: str) -> str:
+        """The cursor of the sensor: first what the list of ticks is to show."""
+        return f"{glance}\n{self.memory}" if self.memory else glance
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -61,7 +67,6 @@ def end_dead_runs(
     """
     now, until = time.time(), clocks.seconds() + _LIMIT_S
     found, dead = pulse.remembering(context.cursor).observe(runs, now)
-    context.update_cursor(found.memory)
     # Another one comes first in each tick: those behind one that hangs have their turn, too.
     first = int(now) % max(1, len(dead))
     asked = {
@@ -71,7 +76,7 @@ def end_dead_runs(
     }
     known = frozenset(run_id for run_id, is_ended in asked.items() if is_ended is not None)
     ended = frozenset(run_id for run_id in known if asked[run_id])
-    return DeadRuns(ended, found.named - known)
+    return DeadRuns(ended, found.named - known, found.memory)
 
 
 def _end(

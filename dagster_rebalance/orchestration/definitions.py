@@ -476,9 +476,10 @@ def _definitions(
         deps=[key for asset in assets for key in asset.keys],
         partitions_def=dg.DynamicPartitionsDefinition(name=group.partitions_name),
         description=(
-            f"The committed offsets of consumer group {group_id}: each materialisation is one "
-            "commit of one partition, with the lag that this partition had then. If something is "
-            "wrong, the check no_partition_stopped says what, why, and what to do. The asset "
+            f"The committed offsets of consumer group {group_id}. Each materialisation is a commit "
+            "of one partition, or all its commits within record_every_s, which is 10 s in "
+            "streaming runs. It has the lag of the partition. If something is wrong, the check "
+            "no_partition_stopped says what, why, and what to do. The asset "
             f"{group.lag.to_user_string()} shows the lag of the whole group, and "
             f"{group.group.to_user_string()} who owns what."
         ),
@@ -489,9 +490,10 @@ def _definitions(
     members = dg.AssetSpec(
         group.group,
         description=(
-            f"What happens to the members of consumer group {group_id}, as observations. The "
-            "newest one shows who owns what (members), which partitions are being given up and "
-            "for which runs that waits (open_holds), and how the last holds ended (receipts)."
+            f"The members of consumer group {group_id}, as observations. The newest one has three "
+            "tables: members (the partitions of each member), open_holds (partitions that are "
+            "being given up, and the runs that this waits for), and receipts (how the last holds "
+            "ended)."
         ),
         group_name="streaming",
         kinds={"kafka"},
@@ -499,9 +501,9 @@ def _definitions(
     lag = dg.AssetSpec(
         group.lag,
         description=(
-            f"How many offsets wait for consumer group {group_id}, as observations: Plots shows "
-            "them over time, and the table largest the partitions in which most wait, why they "
-            "stand still, and the runs on them."
+            f"The lag of consumer group {group_id}, as observations. Plots shows it over time. The "
+            "table largest shows the partitions with the largest lag, the runs on them, and why "
+            "they are stopped."
         ),
         group_name="streaming",
         kinds={"kafka"},

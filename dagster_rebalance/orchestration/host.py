@@ -24,8 +24,8 @@ class Host:
     """The process that a member lives in.
 
     Attributes:
-        location: The code location.
-        sensor: The sensor that asks for the member.
+        location: The code location; of a streaming run, with a part of its id behind it.
+        sensor: The sensor that asks for the member; of a streaming run, its job.
         incarnation: A name for this process that is never used again.
         run_id: The streaming run that the process executes; empty for a code server.
     """
@@ -34,6 +34,14 @@ class Host:
     sensor: str
     incarnation: str
     run_id: str = ""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """How an event of the group names the process."""
+        if not self.run_id:
+            return {"code_location": self.location, "sensor": self.sensor}
+        location, _, _ = self.location.rpartition("/")
+        return {"member": self.location, "code_location": location}
 
 
 NOBODY = Host(location="", sensor="", incarnation="")

@@ -55,7 +55,11 @@ class RerunConfig(dg.Config):
     reason: str = Field(default="", description="Why, for those who find the runs.")
     by: str = Field(default="", description="Who you are. Dagster+ knows it without.")
     dry_run: bool = Field(
-        default=False, description="Only show what would be done, in the log of this run."
+        default=True,
+        description=(
+            "Only show what would be done, in the log of this run. Set it to false to start the "
+            "runs."
+        ),
     )
     runs_at_once: int = Field(
         default=RUNS_AT_ONCE, description="How many runs may be at work at the same time."

@@ -41,7 +41,7 @@ def said_in(description: str, metadata: Mapping[str, Any], at: float) -> Said | 
     return Said(
         kind=kind,
         member=str(metadata.get("incarnation")),
-        name=str(metadata.get("code_location")),
+        name=member_name(metadata),
         at=at,
         partitions=tuple(partitions_named(metadata.get("partitions"))),
         text=description,
@@ -49,6 +49,11 @@ def said_in(description: str, metadata: Mapping[str, Any], at: float) -> Said | 
         outcome=str(metadata.get("outcome", "")),
         run_id=str(metadata.get("member_run") or ""),
     )
+
+
+def member_name(metadata: Mapping[str, Any]) -> str:
+    """The name of the member that has reported an event of the group."""
+    return str(metadata.get("member") or metadata.get("code_location"))
 
 
 class History:
@@ -186,7 +191,7 @@ def told_last(
     for record in instance.fetch_observations(lag, limit=1).records:
         if record.asset_observation is not None:
             said, ago_s = record.asset_observation.description, now - record.timestamp
-            texts.append(f"{said} ({ago_s:.0f} s ago)")
+            texts.append(f"as of {ago_s:.0f} s ago: {said}")
     return tuple(texts)
 
 

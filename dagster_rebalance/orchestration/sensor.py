@@ -22,7 +22,7 @@ from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration.batch_values import check_values
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
-from dagster_rebalance.orchestration.dead_runs import end_dead_runs
+from dagster_rebalance.orchestration.dead_runs import DeadRuns, end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopper_of, stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import public_settings
@@ -149,11 +149,11 @@ def build_kafka_batch_sensor(
         )
         location = location_of(context)
         reruns = look_after_reruns(context, location, kafka.group_id, ledger, batch_key)
+        dead = DeadRuns()
         if reruns.runs:
-            end_dead_runs(context, ledger, reruns.runs, kafka.driver_settings().pulse)
-        else:
-            # Nobody needs the cursor then; Dagster shows it in the list of ticks, unlike a reason.
-            context.update_cursor(mail.glance)
+            dead = end_dead_runs(context, ledger, reruns.runs, kafka.driver_settings().pulse)
+        # Dagster shows the cursor in the list of ticks, unlike a reason.
+        context.update_cursor(dead.cursor(mail.glance))
         streams = _streams_leaving(context, kafka.group_id)
         skip = "; ".join((*mail.summary, *streams, *reruns.notes, *notes_on_home(context.instance)))
         requests = [

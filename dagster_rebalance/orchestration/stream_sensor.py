@@ -125,9 +125,12 @@ def build_kafka_stream_sensor(
             *reruns.notes,
             *notes_on_home(context.instance),
         )
-        said = "; ".join([_shown(seen), *notes])
+        shown = _shown(seen, fleet)
+        said = "; ".join([shown, *notes])
         if not is_real:
             return dg.SkipReason(f"preview, nothing is done: {_wanted(found)}; {said}")
+        not_ended = f"{len(dead.left)} dead runs not ended, " if dead.left else ""
+        context.update_cursor(dead.cursor(f"{not_ended}{shown}"))
         for leave in found.leaves:
             run = context.instance.get_run_by_id(leave.run_id)
             if run is not None and not run.is_finished:
@@ -209,12 +212,18 @@ def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
     return events[-1].timestamp if events else record.create_timestamp.timestamp()
 
 
-def _shown(seen: Sequence[StreamSeen]) -> str:
+def _shown(seen: Sequence[StreamSeen], fleet: Fleet) -> str:
+    """The live runs in a sentence: those that stay, and those that they replace."""
     live = [run for run in seen if run.is_live]
     if not live:
         return "no streaming run is live"
-    working = sum(run.has_joined for run in live)
-    return f"{named_runs(sorted(run.run_id for run in live))}: {working} of {len(live)} at work"
+    stay = [run for run in live if not run.is_leaving and run.version == fleet.version]
+    joined = sum(run.has_joined for run in stay)
+    text = f"{joined} of {fleet.runs} streaming run{'s' * (fleet.runs != 1)} live"
+    if stay:
+        text += f": {named_runs(sorted(run.run_id for run in stay))}"
+    replaced = sorted(run.run_id for run in live if run not in stay)
+    return f"{text}, replacing {named_runs(replaced)}" if replaced else text
 
 
 def _wanted(found: Moves) -> str:

@@ -62,7 +62,7 @@ def test_lag_is_the_end_without_what_is_committed_for_all_partitions() -> None:
         (tp(2), 0),
     ]
     assert (lag.total, lag.most, lag.unknown) == (42, 40, ())
-    assert str(lag) == "lag 42 in 3 partitions, 40 of it in orders-1"
+    assert str(lag) == "lag 42 in 3 partitions, largest orders-1 (40)"
 
 
 def test_what_is_committed_while_it_is_looked_up_makes_no_negative_lag() -> None:
@@ -86,7 +86,7 @@ def test_a_lag_that_is_not_known_is_not_zero(said: dict[TopicPartition, Found]) 
     assert lag.partitions[0].state == "its leader did not answer in time"
     assert (lag.total, lag.most) == (5, 5)
     assert str(lag) == (
-        "lag 5 in 3 partitions, 5 of it in orders-1; the lag of orders-0 is not known: no leader "
+        "lag 5 in 3 partitions, largest orders-1 (5); the lag of orders-0 is not known: no leader "
         "answered in time"
     )
 
@@ -106,7 +106,7 @@ def test_a_row_says_why_its_partition_stands_still_and_what_works_on_it() -> Non
         ("", "run-1", ""),
     ]
     assert (lag.stopped, lag.paused) == (1, 1)
-    assert str(lag).endswith("; 1 run at work on 1 of them; 1 stopped; 1 paused by people")
+    assert str(lag).endswith("; 1 run working on 1 of them; 1 stopped; 1 paused by people")
 
 
 def test_the_lag_of_one_partition_or_none_is_a_sentence_too() -> None:

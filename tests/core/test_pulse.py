@@ -205,3 +205,11 @@ def test_a_look_goes_on_from_what_an_earlier_one_has_left() -> None:
 def test_what_cannot_be_read_is_forgotten(memory: str | None) -> None:
     """People may write into the cursor of a sensor: then the time-out begins anew."""
     assert PULSE.remembering(memory) == PULSE
+
+
+def test_a_memory_may_have_a_sentence_before_it() -> None:
+    """The list of ticks shows the cursor of a sensor."""
+    found, _ = PULSE.observe([RUN], 10.0)
+    for memory in (found.memory, f"1 of 1 streaming runs live\n{found.memory}"):
+        assert PULSE.remembering(memory).signs.keys() == found.signs.keys()
+    assert PULSE.remembering("1 stopped, 6 owned") == PULSE

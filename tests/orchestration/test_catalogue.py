@@ -14,6 +14,7 @@ from dagster_rebalance.core.lag import Standing
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
 from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.commit_records import commits_in
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
@@ -446,3 +447,27 @@ def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(
     assert len(queries) == 2, (
         "one for all, and one for the partition of which a person has reported something"
     )
+
+
+def test_an_event_of_a_streaming_run_names_its_code_location_and_no_sensor(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The fields held the run and the job, by which sensors look for their successors."""
+    assets = GroupAssets.of(unique_name("group"))
+    host = Host("shop/3f61351e", "stream", "3f61351e-1", "3f61351e-1")
+    catalogue = Catalogue(instance, assets, host)
+    catalogue.record_assigned([tp(0)], "m")
+    (record,) = instance.fetch_observations(assets.group, limit=1).records
+    assert record.asset_observation is not None
+    said = {name: value.value for name, value in record.asset_observation.metadata.items()}
+    assert (said["member"], said["code_location"]) == ("shop/3f61351e", "shop")
+    assert "sensor" not in said
+    assert [one.name for one in catalogue.assigned()] == ["shop/3f61351e"]
+
+
+def test_joined_commits_of_earlier_versions_are_still_read() -> None:
+    """They were pairs; one run id filled the page."""
+    known = {"start": 0, "until": 9, "run": "c"}
+    expected = [(0, 4, "a"), (0, 7, "b"), (0, 9, "c")]
+    for joined in ([[4, "a"], [7, "b"], "spoilt", [1]], {"a": [4], "b": [7], "spoilt": 5}):
+        assert list(commits_in({**known, "joined": joined})) == expected

@@ -332,7 +332,7 @@ def test_the_check_by_hand_needs_no_member(instance: dg.DagsterInstance) -> None
     assert not failed.passed
     assert failed.severity is dg.AssetCheckSeverity.ERROR
     assert failed.description == (
-        "30 offsets wait, more than 29; lag 30 in 2 partitions, 30 of it in orders-1"
+        "30 offsets wait, more than 29; lag 30 in 2 partitions, largest orders-1 (30)"
     )
 
 

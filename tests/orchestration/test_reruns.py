@@ -613,12 +613,12 @@ def ask(ground: Ground, **config: Any) -> tuple[bool, str]:  # noqa: ANN401 - fi
 def test_a_rerun_is_asked_for_in_a_launchpad(ground: Ground) -> None:
     """Who has no terminal can do the same, and see first what would be done."""
     form = {"partitions": ["orders:0"], "from_offset": 5, "reason": "the fix", "by": "ada"}
-    succeeded, said = ask(ground, **form, until_offset=15, dry_run=True)
+    succeeded, said = ask(ground, **form, until_offset=15)
     assert succeeded, said
     assert "run 1: orders-0 [0, 10) (as a whole, although only a part was asked for)" in said
     assert "this is a dry run" in said
     assert ground.book.read() == ()
-    succeeded, said = ask(ground, **form, until_offset=40)
+    succeeded, said = ask(ground, **form, until_offset=40, dry_run=False)
     assert succeeded, said
     assert "left out: orders-0 [30, 40): not committed yet" in said
     (batch,) = ground.book.read()
@@ -651,9 +651,7 @@ def test_a_long_list_is_cut_in_the_log(ground: Ground) -> None:
     """Nobody reads a thousand lines."""
     ground.commit(*(span(1, n, n + 1) for n in range(120)))
     ground.group.produce(tp(1), 200)
-    succeeded, said = ask(
-        ground, partitions=["orders:1"], since="2020-01-01", reason="x", by="ada", dry_run=True
-    )
+    succeeded, said = ask(ground, partitions=["orders:1"], since="2020-01-01", reason="x", by="ada")
     assert succeeded, said
     assert "and 20 more ranges" in said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -157,8 +158,25 @@ def test_a_tick_says_what_the_members_own_and_hold_and_how_much_waits(sensor: Se
     give(sensor.instance, group_id, Wanted(Action.PAUSE, ["orders:2"], "ada", "a move"))
     said = str(sensor.tick().skip_message)
     assert "; shop/3f61351e owns orders-0..2; shop/3f61351e holds orders-1 since " in said
-    assert " UTC, for run 9a0f22c1; lag 4 in 1 partition (" in said
-    assert said.endswith(" s ago)")
+    assert " UTC, for run 9a0f22c1; as of " in said
+    assert said.endswith(" s ago: lag 4 in 1 partition")
+    runs = sorted(run.run_id[:8] for run in sensor.runs())
+    assert said.startswith(f"0 of 2 streaming runs live: runs {', '.join(runs)}; ")
+
+
+def test_the_cursor_begins_with_what_the_list_of_ticks_is_to_show(sensor: Sensor) -> None:
+    """It was JSON. A cursor of an earlier version is still read."""
+    sensor.tick()
+    for run in sensor.runs():
+        sensor.begin(run)
+    sensor.tick()
+    assert sensor.cursor is not None
+    shown, _, memory = sensor.cursor.partition("\n")
+    assert shown.startswith("2 of 2 streaming runs live: runs ")
+    assert set(json.loads(memory)) == {"observed_at", "signs"}
+    sensor.cursor = memory
+    sensor.tick()
+    assert sensor.cursor.startswith(shown)
 
 
 def test_a_preview_changes_nothing_and_says_what_would_be_done(sensor: Sensor) -> None:
@@ -198,7 +216,9 @@ def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
     for run in new:
         sensor.begin(run)
     said = str(sensor.tick().skip_message)
-    assert "4 of 4 at work" in said
+    shown = ", ".join(sorted(run.run_id[:8] for run in new))
+    replaced = ", ".join(sorted(run.run_id[:8] for run in old))
+    assert said.startswith(f"2 of 2 streaming runs live: runs {shown}, replacing runs {replaced}")
     assert [Mark.LEAVE in marks_of(sensor.instance, run.run_id) for run in old] == [True, False]
     assert f"run {old[0].run_id[:8]} is leaving" in str(sensor.tick().skip_message)
     sensor.instance.report_run_canceled(old[0])
