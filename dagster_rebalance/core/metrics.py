@@ -237,6 +237,13 @@ class Metric(enum.Enum):
         (),
         "Batches that are claimed and not committed.",
     )
+    BATCH_AGE = Instrument(
+        "dagster_rebalance.batch.age",
+        Form.GAUGE,
+        "s",
+        (),
+        "For how long the batch runs that has been running for longest; none while none runs.",
+    )
     HOLDS = Instrument(
         "dagster_rebalance.holds",
         Form.GAUGE,
@@ -367,6 +374,15 @@ def gauge(
                 yield Measurement(metric, lag, which)
         case Metric.HOLDS | Metric.HOLD_REMAINING:
             yield from _holds(metric, state, now)
+        case Metric.BATCH_AGE:
+            since = [
+                entry.since
+                for owned in state.partitions
+                for entry in owned.known_entries
+                if entry.since is not None
+            ]
+            if since:
+                yield Measurement(metric, max(0.0, now - min(since)), {})
         case _:
             yield from _of_topics(metric, state)
 

@@ -227,3 +227,14 @@ def test_no_name_is_given_twice() -> None:
     """Two instruments of one name would add up."""
     names = [metric.value.name for metric in Metric]
     assert len(set(names)) == len(names)
+
+
+def test_the_batch_that_has_been_running_for_longest_has_an_age() -> None:
+    """A batch that does not return looked like any other."""
+    world = World(records=100, partitions=2)
+    member, _ = at_work(world, owns=2)
+    world.wait(30, member)
+    ((age, attributes),) = read(member, Metric.BATCH_AGE)
+    assert 30 <= age <= 40
+    assert attributes == {}
+    assert read(World().member(owns=1), Metric.BATCH_AGE) == []
