@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.control import how_to_resume, how_to_retry, selector_of
+from dagster_rebalance.core.control import how_to_resume, selector_of
 from dagster_rebalance.core.holds import Hold, waits_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
@@ -307,6 +307,8 @@ def _of_stopped(entry: Entry, owned: OwnedPartition, member: _Member) -> str:
     """What is done about a range of a stopped partition; empty when a person has to act."""
     if isinstance(entry.progress, InFlight):
         return _entry(entry, member)
+    if member.is_outside and member.is_there:  # the reason says how it is tried again
+        return ""
     is_tried = (
         isinstance(entry.progress, Exhausted | ToRequest)
         and entry.due_at != NEVER
@@ -318,8 +320,6 @@ def _of_stopped(entry: Entry, owned: OwnedPartition, member: _Member) -> str:
 def _when(entry: Entry, member: _Member) -> str:
     if not member.is_there:
         return " by the next member"
-    if member.is_outside:
-        return f"; `{how_to_retry(entry.range.topic_partition)}` tries it now"
     if entry.due_at > member.now:
         return f" in {entry.due_at - member.now:.0f} s"
     if member.streams:

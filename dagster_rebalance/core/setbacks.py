@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.control import how_to_retry
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import Exhausted, Progress, Setback, ToRequest, Trouble
 from dagster_rebalance.core.stream_batches import StreamBatch
@@ -81,49 +82,48 @@ def failures(exhausted: Exhausted, what: object) -> str:
 def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str) -> str:
     """Why the partition of a range is stopped, and what to do."""
     partition = range_.topic_partition
-    if isinstance(blocked, Exhausted) and StreamBatch.read(batch_id) is not None:
+    again = f"It is tried again; `{how_to_retry(partition)}` tries it now"
+    is_stream = StreamBatch.read(batch_id) is not None
+    if isinstance(blocked, Exhausted) and is_stream:
         why = f": {blocked.why}" if blocked.why else ", whose log has the error"
         return (
             f"{partition}: {blocked.attempts} attempts on {range_} failed, the last one in "
-            f"streaming run {blocked.run_id}{why}. Mend the cause: it is tried again by itself"
+            f"streaming run {blocked.run_id}{why}. Fix the cause. {again}"
         )
     if isinstance(blocked, Exhausted):
         text = f"{partition}: {failures(blocked, range_)}. "
         if blocked.left_out:
             text += f"A run has succeeded since, but left out {', '.join(blocked.left_out)}. "
         if blocked.is_cancelled:
-            text += "One of them was cancelled by a person, so it is not tried again by itself. "
+            text += "One of them was cancelled by a person, so no retry is automatic. "
         return text + (
-            "Mend the cause, then re-execute that run in Dagster: when it succeeds, the "
-            "partition goes on"
+            f"Fix the cause, then re-execute that run in Dagster, or `{how_to_retry(partition)}`: "
+            "when it succeeds, the partition goes on"
         )
     if blocked.kind is Setback.NOT_STARTED:
         return (
             f"{partition}: the runs for {range_} do not start, the last one is {blocked.run_id}; "
-            f"{blocked.why or 'its page in Dagster says why'}. "
-            "They count as no attempt. Mend the cause (launcher, image, quota, start_timeout_s): "
-            "it is tried again by itself"
+            f"{blocked.why or 'its page in Dagster says why'}. They count as no attempt. Fix the "
+            f"cause (launcher, image, quota, start_timeout_s). {again}"
         )
-    if blocked.kind is Setback.INTERRUPTED and StreamBatch.read(batch_id) is not None:
+    if blocked.kind is Setback.INTERRUPTED and is_stream:
         return (
             f"{partition}: {blocked.count} batches in a row on {range_} were interrupted before "
             f"they ended, the last one by streaming run {blocked.run_id}. The run had to leave the "
             "group or give the partition up, and the batch was still running at the deadline. That "
             "is no failed attempt. Find out what the asset waits for, or raise hold_limit_s; with "
-            "batch_timeout_s, a batch that takes too long is a failed attempt. It is tried again"
+            f"batch_timeout_s, a batch that takes too long is a failed attempt. {again}"
         )
     if blocked.kind is Setback.INTERRUPTED:
         return (
-            f"{partition}: {blocked.count} runs for {range_} in a row did not come to an end of "
-            f"their own. The process of the last one, {blocked.run_id}, was told to end, and "
-            "nobody had cancelled it. They count as no attempt. Look at what ends them: nodes that "
-            "are drained or short of memory, the platform's time limit, a service that is "
-            "restarted. It is tried again by itself"
+            f"{partition}: the processes of {blocked.count} runs for {range_} in a row were told "
+            f"to end, and no person had cancelled them; the last one is {blocked.run_id}. They "
+            "count as no attempt. Look at what ends them: nodes that are drained or short of "
+            f"memory, the platform's time limit, a service that is restarted. {again}"
         )
     return (
         f"{partition}: the runs for {range_} refuse themselves, the last one is {blocked.run_id}: "
-        f"{blocked.why or 'it does not say why'}. "
-        "They count as no attempt. Mend the cause: it is tried again by itself"
+        f"{blocked.why or 'it does not say why'}. They count as no attempt. Fix the cause. {again}"
     )
 
 

@@ -179,8 +179,8 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
     assert stopped.phase is Phase.STOPPED
     assert stopped.stop_reason == (
         f"{failing.topic_partition}: 3 runs failed on {failing}, the last one is {run_id}. "
-        "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes "
-        "on"
+        "Fix the cause, then re-execute that run in Dagster, or `dagster-rebalance retry "
+        f"orders:{failing.partition}`: when it succeeds, the partition goes on"
     )
     assert stopped.last_failure == (run_id, stopped.entries[0].batch_id, "")
     assert {owned.last_failure for owned in member.driver.partitions.values()} == {

@@ -54,7 +54,8 @@ def test_a_failed_attempt_has_its_error_and_its_run_after_the_next_run_took_the_
     assert (progress.run_id, progress.why) == (OLD, FAILED.error)
     assert why_blocked(RANGE, progress, str(batch)) == (
         f"orders-3: 2 attempts on orders-3 [0, 10) failed, the last one in streaming run {OLD}: "
-        f"{FAILED.error}. Mend the cause: it is tried again by itself"
+        f"{FAILED.error}. Fix the cause. It is tried again; `dagster-rebalance retry orders:3` "
+        "tries it now"
     )
 
 

@@ -190,7 +190,7 @@ def test_an_explanation_says_who_has_to_do_something() -> None:
     [
         (
             replace(owned(0, ("b", 10, Exhausted((RUN,)))), phase=Phase.STOPPED, stop_reason="no"),
-            "stopped: no; [0, 10) is tried again; `dagster-rebalance retry orders:0` tries it now",
+            "stopped: no",
         ),
         (
             owned(0, ("b", 10, ToRequest(2, 1, Trouble(Setback.FAILED, 1, RUN)))),

@@ -98,10 +98,10 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
 @pytest.mark.parametrize(
     ("blocked", "words"),
     [
-        (Exhausted((RUN,)), ("orders-0: run ab12cd34 failed on orders-0 [0, 10). Mend",)),
+        (Exhausted((RUN,)), ("orders-0: run ab12cd34 failed on orders-0 [0, 10). Fix",)),
         (
             Exhausted((RUN,), why="ValueError: no price"),
-            ("run ab12cd34 failed on orders-0 [0, 10): ValueError: no price. Mend",),
+            ("run ab12cd34 failed on orders-0 [0, 10): ValueError: no price. Fix",),
         ),
         (
             Exhausted(("r1", RUN)),
@@ -114,17 +114,32 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
         (Exhausted((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
         (
             Exhausted(("r1", RUN), is_cancelled=True),
-            ("was cancelled by a person, so it is not tried again by itself. Mend the cause",),
+            ("was cancelled by a person, so no retry is automatic. Fix the cause",),
         ),
         (
             Trouble(Setback.NOT_STARTED, 5, RUN),
-            ("do not start", RUN, "no attempt", "tried again by itself"),
+            ("do not start", RUN, "no attempt", "`dagster-rebalance retry orders:0` tries it now"),
         ),
-        (STOP, ("refuse themselves", RUN, "Kafka is away", "tried again by itself")),
+        (
+            STOP,
+            (
+                "refuse themselves",
+                RUN,
+                "Kafka is away",
+                "`dagster-rebalance retry orders:0` tries it now",
+            ),
+        ),
         (Trouble(Setback.REFUSED, 5, RUN), ("it does not say why",)),
         (
             Trouble(Setback.INTERRUPTED, 5, RUN),
-            ("5 runs", "told to end", RUN, "no attempt", "drained", "tried again by itself"),
+            (
+                "5 runs",
+                "told to end",
+                RUN,
+                "no attempt",
+                "drained",
+                "`dagster-rebalance retry orders:0` tries it now",
+            ),
         ),
     ],
 )
