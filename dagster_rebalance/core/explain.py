@@ -177,7 +177,7 @@ def _running(partitions: Iterable[OwnedPartition], now: float, worker: str) -> s
         started = len(runs - unstarted)
         others = [entry for entry in in_flight if runs & {*entry.live_runs} - unstarted]
         texts.append(
-            f"{started or 'no'}{' other' * bool(worker)} run{_s(started)} working"
+            f"{started or 'no'}{' other' * bool(worker)} run{_s(started or 1)} working"
             f"{_age(others, now)}"
         )
     if unstarted:

@@ -41,7 +41,7 @@ def test_idle_partitions_need_no_look() -> None:
     world.wait(1.5, member)
     assert busy_of(member) == [tp(1)]
     assert summary(member.driver, world.now) == (
-        "owns orders-0..2 (3 partitions), lag 5, 0 runs in flight",
+        "owns orders-0..2 (3 partitions), lag 5; no run working",
     )
     member.feed(seen.PartitionsLost((tp(1),)))
     assert busy_of(member) == []
