@@ -116,6 +116,23 @@ def test_beats_come_six_times_as_often_as_they_have_to(
     )
 
 
+def test_the_lease_counts_from_before_the_sign_was_written(
+    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """A member may read the sign at once, and the answer of a slow storage may come much later."""
+    real, at = SignsOfLife.give, [1_000.0]
+
+    def slow(signs: SignsOfLife, run: dg.DagsterRun, number: int, sign: str) -> None:
+        real(signs, run, number, sign)
+        at[0] += 50.0
+
+    monkeypatch.setattr(clocks, "seconds", lambda: at[0])
+    monkeypatch.setattr(SignsOfLife, "give", slow)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    heartbeat = begun(instance, run, timeout_s=60.0)
+    assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 50 s")
+
+
 @pytest.mark.parametrize("status", [Status.FAILURE, Status.CANCELED])
 def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], status: dg.DagsterRunStatus

@@ -327,6 +327,34 @@ def test_a_batch_whose_partitions_are_lost_is_interrupted(instance: dg.DagsterIn
     assert stage.committed(0) == 3
 
 
+def test_what_a_body_fails_with_after_its_interruption_is_no_attempt(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Its clean-up meets connections that the interruption has broken: the records are fine."""
+
+    def body(stage: Stage, _batch: KafkaBatch) -> None:
+        if len(stage.batches) > 1:
+            leave()
+            return
+        (member,) = stage.group.members
+        stage.group.fence(member)
+        try:
+            threading.Event().wait(60)
+        except BaseException as end:
+            msg = "the connection is closed"
+            raise ConnectionError(msg) from end
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    run_id = stage.run()
+    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
+    assert stage.committed(0) == 3
+    said = [entry.user_message for entry in instance.all_logs(run_id)]
+    ended = f"batch {stage.ids[0]} ended with ConnectionError: the connection is closed"
+    assert any(one.startswith(ended) for one in said)
+    assert not any("failed on" in one for one in said)
+
+
 def test_a_batch_that_does_not_return_is_a_failed_attempt_after_its_limit(
     instance: dg.DagsterInstance,
 ) -> None:
