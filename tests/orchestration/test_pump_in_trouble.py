@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dagster_rebalance.consumer.events import CommitResult
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.events import (
     LostReason,
     PartitionsAssigned,
@@ -358,6 +359,22 @@ def test_a_topic_that_may_not_be_read_is_noted_and_the_member_goes_on(
     bench.consumer.polls_fail = [BrokerError("the group may not be read")]
     with pytest.raises(BrokerError, match="the group"):
         bench.turn()
+
+
+@pytest.mark.parametrize("topics", [(), ("orders",)])
+def test_a_commit_that_is_lost_with_its_topic_is_refused_and_one_of_a_lost_partition_is_not(
+    instance: dg.DagsterInstance, topics: tuple[str, ...]
+) -> None:
+    """No assignment tells the loss of the topic during a hold, which would wait to its end."""
+    bench = Bench(instance)
+    bench.until(lambda: tp(0) in bench.driver.partitions)
+    write = do.OffsetWrite(tp(0), 1, bench.group.committed.get(tp(0)), OffsetAndMetadata(7))
+    error = PartitionLostError("it is gone", topics=topics)
+    vars(bench.consumer)["commit_offsets"] = lambda *_: CommitResult(frozenset(), {tp(0): error})
+    event = bench.pump._written((write,))
+    assert isinstance(event, seen.OffsetsWritten)
+    assert bool(event.refused) is bool(topics)
+    assert bool(event.failed) is not bool(topics)
 
 
 def test_a_member_joins_for_the_topics_that_it_may_read(instance: dg.DagsterInstance) -> None:

@@ -41,8 +41,8 @@ class Stage(Protocol):
     def evict(self, member: GroupMember) -> None:
         """Let the group forget a member, which is not told."""
 
-    def add_topic(self) -> str:
-        """Create another topic of four partitions."""
+    def add_topic(self, name: str = "") -> str:
+        """Create another topic of four partitions, with a name of its own unless one is given."""
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and return when the broker has deleted its offsets."""
@@ -64,10 +64,10 @@ class FakeStage:
         (fake,) = (other for other in self.group.members if other is member)
         self.group.fence(fake)
 
-    def add_topic(self) -> str:
+    def add_topic(self, name: str = "payments") -> str:
         """A topic of the fake group."""
-        self.group.add_partitions("payments", 4)
-        return "payments"
+        self.group.add_partitions(name, 4)
+        return name
 
     def delete_topic(self, topic: str) -> None:
         """Delete it."""
@@ -124,10 +124,10 @@ class KafkaStage:
             self.protocol,
         )
 
-    def add_topic(self) -> str:
+    def add_topic(self, name: str = "") -> str:
         """A topic of the broker."""
         assert self._cluster is not None, "the mock cluster creates no topics on request"
-        name = f"a-second-{uuid.uuid4().hex[:8]}"
+        name = name or f"a-second-{uuid.uuid4().hex[:8]}"
         self._cluster.create_topic(name, 4)
         return name
 

@@ -110,16 +110,19 @@ def test_commits_of_other_topics_succeed_while_a_topic_is_deleted(
     assert stored(owner, partitions_of(stage.topic)) == dict.fromkeys(partitions_of(stage.topic), 2)
 
 
+@pytest.mark.parametrize("made_again", [False, True])
 def test_a_topic_that_is_deleted_during_a_hold_leaves_the_other_topics_to_the_member(
-    stage: Stage, actor: NewActor
+    stage: Stage, actor: NewActor, *, made_again: bool
 ) -> None:
-    """No other member has committed, so the hold goes on."""
+    """No other member has committed, so the hold goes on; also when the topic is made again."""
     gone = stage.add_topic()
     owner = owner_of(actor, stage.topic, gone)
     owner.member.commit(dict.fromkeys(owner.owns, OffsetAndMetadata(1)))
     other = actor().subscribe(gone)
     play(lambda: owner.member.held, owner, other, what="a revoke request")
     stage.delete_topic(gone)
+    if made_again:
+        stage.add_topic(gone)
     pass_time(owner, other, polls=60)
     assert not owner.all_told(PartitionsLost)
     assert partitions_of(stage.topic) <= owner.owns
