@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.events import PartitionsLost
 from dagster_rebalance.core.partition import (
     LogPosition,
     OffsetAndMetadata,
@@ -31,6 +32,7 @@ from dagster_rebalance.core.partition import (
 )
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
+from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -553,3 +555,52 @@ def _authority(path: Path) -> Path:
     ]
     subprocess.run(command, check=True, capture_output=True)
     return path
+
+
+@pytest.mark.parametrize("sees", [True, False], ids=["seen", "hidden"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_right_that_is_withdrawn_in_a_hold_costs_its_topic_alone(
+    secured_kafka: SecuredKafka, protocol: str, *, sees: bool
+) -> None:
+    """The hold goes on, and commits for the other topic are stored."""
+    user, kept = unique_name("user"), unique_name("kept")
+    closed = f"a-{unique_name('closed')}"
+    secured_kafka.add_user(user, "a-password-of-a-test")
+    for topic in (kept, closed):
+        secured_kafka.create_topic(topic, 4)
+        secured_kafka.allow(user, "READ", *(["DESCRIBE"] if sees else []), topic=topic)
+    access = secured_kafka.client_config(user)
+    stage = KafkaStage(access["bootstrap.servers"], kept, protocol)
+    stage.config.update(access)
+    secured_kafka.allow(user, "READ", group=stage.config["group.id"])
+    mine = {TopicPartition(kept, number) for number in range(4)}
+    theirs = {TopicPartition(closed, number) for number in range(4)}
+    owner, other = Actor(stage), Actor(stage)
+    try:
+        owner.subscribe(closed)
+        play(lambda: owner.owns == mine | theirs, owner, what="the whole assignment")
+        owner.member.commit(dict.fromkeys(owner.owns, OffsetAndMetadata(1)))
+        other.subscribe(closed)
+        play(lambda: owner.member.held, owner, other, what="a revoke request")
+        secured_kafka.forbid(user, "READ", topic=closed)
+        pass_time(owner, other, polls=40)
+        result = owner.member.commit(dict.fromkeys(owner.owns, OffsetAndMetadata(2)))
+        assert result.committed == mine
+        assert {error.topics for error in result.failed.values()} == {frozenset({closed})}
+        assert not owner.all_told(PartitionsLost)
+        with pytest.raises(BrokerError, match="ACL READ") if not sees else nullcontext() as refused:
+            owner.member.committed(mine | theirs, 5.0)
+        if refused is not None:
+            assert refused.value.partitions.keys() == theirs
+
+        def is_released() -> bool:
+            if owner.member.held:
+                owner.member.release()
+            return not owner.member.held and mine <= owner.owns | other.owns
+
+        owner.member.release()
+        play(is_released, owner, other, what="an owner of each partition of the other topic")
+        assert not mine.intersection(owner.all_told(PartitionsLost))
+    finally:
+        for each in (owner, other):
+            each.member.close(5.0)
