@@ -551,7 +551,9 @@ class Fetcher:
         (`rd_kafka_buf_skip_to` in `rd_kafka_msgset_reader_v2`, 2.16). What it returns of the
         partition from then on is dropped.
         """
-        if partition in self._started and partition not in self._staged:
+        if not partition.topic:  # the client reports the reason in its callback
+            logger.info("reading records: %s", error.str())
+        elif partition in self._started and partition not in self._staged:
             self._unreadable.setdefault(partition, error)
             self._damaged.add(partition)
 
@@ -568,7 +570,8 @@ class Fetcher:
 
     def _behind(self) -> dict[TopicPartition, int]:
         """The next offset of each partition whose log had more in the last fetch."""
-        started = [tp for tp in self._started if tp not in self._withheld | self._damaged]
+        silent = self._withheld | self._damaged | self._out_of_range.keys()
+        started = [tp for tp in self._started if tp not in silent]
         found = {}
         for tp, position in zip(
             started, self._consumer.position([theirs(tp) for tp in started]), strict=True

@@ -46,7 +46,7 @@ _CONNECTION_EXACT = frozenset(
     }
 )
 _SIZES_OF_A_FETCH = frozenset({"fetch.max.bytes", "message.max.bytes"})
-"""`receive.message.max.bytes` must fit to them in each client that fetches."""
+"""`receive.message.max.bytes` must fit to them in each consumer."""
 _GROUP_ONLY = frozenset(
     {
         "group.protocol",
@@ -146,16 +146,15 @@ class Settings:
 
     def connection(self, client: ClientKind = ClientKind.ADMIN) -> dict[str, Any]:
         """The settings of a client that gets only those of the user that concern the connection."""
-        exact = _CONNECTION_EXACT
-        if client is ClientKind.LOG_CHECK:
-            exact |= _SIZES_OF_A_FETCH
+        is_consumer = client in {ClientKind.LOG_CHECK, ClientKind.OFFSET_READER}
+        exact = _CONNECTION_EXACT | (_SIZES_OF_A_FETCH if is_consumer else frozenset())
         given = {
             key: value
             for key, value in self._with_login().items()
             if key.startswith(_CONNECTION) or key in exact
         }
-        in_group = client in {ClientKind.LOG_CHECK, ClientKind.OFFSET_READER}
-        return _logging(configured(client, given, {"group.id": self.group_id} if in_group else {}))
+        derived = {"group.id": self.group_id} if is_consumer else {}
+        return _logging(configured(client, given, derived))
 
     def _reading(self, client: ClientKind) -> dict[str, Any]:
         given = {key: value for key, value in self._with_login().items() if key not in _GROUP_ONLY}

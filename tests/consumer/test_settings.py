@@ -97,7 +97,8 @@ def test_the_end_of_a_partition_is_known_to_each_client_that_reads() -> None:
     assert given.range_reader()["enable.partition.eof"] is True
 
 
-def test_the_log_check_takes_responses_of_the_size_that_the_user_allows() -> None:
+@pytest.mark.parametrize("kind", [ClientKind.LOG_CHECK, ClientKind.OFFSET_READER])
+def test_each_consumer_takes_responses_of_the_size_that_the_user_allows(kind: ClientKind) -> None:
     """A batch above librdkafka's 100 MB may stand at the offset that is asked for.
 
     librdkafka refuses a `receive.message.max.bytes` below `fetch.max.bytes`.
@@ -108,7 +109,7 @@ def test_the_log_check_takes_responses_of_the_size_that_the_user_allows() -> Non
         "message.max.bytes": 2_000,
     }
     given = validated({**GOOD, **sizes, "log_level": 0}, hold_limit_s=10)
-    config = given.connection(ClientKind.LOG_CHECK)
+    config = given.connection(kind)
     assert {name: config[name] for name in sizes} == sizes
     made(confluent_kafka.Consumer, config).close()
 
