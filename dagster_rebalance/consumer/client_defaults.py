@@ -102,7 +102,7 @@ TABLE: tuple[ClientDefault, ...] = (
         _READERS,
         value=True,
         reason=(
-            "As in Apache's client. A damaged batch is refused instead of read. Costs about 10 % "
+            "As in Apache's client. A damaged batch is refused instead of read. Costs up to 10 % "
             "of the CPU time of reading."
         ),
     ),
