@@ -569,7 +569,7 @@ class Fetcher:
             self._resting.clear()
 
     def _behind(self) -> dict[TopicPartition, int]:
-        """The next offset of each partition whose log had more in the last fetch."""
+        """The next offset of each partition whose log had more in the last fetch, or may have."""
         silent = self._withheld | self._damaged | self._out_of_range.keys()
         started = [tp for tp in self._started if tp not in silent]
         found = {}
@@ -579,7 +579,8 @@ class Fetcher:
             at = as_committed(position) or self._started[tp]
             reached = max(at.offset, self._ends_reached.get(tp, 0))
             _, end = self._consumer.get_watermark_offsets(theirs(tp), cached=True)
-            if reached < end:
+            # Before the first fetch the end is not known. A broker that throttles tells none.
+            if reached < end or end < 0:
                 found[tp] = reached
         return found
 

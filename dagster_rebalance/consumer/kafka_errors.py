@@ -362,7 +362,7 @@ def unparsable_error(
         attempt: What was tried.
     """
     due = [f"{tp} at offset {offset}" for tp, offset in sorted(offsets.items())]
-    about = f"; records are due of {listed(due)}" if due else ""
+    about = f"; the response may be of {listed(due)}" if due else ""
     return BrokerError(
         f"{attempt.doing} failed: {said(error)} ({error.name()}){about}",
         partitions=dict.fromkeys(offsets, said(error)),

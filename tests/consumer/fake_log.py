@@ -38,6 +38,8 @@ class FakeLog:
         self.is_waiting = threading.Event()
         """Set while records are waited for."""
         self._coming: list[tuple[str, int, int]] = []
+        self.is_throttled = False
+        """Whether the broker answers each fetch with nothing, and not with the end either."""
 
     def produce(self, topic: str, partition: int, count: int) -> None:
         """Append records."""
@@ -87,7 +89,7 @@ class FakeLog:
     def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
         """The bounds that the last fetch has told."""
         assert cached, "the member asks the cluster"
-        return 0, self._ends.get(partition, 0)
+        return (OFFSET_INVALID,) * 2 if self.is_throttled else (0, self._ends.get(partition, 0))
 
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
         """The next records, of one partition after the other."""
@@ -97,7 +99,7 @@ class FakeLog:
             while self._coming:
                 self.produce(*self._coming.pop())
         batch: list[Message] = []
-        for tp in [tp for tp in self._next if tp not in self._paused]:
+        for tp in [tp for tp in self._next if tp not in self._paused and not self.is_throttled]:
             while len(batch) < num_messages and self._next[tp] < self._ends.get(tp, 0):
                 batch.append(
                     Message(
