@@ -54,6 +54,7 @@ from dagster_rebalance.orchestration.tags import (
 )
 from dagster_rebalance.orchestration.work_notes import WorkNotes
 from dagster_rebalance.orchestration.written_secrets import check_no_secrets
+from dagster_rebalance.spark.jobs import jvm_has_died
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -524,6 +525,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             timeout_s=self.kafka.heartbeat_timeout_s,
             limit_s=self.kafka.batch_limit_s(),
         )
+        heartbeat.has_lost_its_work = jvm_has_died
         heartbeat.begin()
         try:
             why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()

@@ -61,6 +61,7 @@ class Heartbeat:
         says: What each sign says besides that the run lives, in one word.
         on_cancel: Hears again and again that Dagster shows the run as being cancelled. Called by
             the thread that beats.
+        has_lost_its_work: Whether what the steps worked with has ended under them, at their end.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Heartbeat:
         self._beating = threading.Lock()
         self.says: Callable[[], str] = str
         self.on_cancel: Callable[[], None] = lambda: None
+        self.has_lost_its_work: Callable[[], bool] = bool
         self._process = run_process.identity()
         self._beaten_at = float("-inf")
         self._reporting_since: float | None = None
@@ -270,7 +272,7 @@ class Heartbeat:
         self._told.set()
 
     def _was_told_to_end(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-        """Whether a signal ended the steps although nobody cancelled the run.
+        """Whether a signal, or the end of their Spark, ended the steps of a run nobody cancelled.
 
         Dagster notes a cancellation before it sends the signal, and a process that interrupts
         itself knows why.
@@ -278,7 +280,11 @@ class Heartbeat:
         return (
             run.status is dg.DagsterRunStatus.STARTED
             and not self._interrupted_because
-            and (self._is_told_to_end or interruptions.has_ended_a_step(instance, self._run.run_id))
+            and (
+                self._is_told_to_end
+                or self.has_lost_its_work()
+                or interruptions.has_ended_a_step(instance, self._run.run_id)
+            )
         )
 
     def beat(self, instance: dg.DagsterInstance) -> None:

@@ -36,8 +36,8 @@ class Mark(enum.Enum):
     STOP = "stop"
     """By a member, to a run that is being cancelled: its process is to interrupt itself."""
     INTERRUPTED = "interrupted"
-    """By the process: a signal told it to end, and nobody had cancelled the run: not a failed
-    attempt."""
+    """By the process: a signal told it to end, or the JVM of its Spark has died, and nobody had
+    cancelled the run: not a failed attempt."""
     OVER = "over"
     """By a member: the process is gone and its Spark work was stopped."""
     READY = "ready"
@@ -57,8 +57,8 @@ _SENTENCES = {
     ),
     Mark.STOP: "the process of this run is to interrupt itself",
     Mark.INTERRUPTED: (
-        "a signal told the process of this run to end, and nobody had cancelled the run: it does "
-        "not count as an attempt"
+        "a signal told the process of this run to end, or its Spark has died, and nobody had "
+        "cancelled the run: it does not count as an attempt"
     ),
     Mark.OVER: "the process of this run is gone, and its work elsewhere is stopped",
     Mark.READY: "the member of this run waits for partitions",

@@ -11,6 +11,7 @@ import logging
 import threading
 import uuid
 from contextlib import ExitStack
+from importlib import util
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -20,7 +21,11 @@ from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceEr
 from dagster_rebalance.orchestration.client_settings import as_text, as_texts
 from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings
 from dagster_rebalance.spark import jobs, sessions
-from dagster_rebalance.spark.connector import explained_start, kafka_connector_package
+from dagster_rebalance.spark.connector import (
+    explained_start,
+    kafka_connector_package,
+    table_packages,
+)
 from dagster_rebalance.spark.launch import (
     one_fetch_at_a_time,
     only_the_given_server,
@@ -106,6 +111,8 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if isinstance(settings.get("spark_config"), dict):
             settings["spark_config"] = spark_settings(settings["spark_config"])
         super().__init__(**settings)
+        if not self.remote and util.find_spec("pyspark"):  # a code server may do without
+            table_packages(self.spark_config)
 
     @model_validator(mode="before")
     @classmethod
@@ -146,16 +153,17 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def spark_session(self) -> "SparkSession":
         """The session. It starts at the first use, which takes seconds.
 
-        A session that its Spark Connect server does not know any more, as after a restart, is made
-        anew under the same id: whoever ends the work of the run ends that one, too.
+        A session that was stopped, or that its Spark Connect server does not know any more, as
+        after a restart, is replaced. The new one has the same id: whoever ends the work of the run
+        ends that one, too.
 
         Raises:
             ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or
                 no server answers at `remote`.
         """
-        # Only sessions of Spark Connect tell. pyspark closes one whose server answers that it has
-        # another of that id.
-        if getattr(self._session, "is_stopped", False):
+        # pyspark closes a session of Spark Connect whose server answers that it has another of
+        # that id.
+        if self._session is not None and jobs.is_stopped(self._session):
             self._forget_session()
         if self._session is not None:
             known: SparkSession = self._session
@@ -197,12 +205,16 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Stop what the run left working in Spark, and give its session back."""
         if self.remote and self._session_id:
             self._disconnect(self.remote, self._session_id, is_over=_is_over(context))
-        elif self._session is not None:
-            self.interrupt_work()
-            if self._is_own_session:
-                self._session.stop()
+        elif self._session is not None and not jobs.jvm_has_died():
+            self._end_local_work()
         self._session = self._session_id = None
         self._lost_sessions.clear()
+
+    def _end_local_work(self) -> None:
+        if not jobs.is_stopped(self._session):
+            self.interrupt_work()
+        if self._is_own_session:
+            self._session.stop()
 
     def _forget_session(self) -> None:
         lost, self._session = self._session, None
@@ -256,10 +268,11 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self.master:
             config["spark.master"] = self.master
         given = [config.get(_PACKAGES), config.get("spark.jars")]
+        added = table_packages(config)
         if not any("spark-sql-kafka" in str(jars) for jars in given if jars):
-            config[_PACKAGES] = ",".join(
-                filter(None, [config.get(_PACKAGES), kafka_connector_package()])
-            )
+            added.append(kafka_connector_package())
+        if added:
+            config[_PACKAGES] = ",".join(filter(None, [config.get(_PACKAGES), *added]))
         return config
 
     def _disconnect(self, remote: str, session_id: str, *, is_over: bool) -> None:

@@ -50,7 +50,7 @@ from dagster_rebalance.orchestration.signs import spelled_partitions
 from dagster_rebalance.orchestration.stream_work import StreamWork
 from dagster_rebalance.orchestration.tags import STREAM_TAG, VERSION_TAG, spelled
 from dagster_rebalance.orchestration.written_secrets import without_secrets
-from dagster_rebalance.spark.jobs import settle_batch
+from dagster_rebalance.spark.jobs import jvm_has_died, settle_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -217,7 +217,10 @@ class StreamRun:
             self._is_at_work = batch is not None
             try:
                 if batch is not None and not self._has_left.is_set():
-                    self._process(batch, progress)
+                    if self._has_lost_spark(ask=False):
+                        self._work.end(Outcome.DROPPED)
+                    else:
+                        self._process(batch, progress)
             finally:
                 self._is_at_work = False
             progress = self._tell(progress)
@@ -249,7 +252,9 @@ class StreamRun:
         # Extensions in Rust and a cancelled task of asyncio raise what is no Exception.
         except BaseException as problem:  # noqa: BLE001 - whatever the user's code raises
             self._is_in_body = False  # first: an interrupt must not hit what follows
-            if self._is_interrupted:  # it failed to end: the records are not at fault
+            # A batch that did not end when it was interrupted, or that lost its Spark: the records
+            # are not at fault.
+            if self._is_interrupted or self._has_lost_spark():
                 said = text_of_error(problem)
                 self._say(self._context.log.warning, "batch %s ended with %s", batch.batch_id, said)
             else:
@@ -270,6 +275,13 @@ class StreamRun:
         self._say(self._context.log.error, text, *arguments)
         notes = FailureNotes(self._context.instance, self._kafka.group_id)
         self._say(lambda *_: notes.write(batch.ranges, failed), text, *arguments)
+
+    def _has_lost_spark(self, *, ask: bool = True) -> bool:
+        """Whether the JVM of a local Spark has died. The run leaves, and a new one takes over."""
+        if not jvm_has_died(ask=ask):
+            return False
+        self._ask_to_leave("the JVM of its Spark has died")
+        return True
 
     def _call(self, batch: KafkaBatch) -> None:
         self._keep(self._provenance.look)

@@ -1,8 +1,9 @@
-"""Which build of Spark's own Kafka connector belongs to the installed pyspark.
+"""Which builds of Spark's Kafka connector and of table formats belong to the installed pyspark.
 
 pyspark ships without the connector: it must be named in `spark.jars.packages` of the session (or of
-the Spark Connect server), in exactly Spark's version and built for Spark's Scala version. Owns that
-coordinate and the decision which pyspark is supported. Starts nothing.
+the Spark Connect server), in exactly Spark's version and built for Spark's Scala version. So must
+Delta Lake and Iceberg, in a version for Spark's minor. Owns these coordinates and the decision
+which pyspark is supported. Starts nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ import re
 from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 # Spark 4 is built for this Scala version only; a pyspark without jars (the Connect-only client)
 # cannot be asked.
@@ -25,6 +30,24 @@ from Maven Central (docs/spark.md)."""
 ADVISED = "4.1.1"
 """The extra ends with it: for Spark 4.2 there was neither Delta Lake nor Iceberg."""
 
+DELTA_LAKE = {
+    "4.0": "io.delta:delta-spark_2.13:4.0.0",
+    "4.1": "io.delta:delta-spark_4.1_2.13:4.1.0",
+}
+"""Delta Lake for each minor of Spark."""
+
+ICEBERG = {
+    "4.0": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+    "4.1": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
+}
+"""Iceberg for each minor of Spark."""
+
+# What settings of a session name, what its jars are called, and the packages.
+_TABLE_FORMATS = (
+    ("Delta Lake", ("io.delta.", "org.apache.spark.sql.delta."), "delta-spark", DELTA_LAKE),
+    ("Iceberg", ("org.apache.iceberg.",), "iceberg-spark-runtime", ICEBERG),
+)
+_JARS = ("spark.jars", "spark.jars.packages")
 _NO_JVM = "JAVA_GATEWAY_EXITED"
 
 
@@ -54,6 +77,42 @@ def connector_coordinate(pyspark_version: str, scala_version: str) -> str:
         )
         raise ConfigurationError(msg)
     return f"org.apache.spark:spark-sql-kafka-0-10_{scala_version}:{pyspark_version}"
+
+
+def table_packages(config: Mapping[str, str]) -> list[str]:
+    """The Maven coordinates of the table formats that a session uses and does not name.
+
+    A session uses a format if one of its settings names a class of it. Jars that came with the
+    installed Spark count as named.
+
+    Args:
+        config: The settings of the session.
+
+    Raises:
+        ConfigurationError: No package is known for the installed pyspark, or none is installed.
+    """
+    given = ",".join(str(config.get(name, "")) for name in _JARS)
+    wanted = []
+    classes = ",".join(str(value) for key, value in config.items() if key not in _JARS)
+    for name, packages, jar, known in _TABLE_FORMATS:
+        used = any(package in classes for package in packages)
+        if used and jar not in given and not any(_jars(jar)):
+            version = installed_pyspark_version()
+            minor = version.rpartition(".")[0]
+            if minor not in known:
+                msg = (
+                    f"spark_config uses {name}, of which no package is known for pyspark "
+                    f"{version}: install one that has it (pip install 'pyspark[connect]=={ADVISED}'"
+                    f"), or name the package in spark.jars.packages"
+                )
+                raise ConfigurationError(msg)
+            wanted.append(known[minor])
+    return wanted
+
+
+def coordinates_text(known: Mapping[str, str]) -> str:
+    """Say which package belongs to which Spark, for people."""
+    return ", ".join(f"{package} for Spark {minor}" for minor, package in known.items())
 
 
 def explained_start(error: Exception, packages: str | None) -> ConfigurationError | None:
@@ -106,10 +165,15 @@ def installed_scala_version() -> str:
 
     Where pyspark came without jars, it is the only Scala version of Spark 4.
     """
-    spec = util.find_spec("pyspark")
-    roots = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
-    names = [jar.name for root in roots for jar in (root / "jars").glob("spark-core_*.jar")]
+    names = (jar.name for jar in _jars("spark-core_"))
     found = [
         match.group(1) for name in names if (match := re.match(r"spark-core_(\d+\.\d+)-", name))
     ]
     return found[0] if found else SPARK_4_SCALA_VERSION
+
+
+def _jars(name: str) -> Iterator[Path]:
+    """The jars of the installed Spark whose names begin like this."""
+    spec = util.find_spec("pyspark")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        yield from (Path(place) / "jars").glob(f"{name}*.jar")

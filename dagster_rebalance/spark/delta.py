@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.decoding.columns import quoted
+from dagster_rebalance.spark.connector import DELTA_LAKE, coordinates_text
 from dagster_rebalance.spark.tables import TableFormat, merges_schema, overwrite, replace_rows
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ DELTA = TableFormat(
         r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|TABLE_OR_VIEW_ALREADY_EXISTS"
     ),
     setup=(
-        "it needs the package io.delta:delta-spark_2.13:4.0.0 for Spark 4.0, "
-        "io.delta:delta-spark_4.1_2.13:4.1.0 for Spark 4.1 (setting spark.jars.packages), "
+        f"it needs the package {coordinates_text(DELTA_LAKE)} (setting spark.jars.packages, which "
+        "KafkaSparkResource fills in), "
         "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension, and "
         "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog. "
         "Give them in spark_config of KafkaSparkResource, or to the Spark Connect server when "

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.decoding.columns import quoted
+from dagster_rebalance.spark.connector import ICEBERG as ICEBERG_PACKAGES
+from dagster_rebalance.spark.connector import coordinates_text
 from dagster_rebalance.spark.schemas import ddl
 from dagster_rebalance.spark.tables import (
     Rows,
@@ -39,9 +41,8 @@ ICEBERG = TableFormat(
         r"|TABLE_OR_VIEW_ALREADY_EXISTS|Missing required files to delete|FIELD_ALREADY_EXISTS"
     ),
     setup=(
-        "it needs the package org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0 for Spark "
-        "4.0, iceberg-spark-runtime-4.1_2.13:1.11.0 for Spark 4.1 (setting spark.jars.packages), a "
-        "catalog (spark.sql.catalog.lake="
+        f"it needs the package {coordinates_text(ICEBERG_PACKAGES)} (setting spark.jars.packages, "
+        "which KafkaSparkResource fills in), a catalog (spark.sql.catalog.lake="
         "org.apache.iceberg.spark.SparkCatalog, and what that one needs), and a table in that "
         "catalog (lake.shop.orders). Give them in spark_config of KafkaSparkResource, or to the "
         "Spark Connect server when it starts."

@@ -13,6 +13,8 @@ Never stops jobs of another batch.
 from __future__ import annotations
 
 import signal
+import socket
+import sys
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MARK = "_dagster_rebalance_interruptible"
+_ANSWER_LIMIT_S = 5.0
 _TAGGED: dict[str, SparkSession] = {}
 """The sessions that work on batches, by the tags of those."""
 
@@ -112,6 +115,39 @@ def has_jvm() -> bool:
     from pyspark import SparkContext
 
     return SparkContext._gateway is not None  # noqa: SLF001 - no public way to ask without starting one
+
+
+def jvm_has_died(*, ask: bool = True) -> bool:
+    """Tell whether the JVM that this process has started for classic sessions has ended.
+
+    A new one in the same process would not know the functions that user code has registered in the
+    old one, so only a new process goes on.
+
+    Args:
+        ask: Whether to connect to a JVM that looks alive. A process closes its sockets before it
+            can be seen to have ended, so calls may fail a moment before that.
+    """
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    gateway: Any = getattr(context, "_gateway", None)
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return False
+    if process.poll() is not None or not ask:
+        return process.poll() is not None
+    place = gateway.gateway_parameters
+    try:
+        socket.create_connection((place.address, place.port), _ANSWER_LIMIT_S).close()
+    except OSError:
+        return True
+    return False
+
+
+def is_stopped(session: Any) -> bool:
+    """Tell whether a session works no more, while its JVM lives: a body has stopped it, say."""
+    if is_connect(session):
+        return bool(session.is_stopped)
+    java = session.sparkContext._jsc  # noqa: SLF001 - None in a session that was stopped; no public way to ask
+    return java is None or bool(java.sc().isStopped())
 
 
 def make_interruptible(session: SparkSession) -> None:

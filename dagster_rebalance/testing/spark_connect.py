@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.spark import connector
 from dagster_rebalance.testing.jars import (
     Coordinates,
     JarSet,
@@ -48,36 +49,25 @@ def kafka_connector() -> JarSet:
     )
 
 
-def _is_spark_4_1() -> bool:
-    """Whether it is installed. Of no later minor of Spark there are both formats."""
+def _of_installed_spark(known: Mapping[str, str]) -> Coordinates:
+    """The package for the installed Spark, or for the oldest one where there is none of it."""
     with suppress(PackageNotFoundError):
-        return version("pyspark").startswith("4.1.")
-    return False
+        minor = version("pyspark").rpartition(".")[0]
+        return Coordinates(*known.get(minor, known["4.0"]).split(":"))
+    return Coordinates(*known["4.0"].split(":"))
 
 
-def _delta_lake(artifact: str, release: str) -> JarSet:
-    wanted = Coordinates("io.delta", artifact, release)
-    excluded = ("org.antlr", "org.apache.spark", "org.scala-lang")
-    return JarSet(f"delta-{release}", (wanted,), excluded)
+def _table_format(name: str, known: Mapping[str, str], excluded: tuple[str, ...] = ()) -> JarSet:
+    wanted = _of_installed_spark(known)
+    return JarSet(f"{name}-{wanted.version}", (wanted,), excluded)
 
 
-def _iceberg(artifact: str, release: str) -> JarSet:
-    wanted = Coordinates("org.apache.iceberg", artifact, release)
-    return JarSet(f"iceberg-{release}", (wanted,))
-
-
-DELTA_LAKE = (
-    _delta_lake("delta-spark_4.1_2.13", "4.1.0")
-    if _is_spark_4_1()
-    else _delta_lake("delta-spark_2.13", "4.0.0")
+DELTA_LAKE = _table_format(
+    "delta", connector.DELTA_LAKE, ("org.antlr", "org.apache.spark", "org.scala-lang")
 )
 """Delta Lake for the installed Spark, 4.0 or 4.1."""
 
-ICEBERG = (
-    _iceberg("iceberg-spark-runtime-4.1_2.13", "1.11.0")
-    if _is_spark_4_1()
-    else _iceberg("iceberg-spark-runtime-4.0_2.13", "1.10.0")
-)
+ICEBERG = _table_format("iceberg", connector.ICEBERG)
 """Iceberg for the installed Spark, 4.0 or 4.1."""
 
 

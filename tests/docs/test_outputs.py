@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from types import SimpleNamespace
@@ -103,8 +105,19 @@ def test_the_example_of_values_between_assets_hands_them_on(
 
 def test_the_settings_for_iceberg_are_taken() -> None:
     """People copy them first."""
-    config = pasted("iceberg-spark-runtime")["spark"].spark_config
+    config = pasted("iceberg.spark.SparkCatalog")["spark"]._classic_config()
     assert config["spark.sql.catalog.lake.type"] == "rest"
+    assert "iceberg-spark-runtime-4." in config["spark.jars.packages"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_the_examples_of_tables_work_with_the_packages_that_are_added(tmp_path: Path) -> None:
+    """In the Spark of this environment; the page named a package for another one."""
+    command = [sys.executable, "-m", "tests.docs.resolved_tables", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=850)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stdout.splitlines()[-1] == "[(3, 2, 'cup'), (5, 1, 'pen')] [3, 5]"
 
 
 @pytest.mark.spark

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
+from dagster_rebalance import KafkaSparkResource
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.spark import connector
 
@@ -38,6 +39,53 @@ def test_the_connector_has_the_version_of_the_installed_pyspark() -> None:
         connector.kafka_connector_package()
         == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pyspark')}"
     )
+
+
+DELTA = {"spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension"}
+LAKE = {"spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog"}
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "packages"),
+    [
+        ("4.0.0", {}, []),
+        ("4.0.0", DELTA, ["io.delta:delta-spark_2.13:4.0.0"]),
+        (
+            "4.1.1",
+            {**DELTA, **LAKE},
+            [
+                "io.delta:delta-spark_4.1_2.13:4.1.0",
+                "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
+            ],
+        ),
+        ("4.1.1", {**DELTA, "spark.jars.packages": "io.delta:delta-spark_2.13:4.0.1"}, []),
+        ("4.2.0", {**LAKE, "spark.jars": "/jars/iceberg-spark-runtime-4.2_2.13-1.12.0.jar"}, []),
+        ("4.2.0", {"spark.app.name": "plain"}, []),
+    ],
+)
+def test_a_table_format_comes_in_the_version_for_the_installed_spark(
+    monkeypatch: pytest.MonkeyPatch, version: str, config: dict[str, str], packages: list[str]
+) -> None:
+    """That of another minor fails at run time with missing methods, and all partitions stop."""
+    monkeypatch.setattr(metadata, "version", lambda _name: version)
+    assert connector.table_packages(config) == packages
+
+
+def test_a_spark_without_a_known_table_format_is_refused_where_definitions_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless the session is on a server, which has packages of its own."""
+    monkeypatch.setattr(metadata, "version", lambda _name: "4.2.0")
+    with pytest.raises(ConfigurationError, match=r"Delta Lake.*pyspark 4\.2\.0.*==4\.1\.1"):
+        KafkaSparkResource(spark_config=DELTA)
+    KafkaSparkResource(spark_config=DELTA, remote="sc://spark.example.com:15002")
+
+
+def test_the_newest_pyspark_of_the_extra_has_both_table_formats() -> None:
+    """Else the first batch of whoever installs the extra fails."""
+    minor = connector.ADVISED.rpartition(".")[0]
+    assert minor in connector.DELTA_LAKE
+    assert minor in connector.ICEBERG
 
 
 @pytest.mark.parametrize("version", ["3.5.6", "5.0.0", "4.1.0.dev1", "4.0"])

@@ -1,0 +1,61 @@
+"""The examples of tables in docs/outputs.md in a local Spark, which fetches its packages itself.
+
+It prints the rows of both tables. Argument: a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from confluent_kafka import Message
+
+from dagster_rebalance import KafkaBatch, KafkaSparkResource, OffsetRange
+from dagster_rebalance.spark.iceberg import write_iceberg
+from tests.docs.blocks import block_with, run_block
+
+PAGE = "docs/outputs.md"
+RANGES = (OffsetRange("orders", 1, 0, 10), OffsetRange("orders", 0, 5, 8))
+folder = sys.argv[1]
+
+
+def pasted(text: str) -> dict[str, Any]:
+    """Return the names of the block with a text; the folder stands for `/data`."""
+    names: dict[str, Any] = {"__name__": "pasted"}
+    run_block(PAGE, block_with(PAGE, "python", text).replace('"/data', f'"{folder}'), names)
+    return names
+
+
+def batch() -> KafkaBatch:
+    """Return a batch of two orders."""
+    records = ((0, 5, b'{"id": 1, "item": "pen"}'), (1, 3, b'{"id": 2, "item": "cup"}'))
+    messages = [
+        Message(topic="orders", partition=partition, offset=offset, value=value)
+        for partition, offset, value in records
+    ]
+    return KafkaBatch.for_testing(RANGES, messages=messages)
+
+
+if __name__ == "__main__":
+    os.environ["KAFKA_BROKERS"] = "nowhere:9092"
+    delta, iceberg = pasted("import write_delta"), pasted("iceberg.spark.SparkCatalog")
+    spark = KafkaSparkResource(
+        master="local[1]",
+        spark_config={
+            **delta["defs"].resources["spark"].resource.spark_config,
+            **iceberg["spark"].spark_config,
+            "spark.sql.catalog.lake.type": "hadoop",
+            "spark.sql.catalog.lake.warehouse": f"{folder}/warehouse",
+            "spark.ui.enabled": "false",
+            "spark.databricks.delta.snapshotPartitions": "2",
+        },
+    )
+    delta["orders"](kafka_batch=batch(), spark=spark)
+    session = spark.spark_session
+    orders = session.sql(f"SELECT offset, id, item FROM delta.`{folder}/orders` ORDER BY ALL")  # noqa: S608
+    given = batch()
+    write_iceberg(given.dataframe(spark), "lake.shop.orders", given.offset_ranges)
+    offsets = session.sql("SELECT offset FROM lake.shop.orders ORDER BY ALL")
+    print(list(map(tuple, orders.collect())), [row["offset"] for row in offsets.collect()])  # noqa: T201
+    session.stop()
