@@ -19,6 +19,7 @@ from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.kafka_errors import (
     FENCED,
     FENCED_IN_A_HOLD,
+    MAY_BE_TOO_LARGE,
     OF_A_PARTITION,
     OF_A_TOPIC,
     UNKNOWN_TO_COMMITS,
@@ -51,6 +52,7 @@ that the group is stabilising, and tries again (KIP-429).
 """
 
 _READ_BACK_LIMIT_S = 5.0
+_LARGEST_SHARE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Commits:
         self._clock = clock
         self._group_id = settings.group_id
         self._unknown = UnknownPartitions()
+        self._share = 1
         self._attempt = Attempt(f"commit in group '{settings.group_id}'", settings.brokers)
         self._seen: dict[TopicPartition, OffsetAndMetadata | None] = {}
         self._next = _Request()
@@ -287,7 +290,7 @@ class Commits:
         """
         errors: dict[TopicPartition, KafkaError] = {}
         whole: KafkaError | None = None
-        for request in requests(wanted, self._group_id):
+        for request in requests(wanted, self._group_id, self._share):
             if whole is None:
                 failed = self._ask_once(request)
                 errors |= failed
@@ -307,8 +310,19 @@ class Commits:
             error = kafka_error(problem)
             if len(wanted) > 1 and error.code() in OF_A_PARTITION:
                 return self._told_apart(wanted, error)
+            if error.code() in MAY_BE_TOO_LARGE and self._divides(wanted):
+                return self._ask(wanted)
             return dict.fromkeys(wanted, error)
         return {ours(tp): tp.error for tp in answers or () if tp.error is not None}
+
+    def _divides(self, wanted: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
+        """Whether smaller requests may be stored; they are all smaller from then on."""
+        for share in (self._share, self._share * 4):
+            parts = len(list(requests(wanted, self._group_id, share)))
+            if parts > 1 and share <= _LARGEST_SHARE:
+                self._share = share
+                return True
+        return False
 
     def _told_apart(
         self, wanted: Mapping[TopicPartition, OffsetAndMetadata], error: KafkaError

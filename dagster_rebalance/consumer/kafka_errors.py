@@ -103,8 +103,18 @@ METADATA_TOO_LARGE = KafkaError.OFFSET_METADATA_TOO_LARGE
 UNKNOWN_TO_COMMITS = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID})
 OF_A_TOPIC = UNKNOWN_TO_COMMITS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """The broker refuses the partitions of a topic with it, and answers for other topics."""
-OF_A_PARTITION = OF_A_TOPIC | {METADATA_TOO_LARGE, KafkaError.INVALID_COMMIT_OFFSET_SIZE}
+OF_A_PARTITION = OF_A_TOPIC | {METADATA_TOO_LARGE}
 """The broker refuses a partition of a commit with it, and stores the others."""
+MAY_BE_TOO_LARGE = frozenset(
+    {
+        KafkaError.UNKNOWN,
+        KafkaError.INVALID_COMMIT_OFFSET_SIZE,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+    }
+)
+"""The broker answers so to a commit above the limit of `__consumer_offsets`; Kafka 4.1 with the
+first."""
 _NO_CONSUMER_PROTOCOL = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE})
 
 REFUSALS = CREDENTIALS | {

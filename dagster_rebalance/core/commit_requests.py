@@ -28,14 +28,21 @@ GONE_AFTER_S = 5.0
 
 
 def requests(
-    offsets: Mapping[TopicPartition, OffsetAndMetadata], group_id: str
+    offsets: Mapping[TopicPartition, OffsetAndMetadata], group_id: str, share: int = 1
 ) -> Iterator[dict[TopicPartition, OffsetAndMetadata]]:
-    """Divide offsets into requests that the broker can store, in their order."""
+    """Divide offsets into requests that the broker can store, in their order.
+
+    Args:
+        offsets: The offsets.
+        group_id: The group, whose name is stored with each offset.
+        share: How many requests share the limit, where the broker has a smaller one.
+    """
+    most = MAX_REQUEST_BYTES // share
     request: dict[TopicPartition, OffsetAndMetadata] = {}
     total = 0
     for tp, offset in offsets.items():
         size = len(group_id) + len(tp.topic) + _size(offset) + _BYTES_BESIDE_TEXTS
-        if request and total + size > MAX_REQUEST_BYTES:
+        if request and total + size > most:
             yield request
             request, total = {}, 0
         request[tp] = offset

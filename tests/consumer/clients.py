@@ -55,6 +55,7 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         refused: The partitions that the broker refuses in a commit, each with an error code. It
             stores the others, and the client raises the last error.
         unreadable: The partitions whose committed offset the broker refuses to tell.
+        too_many: From so many partitions on, the broker finds a request too large.
         may_answer: A commit waits for it.
         stored: What the group has committed.
         unassigned: What was given up.
@@ -69,6 +70,7 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         self.probe_answer: int | None = KafkaError.OFFSET_METADATA_TOO_LARGE
         self.refused: dict[TopicPartition, int] = {}
         self.unreadable: dict[TopicPartition, int] = {}
+        self.too_many = 1_000
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.stored: dict[TopicPartition, OffsetAndMetadata | None] | int = {}
@@ -97,6 +99,8 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         answer = self.probe_answer if is_probe else next(iter(self.answers), None)
         if not is_probe:
             self.answers = self.answers[1:]
+        if len(offsets) >= self.too_many:
+            answer = KafkaError.UNKNOWN
         if answer is not None:
             raise KafkaException(KafkaError(answer))
         self._store(offsets)

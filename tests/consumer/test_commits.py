@@ -225,3 +225,34 @@ def test_the_users_on_commit_is_called_for_each_outcome(monkeypatch: pytest.Monk
     made.until(lambda: len(heard) == 2, "both calls")
     made.close()
     assert heard == [(TOO_LARGE, [0]), (None, [1])]
+
+
+def test_a_broker_with_a_smaller_limit_gets_smaller_requests_from_then_on(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker refuses the whole request, and does not tell its limit."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 400)
+    scene.client.answers = [KafkaError.UNKNOWN]
+    assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P0, P1}
+    assert scene.member.commit({P0: offset(3), P1: offset(4)}).committed == {P0, P1}
+    assert asked(scene) == [[(0, 1), (1, 2)], [(0, 1)], [(1, 2)], [(0, 3)], [(1, 4)]]
+
+
+def test_the_limit_of_a_broker_is_found_once(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of a large commit may be too large, and must not make the others smaller."""
+    many = [TopicPartition("orders", number) for number in range(2, 36)]
+    scene.grant(*many)
+    scene.poll()
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 1_600)
+    scene.client.too_many = 5
+    assert scene.member.commit(dict.fromkeys(many, offset(1))).committed == frozenset(many)
+    assert scene.session.commits._share == 4
+
+
+def test_an_unknown_error_of_a_small_request_is_told_at_once(scene: ScriptedMember) -> None:
+    """Its size is not the reason."""
+    scene.client.answers = [KafkaError.UNKNOWN]
+    assert scene.member.commit({P0: offset(1), P1: offset(2)}).failed.keys() == {P0, P1}
+    assert len(scene.client.asked) == 1

@@ -35,6 +35,7 @@ def test_four_hundred_partitions_with_long_metadata_are_four_requests() -> None:
         TopicPartition("orders", number): OffsetAndMetadata(1, "x" * 4_000) for number in range(400)
     }
     assert [len(request) for request in requests(offsets, "etl")] == [122, 122, 122, 34]
+    assert {len(request) for request in requests(offsets, "etl", 4)} == {30, 10}
 
 
 def test_metadata_is_measured_in_bytes() -> None:

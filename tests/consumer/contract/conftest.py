@@ -46,6 +46,7 @@ PLAYED_ON_THE_MOCK = {
         "mock-consumer",
     ),
     "test_closing_before_the_first_assignment_is_quick": ("mock-consumer",),
+    "test_offsets_that_need_several_requests_are_all_stored": ("mock-classic", "mock-consumer"),
     "test_metadata_that_no_request_can_carry_is_refused_for_its_partition": (
         "mock-classic",
         "mock-consumer",

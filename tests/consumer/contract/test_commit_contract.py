@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.consumer.events import CommitAnswered
+from dagster_rebalance.core import commit_requests
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.events import PartitionsLost, RevokeRequested
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -71,6 +72,17 @@ def test_metadata_that_no_request_can_carry_is_refused_for_its_partition(
     assert result.committed == frozenset(others)
     assert "32,767 bytes" in str(result.failed[first])
     assert stored(owner, owner.owns) == dict.fromkeys(others, 3)
+
+
+def test_offsets_that_need_several_requests_are_all_stored(
+    stage: Stage, actor: NewActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker stores a request as one batch, of 1 MB at most."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 9_000)
+    owner = owner_of(actor, stage.topic)
+    result = owner.member.commit(dict.fromkeys(owner.owns, OffsetAndMetadata(3, "x" * 4_000)))
+    assert result.committed == owner.owns
+    assert stored(owner, owner.owns) == dict.fromkeys(owner.owns, 3)
 
 
 def test_a_refused_commit_does_not_fail_the_commit_of_another_caller(
