@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException
 
 from dagster_rebalance.consumer.events import RequestFailed
-from dagster_rebalance.consumer.kafka_errors import Attempt, broker_error, kafka_error
+from dagster_rebalance.consumer.kafka_errors import (
+    NOT_ANSWERED,
+    NOT_CONNECTED,
+    Attempt,
+    broker_error,
+    kafka_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -110,12 +116,18 @@ class Discovery:
         self._seen = wanted
 
     def _failed(self, session: SessionView, error: KafkaError) -> None:
-        """Give the next list more time; at the longest limit, report that there is none."""
+        """Ask again at once with more time; at the longest limit, report that there is no list."""
         longest_s = _LONGEST_AS_OWNER_S if session.owned else _LONGEST_S
-        is_longest = self._limit_s >= longest_s
-        self._limit_s = min(2 * self._limit_s, longest_s)
         text = self._attempt.explain(error)
-        if not is_longest:
+        is_slow = error.code() == NOT_ANSWERED
+        # A connection that takes longer than the limit fails like a broker that is away.
+        if not is_slow and (error.code() != NOT_CONNECTED or session.owned):
+            logger.info("%s; it is tried again", text)
+            return
+        if self._limit_s < longest_s:
+            self._limit_s = min(2 * self._limit_s, longest_s)
+            if is_slow:
+                self._look_at = self._clock()
             logger.info("%s; it is tried again with %g s", text, self._limit_s)
             return
         logger.warning("%s; no new topics and partitions are found", text)

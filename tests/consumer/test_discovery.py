@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer.discovery import Discovery
@@ -33,6 +34,7 @@ class Scene:
         self.subscribed: list[list[str]] = []
         self.owned: frozenset[TopicPartition] = frozenset()
         self.took_s = 0.0
+        self.fails_with: int | None = None
         self.limits: list[float] = []
         self.told: list[object] = []
         self._clock = ManualClock()
@@ -60,6 +62,8 @@ class Scene:
 
         def list_topics(timeout: float) -> SimpleNamespace:
             self.limits.append(timeout)
+            if self.fails_with is not None:
+                raise KafkaException(KafkaError(self.fails_with))
             if self.took_s > timeout:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
             return SimpleNamespace(topics=dict.fromkeys(self.topics))
@@ -106,10 +110,32 @@ def test_a_list_that_takes_long_is_waited_for_longer() -> None:
     """A cluster with many topics takes more than 2 s to list them."""
     scene = Scene("orders-eu")
     scene.took_s = 9.0
-    looks = [list(scene.look(ORDERS)) for _ in range(4)]
+    looks = [list(scene.look(ORDERS, after_s)) for after_s in (INTERVAL_S, 0.0, 0.0, 0.0)]
     assert looks == [[], [], [], [["orders-eu"]]]
     assert scene.limits == [2.0, 4.0, 8.0, 16.0]
     assert scene.told == []
+
+
+def test_a_connection_that_is_never_made_is_reported_while_nothing_is_assigned() -> None:
+    """A slow login fails like a broker that is away; a member with partitions has had one."""
+    scene = Scene("orders-eu")
+    scene.fails_with = KafkaError._TRANSPORT
+    for _ in range(7):
+        scene.look(ORDERS)
+    assert scene.look(ORDERS, after_s=0.0) == []
+    assert scene.limits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert len(scene.told) == 1
+
+
+@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._AUTHENTICATION])
+def test_a_member_with_partitions_does_not_wait_longer_for_a_broker_that_is_away(code: int) -> None:
+    """Its commits would wait, too."""
+    scene = Scene("orders-eu")
+    scene.owned = frozenset({TopicPartition("orders-eu", 0)})
+    scene.fails_with = code
+    for _ in range(3):
+        scene.look(ORDERS)
+    assert scene.limits == [2.0] * 3
 
 
 def test_a_list_that_never_comes_is_reported_once() -> None:
