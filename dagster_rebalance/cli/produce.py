@@ -109,11 +109,7 @@ def _fill(settings: Settings, topic: str, records: int, keys: int) -> int:
 
 
 def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
-    # An idempotent producer that may write no topic at all is refused an id first.
-    if error.code() in {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    }:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         msg = (
             f"{attempt.doing} failed: {error.str()} ({error.name()}); grant the principal the ACL "
             "WRITE on the topic"

@@ -271,7 +271,7 @@ TABLE: tuple[ClientDefault, ...] = (
     ),
     ClientDefault(
         "enable.idempotence",
-        _PRODUCERS,
+        (ClientKind.DEAD_LETTERS,),
         value=True,
         reason="As in Apache's client. A retry stores no record twice.",
         is_fixed=True,
