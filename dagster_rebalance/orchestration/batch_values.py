@@ -98,7 +98,7 @@ def check_values(job: dg.JobDefinition) -> None:
     for value in _taken_values(job.asset_layer.asset_graph.assets_defs):
         for key in value.manager_keys:
             manager = job.resource_defs.get(key)
-            if not isinstance(manager, ValuesByBatch) or value.key not in manager.makers:
+            if not isinstance(manager, ValuesByBatch) or manager.makers.get(value.key) != job.name:
                 msg = (
                     f"{value} of job {job.name}, and several batches run at the same time: give "
                     f"the resource {key!r} as values_by_batch(..., job={job.name!r}, assets=[...]) "
@@ -263,7 +263,9 @@ class _BatchIOManager(dg.IOManager):
     def _suffix(self, context: dg.OutputContext | dg.InputContext) -> str:
         """What the key of a value has behind it; empty where it is kept as without batches."""
         if not context.has_asset_key:  # between the ops of one asset
-            return _suffix_in(self._run)
+            made = context if isinstance(context, dg.OutputContext) else context.upstream_output
+            # Databases store such a value by the name of the output, which several steps share.
+            return _suffix_in(self._run, made.step_key, made.mapping_key or "") if made else ""
         maker = self._makers.get(context.asset_key)
         if maker is None:
             return ""
@@ -286,13 +288,16 @@ class _BatchIOManager(dg.IOManager):
         return _suffix_in(run)
 
 
-def _suffix_in(run: dg.DagsterRun | None) -> str:
-    """What tells the batch of a run apart, also where its ranges are in several runs."""
+def _suffix_in(run: dg.DagsterRun | None, *step: str) -> str:
+    """What tells the batch of a run apart, also where its ranges are in several runs.
+
+    With `step`, the values of several steps as well.
+    """
     batch_id = run.tags.get(BATCH_TAG) if run is not None else None
     if run is None or batch_id is None:
         return ""
     ranges = sorted(map(spelled, ranges_in(run.run_config, batch_id)))
-    digest = hashlib.sha256("\n".join([batch_id, *ranges]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([batch_id, *ranges, *step]).encode()).hexdigest()
     return f"__batch_{digest[:16]}"
 
 

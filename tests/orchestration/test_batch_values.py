@@ -373,6 +373,58 @@ def of_the_deployment(_context: dg.InitResourceContext) -> dg.IOManager:
     return Folder(path=os.environ["OF_THE_DEPLOYMENT"])
 
 
+class ByName(dg.ConfigurableIOManager):
+    """Stores by the name of the output, as databases do between the ops of one asset."""
+
+    path: str
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Store a value."""
+        Path(self.path, context.name).write_bytes(pickle.dumps(obj))
+
+    def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
+        """Load it."""
+        assert context.upstream_output is not None
+        file = Path(self.path, context.upstream_output.name)
+        return pickle.loads(file.read_bytes())  # noqa: S301 - of this test
+
+
+@dg.op
+def seven(kafka_batch: KafkaBatch) -> int:
+    """A value beside that of another op."""
+    return 7 + 0 * kafka_batch.records
+
+
+@dg.op
+def all_records(kafka_batch: KafkaBatch) -> int:
+    """The other value, under the same name."""
+    return kafka_batch.records
+
+
+@dg.op
+def both_values(kafka_batch: KafkaBatch, left: int, right: int) -> str:
+    """Take both."""
+    return f"{left} {right} {kafka_batch.records}"
+
+
+@dg.graph_asset
+def inside() -> str:
+    """Values between the ops of one asset."""
+    text: str = both_values(all_records(), seven())
+    return text
+
+
+def test_values_between_the_ops_of_one_asset_are_kept_apart(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """By batch, and by step: an IO manager of a database would mix them."""
+    for _ in range(2):
+        result = run(instance, [inside], {"io_manager": ByName(path=str(tmp_path))})
+        assert result.output_for_node("inside") == "10 7 10"
+    kept = [path.name for path in tmp_path.iterdir()]
+    assert len([name for name in kept if name.startswith("result__batch_")]) == 4
+
+
 class Bytes(dg.InputManager):
     """Loads nothing but a part of what another stored."""
 
@@ -553,7 +605,10 @@ def test_an_io_manager_of_merged_definitions_is_looked_at_in_the_first_tick(
     group = kafka_in_memory()
     defs = dg.Definitions.merge(
         build_kafka_batch_defs(kafka=group, assets=assets),
-        dg.Definitions(resources={"lake": lake if is_wrapped else manager}),
+        dg.Definitions(
+            assets=pair("of_another_job", io_manager_key="plain"),
+            resources={"lake": lake if is_wrapped else manager, "plain": manager},
+        ),
     )
     says = "here" if is_wrapped else "asset lake_taker takes .* resource 'lake' as values_by_batch"
     with (
@@ -635,5 +690,8 @@ def test_a_job_of_your_own_needs_values_by_batch() -> None:
     assets = pair("own")
     with pytest.raises(ConfigurationError, match=r"values_by_batch\(\.\.\., job='own'"):
         build_kafka_batch_sensor(name="own_sensor", job=job_of(assets, dg.mem_io_manager))
+    other = values_by_batch(dg.FilesystemIOManager(), job="other", assets=[assets[0].key])
+    with pytest.raises(ConfigurationError, match=r"values_by_batch\(\.\.\., job='own'"):
+        build_kafka_batch_sensor(name="own_sensor", job=job_of(assets, other))
     kept = values_by_batch(dg.FilesystemIOManager(), job="own", assets=[assets[0].key])
     build_kafka_batch_sensor(name="own_sensor", job=job_of(assets, kept))
