@@ -20,6 +20,7 @@ MOST_DIGITS = 38
 """Of a decimal in Spark."""
 MOST_COLUMNS = 20_000
 """Of one schema, with those inside of structs. A schema of 2 kB can name one type 2^20 times."""
+_MOST_TYPES_IN_EACH_OTHER = 150
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,16 @@ class Inside:
         return type_ in self.types
 
     def within(self, *types: Hashable) -> Inside:
-        """The same, inside of more types."""
+        """The same, inside of more types.
+
+        Raises:
+            UndecodableError: Of too many.
+        """
         inner = Inside()
         inner.types = self.types.union(types)
+        if len(inner.types) > _MOST_TYPES_IN_EACH_OTHER:
+            msg = f"it nests more than {_MOST_TYPES_IN_EACH_OTHER} types in each other"
+            raise UndecodableError(msg)
         inner._made = self._made
         return inner
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_rebalance.core.errors import UndecodableError
 
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.schemas import SchemaText
 
+    _Part = tuple[Any, Any]
+    """A schema, and what finds its references."""
+
 MOST_STEPS = 500_000_000
 """Of one record: some seconds."""
 _TOO_MANY_STEPS = f"to check it by its schema may take more than {MOST_STEPS:,} steps"
 _MOST_STEPS_TO_EXPLAIN = 100_000
 """To find the place that does not fit takes a hundred times as long as to find that one does not,
 and without end in a schema that is inside of itself several times."""
-_MOST_LEVELS = 500
+_MOST_LEVELS = 300
 """Of a value. The library's recursion would run over the end of the stack."""
+_MOST_DEPTH = 50
+"""Of schemas that look at one place from inside of each other, for the same reason."""
 _LONGEST_PATTERN = 1_000
 _PATTERN_BYTES = 1 << 17
 """Of a compiled pattern, by which the time for each character grows."""
@@ -103,7 +109,7 @@ class Check:
             resource = referencing.Resource.from_contents(self.root, default_specification=draft)
             self.resolver = registry.resolver_with_root(resource)
             self.is_ref_alone = "draft-0" in str(draft.name)
-            self._steps, self._loops = _steps_of(self.root, self.resolver, draft)
+            self._cost = _cost_of(self.root, self.resolver, draft)
             make = getattr(jsonschema_rs, _VALIDATORS.get(draft.name, "Draft7Validator"))
             self._validator = make(
                 self.root,
@@ -135,7 +141,7 @@ class Check:
         if opened > _MOST_LEVELS and _is_deep(value):
             msg = f"it nests more than {_MOST_LEVELS} lists and objects in each other"
             raise UndecodableError(msg)
-        steps = self._steps * (text.count(b",") + opened + 1)
+        steps = self._cost.steps * (text.count(b",") + opened + 1)
         if steps > MOST_STEPS:
             raise UndecodableError(_TOO_MANY_STEPS)
         try:
@@ -148,7 +154,7 @@ class Check:
             msg = f"its schema cannot be used: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
         if not is_valid:
-            may_explain = steps <= _MOST_STEPS_TO_EXPLAIN and self._loops <= 1
+            may_explain = steps <= _MOST_STEPS_TO_EXPLAIN and self._cost.loops <= 1
             where = self._place(_for_the_library(value)) if may_explain else ""
             msg = f"it does not fit its schema{where}"
             raise UndecodableError(msg)
@@ -278,18 +284,38 @@ def _for_the_library(value: Any) -> Any:
     return value
 
 
-def _steps_of(schema: Any, resolver: Any, draft: Any) -> tuple[int, int]:
-    steps, loops = _Steps(draft).of(schema, resolver)
-    if steps > MOST_STEPS:
+class _Cost(NamedTuple):
+    """What a schema may cost at one place of a value.
+
+    Attributes:
+        steps: How often a part of it looks at the place, at most.
+        loops: How often it comes to a part that it is inside of. That part counts once then: the
+            library remembers what it has found of it.
+        depth: How many parts look at one place from inside of each other.
+    """
+
+    steps: int = 1
+    loops: int = 0
+    depth: int = 0
+
+
+def _cost_of(schema: Any, resolver: Any, draft: Any) -> _Cost:
+    """What a schema may cost.
+
+    Raises:
+        ValueError: Too much.
+    """
+    cost, deepest = _Costs(draft).of(schema, resolver)
+    if cost.steps > MOST_STEPS:
         raise ValueError(_TOO_MANY_STEPS)
-    return steps, loops
+    if deepest > _MOST_DEPTH:
+        msg = f"it has more than {_MOST_DEPTH} schemas inside of each other for one place"
+        raise ValueError(msg)
+    return cost
 
 
-class _Steps:
-    """Counts how often the parts of a schema may look at one place of a value, at most.
-
-    A part that is inside of itself counts once where it comes again, because the library remembers
-    what it has found of it. How often it does is the second number.
+class _Costs:
+    """Adds up what the parts of a schema cost, without a recursion: it may be very deep.
 
     Args:
         draft: The specification of schemas that name none.
@@ -297,47 +323,67 @@ class _Steps:
 
     def __init__(self, draft: Any) -> None:
         self._draft = draft
-        self._known: dict[int, tuple[int, int]] = {}
+        self._known: dict[int, _Cost] = {}
+        self._parts: dict[int, tuple[list[_Part], list[_Part], list[list[_Part]]]] = {}
 
-    def of(self, schema: Any, resolver: Any) -> tuple[int, int]:
-        """The steps of a schema, and how often it comes to a part that it is inside of.
+    def of(self, schema: Any, resolver: Any) -> tuple[_Cost, int]:
+        """The cost of a schema, and the depth of its deepest part."""
+        left = [(schema, resolver)]
+        added = set()
+        while left:
+            one, its = left[-1]
+            place = id(one)
+            if not isinstance(one, dict) or place in added:
+                left.pop()
+            elif place not in self._parts:
+                self._known[place] = _Cost(1, 1)  # should it be inside of itself
+                here, below, one_of = self._parts[place] = self._parts_of(one, its)
+                inner = [*here, *below, *chain.from_iterable(one_of)]
+                left += [part for part in inner if id(part[0]) not in self._known]
+            else:
+                left.pop()
+                added.add(place)
+                self._known[place] = self._added_up(one)
+        deepest = max((cost.depth for cost in self._known.values()), default=0)
+        return self._cost(schema), deepest
 
-        Args:
-            schema: The schema.
-            resolver: Finds what it refers to, by its own address.
-        """
-        if not isinstance(schema, dict):
-            return 1, 0
-        if id(schema) not in self._known:
-            self._known[id(schema)] = 1, 1
-            self._known[id(schema)] = self._counted(schema, resolver)
-        return self._known[id(schema)]
+    def _cost(self, schema: Any) -> _Cost:
+        return self._known[id(schema)] if isinstance(schema, dict) else _Cost()
 
-    def _inner(self, schema: Any, resolver: Any) -> tuple[int, int]:
-        if isinstance(schema, dict) and ("$id" in schema or "id" in schema):
-            resolver = resolver.in_subresource(self._draft.create_resource(schema))
-        return self.of(schema, resolver)
-
-    def _counted(self, schema: dict[str, Any], resolver: Any) -> tuple[int, int]:
-        here = [(1 + sum(len(_items(schema.get(name))) for name in _LISTS), 0)]
-        for name in _REFERENCES & schema.keys():
-            found = resolver.lookup(schema[name])
-            here.append(self.of(found.contents, found.resolver))
-        here += [self._inner(one, resolver) for one in _parts(schema, _IN_PLACE, _IN_PLACE_BY_NAME)]
-        below = [self._inner(one, resolver) for one in _parts(schema, _BELOW, _BELOW_BY_NAME)]
-        for name in _ONE_EACH:  # a place has one name, or one number
-            each = [self._inner(one, resolver) for one in _items(schema.get(name))]
-            below.append(
-                (
-                    max((steps for steps, _ in each), default=0),
-                    max((loops for _, loops in each), default=0),
-                )
-            )
+    def _added_up(self, schema: dict[str, Any]) -> _Cost:
+        parts, others, names = self._parts[id(schema)]
+        here = [self._cost(one) for one, _ in parts]
+        below = [self._cost(one) for one, _ in others]
+        for one_of in names:  # a place has one name, or one number
+            each = [self._cost(one) for one, _ in one_of]
+            below.append(_Cost(*map(max, zip(_Cost(0), *each, strict=True))))
         times = _TIMES_UNEVALUATED if _UNEVALUATED & schema.keys() else 1
-        return (
-            times * sum(steps for steps, _ in here) + sum(steps for steps, _ in below),
-            times * sum(loops for _, loops in here) + sum(loops for _, loops in below),
+        own = 1 + sum(len(_items(schema.get(name))) for name in _LISTS)
+        return _Cost(
+            times * (own + sum(one.steps for one in here)) + sum(one.steps for one in below),
+            times * sum(one.loops for one in here) + sum(one.loops for one in below),
+            1 + max((one.depth for one in here), default=0),
         )
+
+    def _parts_of(
+        self, schema: dict[str, Any], resolver: Any
+    ) -> tuple[list[_Part], list[_Part], list[list[_Part]]]:
+        """The schemas of the same place, of all places below, and those of one place each."""
+        targets = [resolver.lookup(schema[name]) for name in _REFERENCES & schema.keys()]
+        here = [(target.contents, target.resolver) for target in targets]
+        return (
+            here + self._inner(_parts(schema, _IN_PLACE, _IN_PLACE_BY_NAME), resolver),
+            self._inner(_parts(schema, _BELOW, _BELOW_BY_NAME), resolver),
+            [self._inner(_items(schema.get(name)), resolver) for name in _ONE_EACH],
+        )
+
+    def _inner(self, schemas: Iterable[Any], resolver: Any) -> list[_Part]:
+        return [(one, self._resolver(one, resolver)) for one in schemas]
+
+    def _resolver(self, schema: Any, resolver: Any) -> Any:
+        if isinstance(schema, dict) and ("$id" in schema or "id" in schema):
+            return resolver.in_subresource(self._draft.create_resource(schema))
+        return resolver
 
 
 def _parts(schema: dict[str, Any], names: Iterable[str], by_name: Iterable[str]) -> Iterator[Any]:

@@ -306,7 +306,7 @@ def test_a_schema_whose_steps_double_with_each_level_is_refused(
     keyword: str, place: str, own: dict[str, Any]
 ) -> None:
     """The schema has 2 kB, and the record may be `1`."""
-    levels = 90
+    levels = 40
     doubled: dict[str, Any] = {f"a{levels}": {"type": "string"}}
     for at in range(levels):
         part: dict[str, Any] = {"$ref": f"#/definitions/a{at + 1}"}
@@ -346,10 +346,10 @@ def test_a_union_of_many_types_is_checked() -> None:
 def test_a_deeply_nested_value_is_refused() -> None:
     """A recursion without a bound overflows the stack and ends the process."""
     opened = decoder(text({}), text({"items": {"$ref": "#"}})).open()
-    assert opened.decoded(framed(1, b"[" * 400 + b"]" * 400))[1] is None
+    assert opened.decoded(framed(1, b"[" * 290 + b"]" * 290))[1] is None
     assert opened.decoded(framed(1, b"[" + b"[]," * 1000 + b"1]"))[1] is None
     _, why = opened.decoded(framed(1, b"[" * 600 + b"]" * 600))
-    assert "nests more than 500 lists and objects" in str(why)
+    assert "nests more than 300 lists and objects" in str(why)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
@@ -361,6 +361,19 @@ def test_json_may_have_any_encoding_of_unicode(encoding: str) -> None:
         {"a": '"\\u00e9"', "n": "[1.00000000000000000001]"},
         None,
     )
+
+
+def test_schemas_may_be_deep_but_not_at_one_place() -> None:
+    """The library's recursion would run over the end of the stack, and end the process."""
+    for form, is_refused in (("properties", False), ("allOf", True)):
+        definitions: dict[str, Any] = {"a900": {"type": "string"}}
+        for at in range(900):
+            inner = {"$ref": f"#/definitions/a{at + 1}"}
+            definitions[f"a{at}"] = {form: [inner] if form == "allOf" else {"x": inner}}
+        writer = text({"allOf": [{"$ref": "#/definitions/a0"}], "definitions": definitions})
+        _, why = decoder(text({}), text({}), writer).open().decoded(payload({"x": {"x": {}}}, 2))
+        assert (why is not None) == is_refused, why
+        assert not is_refused or "more than 50 schemas inside of each other" in str(why)
 
 
 def test_half_of_a_surrogate_pair_is_checked_as_text() -> None:
