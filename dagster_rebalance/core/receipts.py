@@ -90,16 +90,11 @@ class Receipt:
     def _sentence(self) -> str:
         what, after = named(self.partitions), f"after {self.seconds:.1f} s"
         verb = "left" if self.cause is Cause.LEAVE else "released"
-        match self.outcome:
-            case Outcome.NOTHING_TO_DO:
-                return f"{verb} {what} at once" if self.seconds < 1 else f"{verb} {what} {after}"
-            case Outcome.DRAINED:
-                return f"drained and {verb} {what} {after}"
-            case Outcome.HANDED_OVER:
-                return f"handed {what} over to the successor {after}"
-            case Outcome.DEADLINE:
-                return f"gave {what} up {after}, before the work had ended"
-            case Outcome.SUPERSEDED:
-                return f"lost {what} to another member {after}"
-            case Outcome.LOST:
-                return f"lost {what} {after}"
+        return {
+            Outcome.NOTHING_TO_DO: f"{verb} {what} {'at once' if self.seconds < 1 else after}",
+            Outcome.DRAINED: f"drained and {verb} {what} {after}",
+            Outcome.HANDED_OVER: f"handed {what} over to the successor {after}",
+            Outcome.DEADLINE: f"gave {what} up {after}, before the work had ended",
+            Outcome.SUPERSEDED: f"lost {what} to another member {after}",
+            Outcome.LOST: f"lost {what} {after}",
+        }[self.outcome]
