@@ -95,21 +95,8 @@ def offers_of(
                     continue
                 key = (entry.batch_id, attempt, entry.is_own)
                 together.setdefault(key, []).append(entry.range)
-            case (
-                ToRequest(attempt, failures=failures)
-                | Exhausted(attempt=attempt, attempts=failures)
-            ) as wanted:
-                offer = Offer(
-                    entry.batch_id,
-                    attempt,
-                    (entry.range,),
-                    failures,
-                    wanted.interruptions if isinstance(wanted, ToRequest) else 0,
-                    is_own=entry.is_own,
-                )
-                again.append((entry.due_at, offer))
             case _:
-                pass
+                again.append((entry.due_at, _alone(entry)))
     offers |= dict.fromkeys(
         Offer(batch_id, attempt, tuple(sorted(found)), is_own=is_own)
         for (batch_id, attempt, is_own), found in together.items()
@@ -216,6 +203,22 @@ def _is_asked_for(entry: Entry) -> bool:
     if isinstance(entry.progress, InFlight):
         return entry.progress.unsubmitted is not None
     return isinstance(entry.progress, ToRequest | Exhausted) and not entry.taken_from
+
+
+def _alone(entry: Entry) -> Offer:
+    """The offer of one range that has failed, or whose batch was interrupted."""
+    progress = entry.progress
+    wanted = progress if isinstance(progress, ToRequest) else ToRequest()
+    failures = progress.attempts if isinstance(progress, Exhausted) else wanted.failures
+    batch_id, attempt = _asked_as(entry)
+    return Offer(
+        batch_id,
+        attempt,
+        (entry.range,),
+        failures,
+        wanted.interruptions,
+        is_own=entry.is_own,
+    )
 
 
 def _at_work(entry: Entry) -> tuple[str, ...]:

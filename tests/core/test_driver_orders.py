@@ -457,6 +457,8 @@ def test_a_retry_ends_the_delay_of_a_range_that_failed() -> None:
     stream.turn()
     stream.end(Outcome.FAILED)
     assert stream.turn(5.0) is None
+    give(world, Action.RETRY, "orders:7")
+    assert stream.turn(5.0) is None, "another partition"
     give(world, Action.RETRY)
     begun = stream.turn(4.0) or stream.turn()
     assert begun is not None

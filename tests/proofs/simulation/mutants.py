@@ -475,7 +475,7 @@ MUTANTS = {
     without_a_word: (4, "but nothing of 'stopped"),
     begin_at_the_end: (1, "is in no successful run"),
     leave_with_an_open_hold: (1, "has left with holds above zero"),
-    believe_dagster: (10, "two live runs"),
+    believe_dagster: (41, "two live runs"),
     no_lease: (61, "although it works and cannot give a sign of life"),
     a_part_is_the_whole: (120, "but no run has succeeded on it"),
     keep_what_a_later_run_has_spoilt: (171, "but no run has succeeded on it"),
