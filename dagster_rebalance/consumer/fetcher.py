@@ -621,8 +621,6 @@ class Fetcher:
         self._note_reached()
         old = [tp for tp, is_old in remade.items() if is_old and tp not in self._staged]
         reasons = {tp: f"{tp} at offset {self._due(tp).offset}" for tp in remade}
-        self._stop(old)
-        self._forget_old(old)
         topics = ", ".join(sorted({tp.topic for tp in remade}))
         self._problem = BrokerError(
             f"{self._attempt.doing} found that {topics} was deleted and made again. Records of the "
@@ -631,6 +629,10 @@ class Fetcher:
             "a new assignment has begun it",
             partitions=reasons,
         )
+        # Behind the error, which must not be lost if a signal handler raises.
+        self._stop(old)
+        self._forget_old(old)
+        self._remade.told()
 
     def _forget_old(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:

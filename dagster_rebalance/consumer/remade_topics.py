@@ -39,6 +39,7 @@ class RemadeTopics:
         self._clock = clock
         self._ids: dict[str, str] = {}
         self._answer: Answer | None = None
+        self._found: Mapping[str, str] = {}
         self._ask_at = -math.inf
         self._begun: set[TopicPartition] = set()
         self._begun_before: set[TopicPartition] = set()
@@ -46,7 +47,8 @@ class RemadeTopics:
     def begun(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions were looked up, and begin: not at a position in an older log."""
         self._begun.update(partitions)
-        if any(tp.topic not in self._ids for tp in self._begun):
+        # No generator: an exception of a signal handler inside of one is lost.
+        if {tp.topic for tp in self._begun} - self._ids.keys():
             self._ask_at = -math.inf
 
     def look(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, bool]:
@@ -62,11 +64,18 @@ class RemadeTopics:
         found = self._answer()
         if found is None:
             return {}
-        self._answer = None
         remade = {topic for topic, an_id in found.items() if self._ids.get(topic, an_id) != an_id}
-        self._ids.update(found)
+        self._found = found
         fresh = self._begun | self._begun_before
-        return {tp: tp not in fresh for tp in partitions if tp.topic in remade} if remade else {}
+        at_old = {tp: tp not in fresh for tp in partitions if tp.topic in remade} if remade else {}
+        if not at_old:
+            self.told()
+        return at_old
+
+    def told(self) -> None:
+        """The last look is carried out. One that is interrupted before finds the same again."""
+        self._ids.update(self._found)
+        self._answer = None
 
     def _begin(self, topics: Collection[str]) -> None:
         self._ask_at = self._clock() + _ASK_EVERY_S

@@ -53,7 +53,7 @@ class Standstill:
             else (offset, 0.0)
             for partition, offset in behind.items()
         }
-        return frozenset(tp for tp, (_, waited) in self._waited.items() if waited >= STANDSTILL_S)
+        return frozenset({tp for tp, (_, waited) in self._waited.items() if waited >= STANDSTILL_S})
 
     def reported(self, partitions: Collection[TopicPartition]) -> None:
         """Count the time of partitions from the next look on."""

@@ -50,7 +50,11 @@ class Ids:
         """Ask, and take the answer."""
         self.clock.advance(10)
         self.remade.look(partitions)
-        return self.remade.look(partitions)
+        found = self.remade.look(partitions)
+        assert found == self.remade.look(partitions) or not found, "an interrupted look is lost"
+        if found:
+            self.remade.told()
+        return found
 
 
 def test_an_id_that_changes_is_told_once_with_the_partitions_at_old_positions() -> None:
@@ -74,6 +78,19 @@ def test_a_topic_that_is_away_in_between_is_made_again() -> None:
     assert ids.look(P0) == {}
     ids.known["orders"] = "b"
     assert ids.look(P0) == {P0: True}
+
+
+def test_a_topic_that_is_read_no_more_hides_no_other_one() -> None:
+    """Its new id is taken in, and asking goes on."""
+    ids = Ids()
+    ids.look(P0, OTHER)
+    ids.look(P0, OTHER)
+    ids.clock.advance(10)
+    ids.remade.look([P0, OTHER])
+    ids.known["orders"] = "b"
+    assert ids.remade.look([OTHER]) == {}
+    ids.known["users"] = "v"
+    assert ids.look(OTHER) == {OTHER: True}
 
 
 def test_no_answer_is_waited_for_and_no_question_is_asked_beside_another() -> None:
