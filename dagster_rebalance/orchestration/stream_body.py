@@ -133,14 +133,20 @@ def in_order(bodies: Sequence[Body]) -> tuple[Body, ...]:
 
 def _finished(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the user returns
     """Run an awaitable to its end. If it is interrupted, it does not go on with the next batch."""
-    task = asyncio.ensure_future(awaitable, loop=loop)
+    whole = _awaited(awaitable)
     try:
-        return loop.run_until_complete(task)
+        return loop.run_until_complete(whole)
     finally:
-        if not task.done():
-            task.cancel()
-            with suppress(Exception, asyncio.CancelledError):
-                loop.run_until_complete(task)
+        # An interrupt may arrive before any name stands for the task.
+        for task in asyncio.all_tasks(loop):
+            if task.get_coro() is whole:
+                task.cancel()
+                with suppress(Exception, asyncio.CancelledError):
+                    loop.run_until_complete(task)
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:  # noqa: ANN401 - as above
+    return await awaitable
 
 
 def _drained(
