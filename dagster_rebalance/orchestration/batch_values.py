@@ -119,14 +119,17 @@ class _TakenValue:
     taker: dg.AssetsDefinition
     maker: dg.AssetsDefinition
     key: dg.AssetKey
+    name: str
 
     @property
     def manager_keys(self) -> set[str]:
         """The IO managers that store and load it."""
+        node = self.taker.node_def
         own = {
             taken.input_manager_key
-            for op in ops_of([self.taker.node_def])
+            for op in ops_of([node])
             for taken in op.input_defs
+            if op is not node or taken.name == self.name  # a graph maps its inputs to its ops
         }
         return {self.maker.get_io_manager_key_for_asset_key(self.key), *filter(None, own)}
 
@@ -144,7 +147,7 @@ def _taken_values(assets: Iterable[dg.AssetsDefinition]) -> list[_TakenValue]:
     assets = [asset for asset in assets if asset.is_executable]
     makers = {key: asset for asset in assets for key in asset.keys}
     return [
-        _TakenValue(taker, makers[key], key)
+        _TakenValue(taker, makers[key], key, taken.name)
         for taker in assets
         for taken in taker.node_def.input_defs
         if not taken.dagster_type.is_nothing

@@ -451,6 +451,19 @@ def test_an_input_manager_finds_the_value_of_the_batch(
     assert result.output_for_node("sized") == len(pickle.dumps(10))
 
 
+def test_the_input_manager_of_another_input_is_left_alone() -> None:
+    """It loads no value of the batch."""
+
+    @dg.asset(ins={"reference": dg.AssetIn(input_manager_key="size")})
+    def looked_up(kafka_batch: KafkaBatch, raw: int, reference: int) -> int:
+        return raw + reference + kafka_batch.records
+
+    size = Bytes(Path("/data"))
+    made = build_kafka_batch_defs(kafka=kafka(), assets=[raw, looked_up], resources={"size": size})
+    assert made.resources is not None
+    assert made.resources["size"] is size
+
+
 def test_what_an_io_manager_says_of_a_value_is_kept(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
