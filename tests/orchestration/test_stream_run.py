@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance import ExternalWork
     from dagster_rebalance.consumer.events import MemberEvent
+    from dagster_rebalance.core.events import LeaveRequested
     from dagster_rebalance.core.partition import OffsetRange
 
 BY_THE_SENSOR = {STREAM_TAG: "here:stream_sensor", SLOT_TAG: "0"}
@@ -522,22 +523,28 @@ def _away(*_: object) -> NoReturn:
     raise OSError(msg)
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, is_late: bool
 ) -> None:
     """It may wait for a thread that nothing interrupts; others wait for the run all the while."""
     run = StreamRun.__new__(StreamRun)
     is_killed, marks = threading.Event(), []
+    told: list[LeaveRequested] = []
 
     def process(*_: object) -> None:
+        if is_late:  # the worker was asked to give up, as on each turn of the member from then on
+            run._give_up()
+            run._give_up()
         member.start()
         is_killed.wait(60)
 
     parts = {
         "_run": SimpleNamespace(run_id="r"),
         "_context": SimpleNamespace(instance="instance"),
-        "_kafka": SimpleNamespace(heartbeat_timeout_s=0.01),
-        "_work": SimpleNamespace(next=lambda _: "a batch", is_late=False),
+        "_kafka": SimpleNamespace(heartbeat_timeout_s=600.0 if is_late else 0.01),
+        "_mailbox": SimpleNamespace(tell=told.append),
+        "_work": SimpleNamespace(next=lambda _: "a batch", is_late=is_late),
         "_gives_up": False,
         "_has_left": threading.Event(),
         "_is_over": False,
@@ -558,8 +565,15 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
     works = SimpleNamespace(is_alive=lambda: not is_killed.is_set())
     run._take_batches(works)  # type: ignore[arg-type]
     assert is_killed.is_set()
-    assert marks[0] == ("instance", run._run, Mark.TAKEN_BACK, False), "it is no failed attempt"
     member.join(60)
+    if is_late:
+        assert not marks, "a batch that took too long is a failed attempt"
+        assert [(one.reason, one.limit_s) for one in told] == [
+            ("the batch at work was interrupted and does not end", 0.0)
+        ]
+    else:
+        taken_back = ("instance", run._run, Mark.TAKEN_BACK, False)
+        assert marks[0] == taken_back, "it is no failed attempt"
 
 
 def test_a_storage_that_is_away_for_long_fails_no_batch(
