@@ -4,9 +4,9 @@ A streaming run is a member of the group and works on its own batches, one after
 a Dagster run for each. So there is no run to look at for a batch. The id of the batch, which is
 stored in Kafka as the claim of each of its ranges, names the run that works on it, and the attempt:
 one above the attempts that have failed on the range. Where batches were interrupted since the last
-failed attempt, it has their number as well. The run writes it before it begins, so that whoever
-finds the claim knows whom to ask, and a record that kills each process that reads it is not tried
-for ever.
+failed attempt, their count is part of the number. The run writes it before it begins, so that
+whoever finds the claim knows whom to ask, and a record that kills each process that reads it is not
+tried for ever.
 
 Owns the form of the id, and what it means for a range together with the state of that run. The run
 leaves a note of the outcome only where a claim outlives its work (`Outcome`): others find it when
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 _ID = re.compile(
     r"s\.(?P<run>[A-Za-z0-9-]{1,40})\.(?P<number>[0-9]{1,12})\.(?P<attempt>[0-9]{1,6})"
-    r"(\.(?P<interruptions>[1-9][0-9]{0,2}))?"
 )
+_ONE_INTERRUPTION = 1_000_000_000
+"""Members of versions that count no interruptions must read the id: to them it is one number."""
 _MOST_INTERRUPTIONS = 999
 _ATTEMPTS_SHOWN = 1_000
 """Whoever may commit for the group could ask for a million of them in each claim."""
@@ -78,20 +79,17 @@ class StreamBatch:
     interruptions: int = 0
 
     def __str__(self) -> str:
-        interruptions = min(self.interruptions, _MOST_INTERRUPTIONS)
-        shown = f".{interruptions}" if interruptions else ""
-        return f"s.{self.run_id}.{self.number}.{self.attempt}{shown}"
+        number = _counted(self.interruptions) * _ONE_INTERRUPTION + self.number
+        return f"s.{self.run_id}.{number}.{self.attempt}"
 
     @classmethod
     def read(cls, batch_id: str) -> StreamBatch | None:
         """Read the id of a batch; None when it is not one of a streaming run."""
         found = _ID.fullmatch(batch_id)
-        return found and cls(
-            found["run"],
-            int(found["number"]),
-            int(found["attempt"]),
-            int(found["interruptions"] or 0),
-        )
+        if found is None:
+            return None
+        interruptions, number = divmod(int(found["number"]), _ONE_INTERRUPTION)
+        return cls(found["run"], number, int(found["attempt"]), interruptions)
 
     def seen(
         self, ranges: tuple[OffsetRange, ...], run: RunSeen, outcome: Outcome | None
@@ -181,5 +179,10 @@ def is_claimed_by(offer: Offer, run_id: str) -> bool:
         and offer.is_own
         and batch.run_id == run_id
         and batch.attempt == offer.attempt  # no id is begun twice
-        and batch.interruptions == offer.interruptions
+        and batch.interruptions == _counted(offer.interruptions)
     )
+
+
+def _counted(interruptions: int) -> int:
+    """The count of interruptions as an id can have it."""
+    return min(interruptions, _MOST_INTERRUPTIONS)

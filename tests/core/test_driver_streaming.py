@@ -20,7 +20,7 @@ from dagster_rebalance.core.receipts import Outcome as ReceiptOutcome
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_claimed_by
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
 
@@ -204,7 +204,7 @@ def test_a_batch_that_outlives_its_hold_is_interrupted_and_its_next_owner_is_tol
     begun = second.turn(2.0) or second.turn()
     assert begun is not None
     assert begun.ranges == (span(0, 0, 5),)
-    assert world.kafka.claims(0) == [(5, "s.r2.1.1.1")]
+    assert world.kafka.claims(0) == [(5, "s.r2.1000000001.1")]
 
 
 def test_an_interrupted_range_comes_again_alone_and_five_in_a_row_stop_its_partition() -> None:
@@ -643,7 +643,7 @@ def test_an_id_that_was_told_to_others_is_never_begun_again() -> None:
     first.end(Outcome.INTERRUPTED)
     first.feed(seen.PartitionsAssigned((tp(0),)))
     assert first.turn(1.0) or first.turn(1.0)
-    assert world.kafka.claims(0) == [(5, "s.r1.2.1.1")]
+    assert world.kafka.claims(0) == [(5, "s.r1.1000000002.1")]
     lose(first, second, 0)
     for _ in range(6):
         assert second.turn(1.0) is None, "the first run works on it"
@@ -786,7 +786,7 @@ def test_a_claim_waits_for_the_write_before_it() -> None:
     assert world.kafka.claims(0) == [(5, "s.r1.1.1")]
     second.unanswered.clear()
     assert second.turn(2.0) or second.turn()
-    assert world.kafka.claims(0) == [(5, "s.r2.1.1.1")]
+    assert world.kafka.claims(0) == [(5, "s.r2.1000000001.1")]
 
 
 @pytest.mark.parametrize(
@@ -831,8 +831,21 @@ def test_other_ids_are_no_batches_of_a_streaming_run(text: str) -> None:
     """Ids of a run for each batch are random."""
     assert StreamBatch.read(text) is None
     assert StreamBatch.read("s.r1.12.3") == StreamBatch("r1", 12, 3)
-    assert StreamBatch.read("s.r1.12.3.4") == StreamBatch("r1", 12, 3, 4)
-    assert str(StreamBatch("r1", 12, 3, 5_000)) == "s.r1.12.3.999", "an id has a limit"
+
+
+def test_an_id_with_interruptions_has_the_form_that_earlier_versions_read() -> None:
+    """In a deploy, a member that takes the id for a foreign one does the work of the run again."""
+    batch = StreamBatch("r1", 12, 3, 4)
+    assert str(batch) == "s.r1.4000000012.3"
+    assert StreamBatch.read(str(batch)) == batch
+
+
+def test_a_batch_with_more_interruptions_than_its_id_can_have_is_begun() -> None:
+    """Its claim was written again and again, since the id never had the count of the range."""
+    batch = StreamBatch("r1", 12, 3, 5_000)
+    assert str(batch) == "s.r1.999000000012.3"
+    offer = Offer(str(batch), 3, (span(0, 0, 5),), interruptions=5_000, is_own=True)
+    assert is_claimed_by(offer, "r1")
 
 
 def test_a_run_that_ended_itself_has_interrupted_its_batch() -> None:
