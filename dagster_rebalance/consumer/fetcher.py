@@ -266,9 +266,7 @@ class Fetcher:
             raise IllegalStateError(msg)
         # Between polls the client's own position, which is also behind the marks of transactions.
         self._note_reached()
-        reached = (
-            None if self.is_open else as_committed(self._consumer.position([theirs(partition)])[0])
-        )
+        reached = None if self.is_open else self._reached_in(partition)
         is_read = (
             reached is not None
             or partition in self._behind_seen
@@ -302,12 +300,13 @@ class Fetcher:
         if any(map(Message.error, batch)):
             batch = [message for message in batch if self._is_record(message)]
         if self._damaged:
-            self._damaged.difference_update(map(_partition, batch))
+            self._damaged.difference_update({*map(_partition, batch)} - self._unreadable.keys())
         if is_drained and self._standstill.is_due(self._clock()):
             self._look_for_standstill()
         records = self._without_withheld(batch) if self._withheld else batch
         repair_headers(records)
-        if len(records) > _RECORDS_FOR_A_POSITION * len(self._started):
+        # The client moves on behind a batch that it cannot read.
+        if not self._unreadable and len(records) > _RECORDS_FOR_A_POSITION * len(self._started):
             self._is_full = True
         else:
             self._unseen += records
@@ -425,6 +424,12 @@ class Fetcher:
     def _due(self, partition: TopicPartition) -> OffsetAndMetadata:
         """Behind the last record that the user has; where reading began, before the first."""
         return self._behind_seen.get(partition, self._started[partition])
+
+    def _reached_in(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        if partition not in self._damaged:
+            return as_committed(self._consumer.position([theirs(partition)])[0])
+        records = [record for record in self._unseen if _partition(record) == partition]
+        return _behind(records[-1]) if records else None
 
     def _positions(self) -> list[confluent_kafka.TopicPartition]:
         """How far the client is in each partition."""

@@ -316,6 +316,33 @@ def test_errors_of_several_earlier_readings_do_not_undo_a_seek(
     assert log.seen[log.tp(0)] == list(range(3, EACH))
 
 
+def test_records_behind_an_unreadable_batch_do_not_move_the_position(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client returns them with the error; a commit of the position would skip the batch."""
+    log.produce(0)
+    log.start(0)
+    log.fetcher.begin()
+    records: list[Message] = []
+
+    def all_there() -> bool:
+        records.extend(log.fetcher._whatever_is_there(500, 0.1))
+        return len(records) == EACH
+
+    wait_until(all_there, timeout_s=12, what="the records of the client", interval_s=0)
+    unreadable = Message(
+        topic=log.topic, partition=0, error=KafkaError(KafkaError._BAD_MSG, "failed CRC32C check")
+    )
+    read = told_by_the_client(log, monkeypatch, *records[:8], unreadable, *records[8:])
+    assert [record.offset() for record in read] == list(range(8))
+    log.fetcher.is_open = False
+    assert log.fetcher.position(log.tp(0)).offset == 8
+    log.fetcher.begin()
+    with pytest.raises(BrokerError, match="at offset 8: failed CRC32C check"):
+        log.fetcher.read(500, 0.0)
+    assert log.fetcher.position(log.tp(0)).offset == 8
+
+
 def test_an_error_of_an_earlier_reading_does_not_begin_a_partition_that_was_lost(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
