@@ -152,11 +152,10 @@ class Commits:
         self, errors: Mapping[TopicPartition, KafkaError]
     ) -> dict[TopicPartition, BrokerError]:
         now, is_held = self._clock(), self._session.hold is not None
-        self._unknown.refused(
-            [tp for tp, error in errors.items() if error.code() in UNKNOWN_TO_COMMITS], now
-        )
+        unknown = {tp for tp, error in errors.items() if error.code() in UNKNOWN_TO_COMMITS}
+        self._unknown.refused(unknown, now)
         return {
-            tp: self._unknown.gone(tp, now)
+            tp: (self._unknown.gone(tp, now) if tp in unknown else None)
             or commit_error(error, self._attempt, [tp], holding=is_held)
             for tp, error in errors.items()
         }

@@ -207,6 +207,20 @@ def test_a_result_that_cannot_be_read_back_is_a_retriable_error_of_all(
     assert {tp: error.retriable for tp, error in result.failed.items()} == {P0: True, P1: True}
 
 
+def test_a_time_out_of_a_partition_that_was_unknown_is_no_sign_of_a_deleted_topic(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker refused a new topic as unknown, and later does not answer."""
+    monkeypatch.setattr(commit_requests, "GONE_AFTER_S", 0.0)
+    scene.client.refused = {P0: UNKNOWN}
+    scene.member.commit({P0: offset(1), P1: offset(2)})
+    scene.client.refused = {}
+    scene.client.answers = [KafkaError._TIMED_OUT]
+    error = scene.member.commit({P0: offset(1)}).failed[P0]
+    assert not isinstance(error, PartitionLostError)
+    assert error.retriable
+
+
 def test_the_users_on_commit_is_called_for_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's partitions carry no error, so one call could not tell which of them failed."""
     heard: list[tuple[int | None, list[int]]] = []
