@@ -82,7 +82,7 @@ def with_error(runs: Iterable[RunSeen], failed: FailedAttempt | None) -> tuple[R
         if failed is not None
         and run.state is RunState.FAILED
         and run.attempt == failed.attempt
-        and not run.has_died
+        and not (run.has_died or run.is_live)
         else run
         for run in runs
     )

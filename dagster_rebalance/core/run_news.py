@@ -15,6 +15,7 @@ from dagster_rebalance.core.runs import (
     Setback,
     Succeeded,
     ToRequest,
+    Trouble,
     blocking,
     progress_of,
     refused_last,
@@ -140,7 +141,8 @@ def _due_at(
     """When a run may be asked for.
 
     A new owner tries at once what a run of another owner could not do. It waits where the process
-    of a streaming run died, because its own may die as well, unless its code is newer.
+    of a streaming run died, or too many runs were interrupted, because its own may end as well,
+    unless its code is newer.
     """
     wait_s = settings.pace.wait_s(progress, has_dead_letters=settings.dead_letter_topic is not None)
     if entry.is_own or entry.progress != ToRequest() or wait_s == NEVER:
@@ -152,7 +154,8 @@ def _due_at(
     if last is None or setback_of(last) not in {Setback.FAILED, Setback.INTERRUPTED}:
         return now + wait_s
     has_new_code = settings.code_version not in {"", last.code_version}
-    return now + wait_s if last.has_died and not has_new_code else now
+    is_risk = last.has_died or isinstance(blocking(progress), Trouble)
+    return now + wait_s if is_risk and not has_new_code else now
 
 
 def _since(entry: Entry, progress: Progress, now: float) -> float | None:

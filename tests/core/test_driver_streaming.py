@@ -249,6 +249,22 @@ def test_the_interruptions_of_a_range_count_across_its_owners() -> None:
     assert "the last one by streaming run r4" in streams[-1].driver.partitions[tp(0)].stop_reason
 
 
+def test_a_range_with_five_interruptions_waits_for_its_delay_unless_the_code_is_new() -> None:
+    """A range that kills the JVM of each run ended run after run, with all their partitions."""
+    world = World(records=5)
+    Stream(world, "r0").die()
+    batch = StreamBatch("r0", 7, interruptions=4)
+    world.kafka.stored[tp(0)] = encode(StoredPartition(0, (Claim(5, str(batch)),)))
+    world.notes[str(batch), span(0, 0, 5)] = Outcome.INTERRUPTED
+    pace = RetryPace(60.0, 60.0)
+    same = Stream(world, "r1", owns=[0], pace=pace)
+    assert same.turn(2.0) is None
+    assert same.turn(10.0) is None
+    newer = Stream(world, "r2", settings=DriverSettings(code_version="v2"), pace=pace)
+    lose(same, newer, 0)
+    assert newer.turn(2.0) or newer.turn()
+
+
 def test_a_failed_attempt_begins_the_count_of_interruptions_again() -> None:
     """The body came to an end."""
     world = World(records=5)

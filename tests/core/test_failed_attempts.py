@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dagster_rebalance.core.failed_attempts import FailedAttempt, Place, error_text, with_error
@@ -71,6 +73,17 @@ def test_an_attempt_whose_process_died_has_the_error_of_its_run() -> None:
     assert isinstance(progress, ToRequest)
     assert progress.trouble is not None
     assert progress.trouble.why == "its process was killed"
+
+
+def test_a_run_that_may_still_work_keeps_its_id() -> None:
+    """Dagster may show a live run as failed, and a reset of the group begins the attempts again.
+
+    Its members waited for the run of the note, which they could not end.
+    """
+    lives = replace(run(RunState.FAILED), is_over=False)
+    batch = StreamBatch(NEW, 1, attempt=2)
+    *_, last = with_error(batch.seen((RANGE,), lives, None), FAILED)
+    assert (last.is_live, last.run_id) == (True, NEW)
 
 
 @pytest.mark.parametrize("failed", [None, FailedAttempt(OLD, 1, "another one")])
