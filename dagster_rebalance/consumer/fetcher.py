@@ -284,6 +284,7 @@ class Fetcher:
                 together, again each second. So are partitions whose next batch cannot be read.
         """
         self._rest_unreadable()
+        self._raise_problem()
         self._begin_remade()
         self._raise_problem()
         self.start_staged()
@@ -301,7 +302,7 @@ class Fetcher:
             batch = [message for message in batch if self._is_record(message)]
         if self._damaged:
             self._damaged.difference_update({*map(_partition, batch)} - self._unreadable.keys())
-        if is_drained and self._standstill.is_due(self._clock()):
+        if is_drained and self._problem is None and self._standstill.is_due(self._clock()):
             self._look_for_standstill()
         records = self._without_withheld(batch) if self._withheld else batch
         repair_headers(records)

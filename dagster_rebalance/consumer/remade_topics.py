@@ -87,3 +87,5 @@ class RemadeTopics:
             logger.info("the ids of topics are not known: %s", problem)
             return
         self._begun_before, self._begun = self._begun, set()
+        # The partitions of a topic that is read no more begin again, if they come back.
+        self._ids = {topic: an_id for topic, an_id in self._ids.items() if topic in topics}

@@ -236,6 +236,19 @@ def test_what_a_callback_of_the_settings_raises_costs_no_record(
     log.fetcher.close()
 
 
+def test_a_remade_topic_does_not_replace_an_earlier_error(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read raises one of them."""
+    log.start(0)
+    log.fetcher._call_user(lambda: int("x"))
+    monkeypatch.setattr(log.fetcher._remade, "look", lambda _: {log.tp(0): False})
+    with pytest.raises(ValueError, match="invalid literal"):
+        log.fetcher.read(500, 0.0)
+    with pytest.raises(BrokerError, match="made again"):
+        log.fetcher.read(500, 0.0)
+
+
 def test_a_topic_that_is_missing_is_told_once_until_it_is_assigned_again(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,19 @@ def test_a_topic_that_is_read_no_more_hides_no_other_one() -> None:
     assert ids.look(OTHER) == {OTHER: True}
 
 
+def test_a_topic_that_was_made_again_while_it_was_not_read_is_at_no_old_position() -> None:
+    """Its partition begins again, and the first answer after that may lack the topic."""
+    ids = Ids()
+    ids.remade.begun([P0])
+    ids.look(P0, OTHER)
+    ids.look(OTHER)
+    ids.remade.begun([P0])
+    del ids.known["orders"]
+    ids.look(P0, OTHER)
+    ids.known["orders"] = "b"
+    assert ids.look(P0, OTHER) == {}
+
+
 def test_no_answer_is_waited_for_and_no_question_is_asked_beside_another() -> None:
     """A poll must not wait, and a broker that is away gets no crowd of them."""
     ids = Ids()
