@@ -120,8 +120,12 @@ class WorkPort(Protocol):
     def watch(self) -> None:
         """Interrupt a batch that takes too long, and end the run where that does not help."""
 
-    def stop(self) -> None:
-        """Note that a person has stopped a partition of the batch at work."""
+    def stop(self, run_ids: Collection[str]) -> None:
+        """Note that a person has stopped partitions that some runs work on.
+
+        Args:
+            run_ids: The runs. The batch at work is stopped if its run is one of them.
+        """
 
     def ended(self) -> Iterator[RunsRead]:
         """Take what became of batches; each is told once."""

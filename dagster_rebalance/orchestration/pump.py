@@ -365,7 +365,7 @@ class Pump:
                 if not is_again:
                     self._mailbox.note(str(command))
                 if parts.work is not None and command.is_ordered and not only_unstarted:
-                    parts.work.stop()
+                    parts.work.stop(run_ids)
                 self._ender.cancel(run_ids, only_unstarted=only_unstarted)
             case do.EndDeadRuns(signs):
                 self._mailbox.note(str(command))

@@ -148,10 +148,11 @@ class StreamWork:
         elif urge is Urge.END_PROCESS:
             self._give_up()
 
-    def stop(self) -> None:
-        """Note that a person has stopped a partition of the batch at work."""
-        with self._lock:
-            self._own.stop()
+    def stop(self, run_ids: Collection[str]) -> None:
+        """Note that a person has stopped partitions that some runs work on."""
+        if self.run_id in run_ids:
+            with self._lock:
+                self._own.stop()
 
     def ended(self) -> Iterator[RunsRead]:
         """Take what became of batches; each is told once."""

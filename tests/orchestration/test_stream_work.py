@@ -130,12 +130,24 @@ def test_a_stop_by_a_person_is_no_interruption_of_a_batch() -> None:
     """It comes again at once after the resume."""
     done = list[str]()
     _, work = at_work(Clock(), done)
-    work.stop()
+    work.stop(["r1"])
     work.cancel("r1")
     work.end(Outcome.INTERRUPTED)
     (news,) = work.ended()
     assert done == ["interrupt"]
     assert (news.runs[-1].is_interrupted, news.runs[-1].is_taken_back) == (False, True)
+
+
+def test_a_stop_of_the_work_of_another_run_leaves_the_own_batch_alone() -> None:
+    """A batch that took too long was no failed attempt after it."""
+    clock = Clock()
+    _, work = at_work(clock, [])
+    work.stop(["r2"])
+    clock.now = 60.0
+    work.watch()
+    work.end(Outcome.INTERRUPTED)
+    (news,) = work.ended()
+    assert news.runs[-1].state is RunState.FAILED
 
 
 def test_others_are_told_once_for_how_long_a_batch_is_at_work() -> None:
