@@ -25,6 +25,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
     broker_error,
     is_passing,
+    is_unreadable,
 )
 from dagster_rebalance.consumer.translation import theirs
 from dagster_rebalance.core.partition import TopicPartition
@@ -103,10 +104,13 @@ def _answer(message: Message, settings: Settings) -> bool | None:
     if error.code() == OFFSET_RESET_FORBIDDEN:
         # Else it is out of range by now, which the bounds will tell.
         return is_truncation(error) or None
+    topic = message.topic()
+    if topic is not None and is_unreadable(message, error):
+        return False  # the client fetches behind the position only after the leader verified it
     if is_passing(error):
         return None
     raise broker_error(
         error,
         Attempt("verifying the leader epochs of committed offsets", settings.brokers),
-        [TopicPartition(str(message.topic()), int(message.partition() or 0))],
+        () if topic is None else [TopicPartition(topic, int(message.partition() or 0))],
     )

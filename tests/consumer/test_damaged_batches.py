@@ -12,12 +12,13 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance.consumer import fetcher as fetcher_module
+from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core import standstill
 from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import LogPosition, OffsetRange, TopicPartition
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
@@ -165,6 +166,19 @@ def test_a_batch_of_an_unknown_format_is_told_again_and_again(own_kafka: KafkaCl
         )
     finally:
         polls.consumer.close()
+
+
+def test_the_log_reaches_a_position_before_a_batch_of_an_unknown_format(
+    own_kafka: KafkaCluster,
+) -> None:
+    """Its partition is committed up to there, and other partitions must be verified with it."""
+    topic = damaged(own_kafka, break_format)
+    cluster = Cluster(validated(config_of(own_kafka), hold_limit_s=10))
+    positions = {
+        TopicPartition(topic, 0): LogPosition(EACH, 0),
+        TopicPartition(topic, 1): LogPosition(EACH, 0),
+    }
+    assert cluster.truncated(positions, 30.0) == dict.fromkeys(positions, False)
 
 
 def test_a_batch_that_the_client_drops_without_a_sound_is_found(

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 
+from dagster_rebalance.consumer import truncation
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.consumer.truncation import ask_leaders
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import LogPosition, TopicPartition
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.ports import free_port
@@ -100,6 +102,15 @@ def test_leaders_that_do_not_answer_are_left_out() -> None:
         {"bootstrap.servers": f"127.0.0.1:{free_port()}", "group.id": "etl"}, hold_limit_s=10
     )
     assert ask_leaders(settings, {ORDERS: LogPosition(3, 1)}, 0.3) == {}
+
+
+def test_an_error_of_the_client_names_no_partition() -> None:
+    """A wrong password is the trouble of all partitions."""
+    message = Message(error=KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+    settings = validated({"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}, hold_limit_s=10)
+    with pytest.raises(BrokerError, match="offsets failed: wrong password") as caught:
+        truncation._answer(message, settings)
+    assert not caught.value.partitions
 
 
 def test_a_topic_that_is_made_again_has_another_id(
