@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
 
+from dagster_rebalance.consumer import stable_offsets
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.kafka_errors import (
     FENCED,
@@ -200,10 +201,11 @@ class Commits:
         """
         if not partitions:
             return {}, {}
-        answers = self._session.consumer.committed(
-            [theirs(tp) for tp in sorted(partitions)], timeout=timeout_s
+        answers, waiting = stable_offsets.read(
+            self._session.consumer, [theirs(tp) for tp in sorted(partitions)], timeout_s
         )
         refused = {ours(tp): tp.error for tp in answers if tp.error is not None}
+        refused |= dict.fromkeys(map(ours, waiting), stable_offsets.OPEN_TRANSACTION)
         found = {ours(tp): as_committed(tp) for tp in answers if tp.error is None}
         return found, refused
 

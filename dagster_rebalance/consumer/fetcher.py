@@ -66,6 +66,8 @@ _USERS_CALLBACKS = frozenset({"error_cb", "throttle_cb"})
 _LOOK_UP_S = 1.0
 """How long a start is looked up, while nothing else is read, and how long after a failure it is
 looked up again."""
+_KEPT_BACK_S = 5.0
+"""The same after a failure of some partitions, whose look-up delays the reading of the others."""
 _TOLD_AGAIN_S = 1.0
 """How long after it was told that a partition stands still it is told again."""
 _READ_AGAIN_S = 1.0
@@ -115,6 +117,7 @@ class Fetcher:
         self._starts = starts
         self._clock = clock
         self._look_up_at = clock()
+        self._unanswered_since: float | None = None
         self._reset = settings.offset_reset
         self._staged: dict[TopicPartition, Start] = {}
         self._started: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -182,11 +185,9 @@ class Fetcher:
             return
         found, problem = self._starts.find(wanted, _LOOK_UP_S)
         if problem is not None:
-            self._look_up_at = self._clock() + _LOOK_UP_S
-            if problem.retriable:
-                logger.info("reading begins later: %s", problem)
-            else:
-                self._problem = problem
+            self._look_up_at = self._clock() + (_KEPT_BACK_S if problem.partitions else _LOOK_UP_S)
+        if may_ask:
+            self._hear(problem)
         if found:
             self._begin_at(found)
             self._remade.begun(found)
@@ -196,6 +197,22 @@ class Fetcher:
                 if isinstance(self._staged.pop(tp), int)
                 else self._looked_up.add
             )(tp)
+
+    def _hear(self, problem: BrokerError | None) -> None:
+        """Report a look-up that failed: a passing failure once it has lasted for a while."""
+        now = self._clock()
+        if problem is None:
+            self._unanswered_since = None
+        elif (
+            problem.retriable
+            and now
+            < (now if self._unanswered_since is None else self._unanswered_since) + STANDSTILL_S
+        ):
+            self._unanswered_since = self._unanswered_since or now
+            logger.info("reading begins later: %s", problem)
+        else:
+            self._unanswered_since = now
+            self._problem = problem
 
     def pin(self, partition: TopicPartition, offset: int) -> None:
         """Begin a staged partition at the offset that the caller has got as its position.

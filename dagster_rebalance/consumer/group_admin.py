@@ -21,6 +21,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from dagster_rebalance.consumer import stable_offsets
 from dagster_rebalance.consumer.client_defaults import ClientKind
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.kafka_errors import (
@@ -167,10 +168,12 @@ class GroupAdmin:
 
         def ask(limit_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
             try:
-                answers = reader.committed(wanted, limit_s)
+                answers, waiting = stable_offsets.read(reader, wanted, limit_s)
             except KafkaException:
                 reader.poll(0)  # the client tells why in its callback
                 raise
+            if waiting:
+                raise KafkaException(stable_offsets.OPEN_TRANSACTION)
             found = {}
             for partition in answers:
                 if partition.error is not None:

@@ -207,6 +207,15 @@ _ADVICE: dict[int, str] = {
         "'cooperative-sticky' first (docs/upgrading.md), or set 'group.protocol' to what they use"
     ),
     KafkaError.UNSUPPORTED_ASSIGNOR: "set 'group.remote.assignor' to one that the broker offers",
+    KafkaError.UNSTABLE_OFFSET_COMMIT: (
+        "a producer has sent offsets of this group in a transaction that is still open: they "
+        "are read once the producer ends it, or 'transaction.timeout.ms' has passed; "
+        "'kafka-transactions.sh find-hanging' finds one that never ends"
+    ),
+    KafkaError.GROUP_ID_NOT_FOUND: (
+        "the coordinator has lost the group, or a group of another type, such as a share group, "
+        "has its id: if it lasts, use another 'group.id'"
+    ),
     KafkaError.INVALID_GROUP_ID: "use another 'group.id'",
     KafkaError.GROUP_MAX_SIZE_REACHED: (
         "the group is full: run fewer members, or raise the broker's limit for the size of a group"
@@ -247,6 +256,7 @@ _FATAL_IN_WORDS = {
     "Group authorization failed": KafkaError.GROUP_AUTHORIZATION_FAILED,
     "Topic authorization failed": KafkaError.TOPIC_AUTHORIZATION_FAILED,
     "maximum size": KafkaError.GROUP_MAX_SIZE_REACHED,
+    "group id does not exist": KafkaError.GROUP_ID_NOT_FOUND,
     "Invalid request": KafkaError.INVALID_REQUEST,
 }
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from dagster_rebalance.consumer import stable_offsets
 from dagster_rebalance.consumer.commits import ReadRefusedError, refusals
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import (
@@ -261,7 +262,8 @@ class Member:
         try:
             found = answered(
                 lambda limit_s: self._ask(
-                    lambda session: session.commits.read(partitions, limit_s), limit_s + _ASKED_S
+                    lambda session: session.commits.read(partitions, limit_s),
+                    stable_offsets.longest(limit_s) + _ASKED_S,
                 ),
                 timeout_s,
                 self._cause,

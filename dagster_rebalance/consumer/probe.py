@@ -23,6 +23,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
     said,
 )
+from dagster_rebalance.consumer.stable_offsets import OPEN_TRANSACTION
 from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.events import LostReason
 from dagster_rebalance.core.partition import OffsetAndMetadata, named
@@ -95,10 +96,10 @@ class Probe:
             return
         self._commits.remember(known)
         for tp in chosen if self._is_refused else ():
-            if tp in refused:
-                self._leave_topic(tp, refused[tp])
-            else:
+            if tp in found:
                 self._send(session, tp, found[tp])
+            elif refused[tp] is not OPEN_TRANSACTION:
+                self._leave_topic(tp, refused[tp])
 
     def _chosen(
         self, owned: Iterable[TopicPartition], held: Collection[TopicPartition]

@@ -14,7 +14,7 @@ Must never choose an offset where `auto.offset.reset` forbids it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.core.partition import TopicPartition
 
+_Answer = TypeVar("_Answer")
 End: TypeAlias = Literal["earliest", "latest"]
 Start: TypeAlias = Literal["committed"] | End | int
 """Where reading begins. `committed` falls back on `auto.offset.reset`."""
@@ -63,10 +64,7 @@ class Starts:
         asked = {tp for tp, start in wanted.items() if start == "committed"}
         problem: BrokerError | None = None
         if asked:
-            try:
-                stored = self._member.committed(asked, timeout_s)
-            except BrokerError as unanswered:
-                stored, problem = {}, unanswered
+            stored, problem = _answered(self._member.committed, asked, timeout_s)
             found.update(
                 {
                     tp: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch)
@@ -100,11 +98,11 @@ class Starts:
 
 
 def _answered(
-    ask: Callable[[Collection[TopicPartition], float], dict[TopicPartition, int]],
+    ask: Callable[[Collection[TopicPartition], float], dict[TopicPartition, _Answer]],
     partitions: set[TopicPartition],
     timeout_s: float,
-) -> tuple[dict[TopicPartition, int], BrokerError | None]:
-    """Those whose leaders answer, and the problem of the others."""
+) -> tuple[dict[TopicPartition, _Answer], BrokerError | None]:
+    """Those that Kafka answers for, and the problem of the others."""
     if not partitions:
         return {}, None
     try:

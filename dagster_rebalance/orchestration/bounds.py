@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.events import LastRecorded
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.start_from import Start
 
 _Answer = TypeVar("_Answer")
@@ -91,7 +91,7 @@ def find(
     Raises:
         BrokerError: Kafka refuses, or its coordinator does not answer.
     """
-    stored, refused = allowed(lambda those: consumer.committed(those, timeout_s), bounds)
+    stored, refused = committed(consumer, bounds, timeout_s)
     bounds = {partition: found for partition, found in bounds.items() if partition in stored}
     doubts = {
         partition: position_to_verify(stored[partition], found)
@@ -149,6 +149,28 @@ def allowed(
             raise
         found, more = allowed(ask, [p for p in wanted if p.topic not in error.topics])
         return found, {**dict.fromkeys(refused, str(error)), **more}
+
+
+def committed(
+    consumer: RebalanceAwareConsumer, partitions: Iterable[TopicPartition], timeout_s: float
+) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, str]]:
+    """Read what the group has committed; a partition that Kafka does not tell it of has a reason.
+
+    Kafka does not tell it of topics that it refuses, and of partitions with an offset in an open
+    transaction.
+
+    Raises:
+        BrokerError: Kafka refuses everything, or does not answer.
+    """
+    wanted = list(partitions)
+    try:
+        return allowed(lambda those: consumer.committed(those, timeout_s), wanted)
+    except BrokerError as error:
+        kept = error.partitions
+        if not kept or not error.retriable:
+            raise
+        found, more = committed(consumer, [p for p in wanted if p not in kept], timeout_s)
+        return found, {**dict.fromkeys(kept, str(error)), **more}
 
 
 def refusals(refused: Mapping[TopicPartition, str]) -> dict[TopicPartition, Found]:

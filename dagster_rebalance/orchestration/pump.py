@@ -37,7 +37,7 @@ from dagster_rebalance.orchestration.bounds import (
     PATIENCE_S,
     READ_LIMIT_S,
     BoundsReader,
-    allowed,
+    committed,
 )
 from dagster_rebalance.orchestration.group_report import GroupReport
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
@@ -416,9 +416,8 @@ class Pump:
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
         """Write offsets, after a look at what is stored: leave alone what nobody expects."""
-        stored, unread = allowed(
-            lambda those: self.parts.consumer.committed(those, PATIENCE_S),
-            [write.partition for write in writes],
+        stored, unread = committed(
+            self.parts.consumer, [write.partition for write in writes], PATIENCE_S
         )
         done, due, changed = do.compared(
             [write for write in writes if write.partition in stored], stored

@@ -20,7 +20,10 @@ from dagster_rebalance.testing.fake_group import FakeGroup, ManualClock
 from tests.consumer.contract.stages import MockCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+    from dagster_rebalance.consumer.starts import Start
+    from dagster_rebalance.core.partition import OffsetAndMetadata
 
 EACH = 20
 
@@ -458,6 +461,37 @@ class Refusing:
         raise KafkaException(KafkaError(KafkaError._FATAL, f"broken: {partitions}"))
 
     incremental_unassign = incremental_assign
+
+
+def test_a_look_up_that_fails_for_long_is_reported_and_then_goes_on() -> None:
+    """A passing failure is no news at first."""
+    group = FakeGroup({"orders": 1})
+    tp = TopicPartition("orders", 0)
+    starts = Kept(group.member(), group, "earliest")
+    settings = validated({"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}, hold_limit_s=10)
+    fetcher = Fetcher(settings, starts, group.clock)
+    fetcher.stage([tp])
+    told = []
+    for _ in range(14):
+        fetcher.start_staged()
+        try:
+            fetcher.read(1, 0)
+        except BrokerError as problem:
+            told.append((group.clock(), problem.partitions))
+        group.clock.advance(5)
+    began = told[0][0] - 30
+    assert told == [(began + 30, {tp: "kept"}), (began + 60, {tp: "kept"})]
+    fetcher.close()
+
+
+class Kept(Starts):
+    """A look-up of partitions that a transaction keeps back."""
+
+    def find(
+        self, wanted: Mapping[TopicPartition, Start], timeout_s: float
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], BrokerError | None]:
+        """Find nothing."""
+        return {}, BrokerError("kept", retriable=True, partitions=dict.fromkeys(wanted, "kept"))
 
 
 def test_after_a_revoke_request_poll_returns_no_record_of_the_held_partitions(log: Log) -> None:

@@ -30,15 +30,15 @@ class Reads:
         member: Any = reader.consumer._member
         self.count = 0
         self.then: Callable[[], None] = lambda: None
-        ask = member._session.commits.read
+        ask = member._session.commits.look_up
 
-        def read(partitions: Collection[TopicPartition], timeout_s: float) -> object:
+        def look_up(partitions: Collection[TopicPartition], timeout_s: float) -> object:
             found = ask(partitions, timeout_s)
             self.count += 1
             self.then()
             return found
 
-        monkeypatch.setattr(member._session.commits, "read", read)
+        monkeypatch.setattr(member._session.commits, "look_up", look_up)
 
 
 def hold(group: Readers, blue: Reader, green: Reader) -> frozenset[TopicPartition]:

@@ -24,7 +24,7 @@ from tests.orchestration.bench import CONFIG
 from tests.orchestration.parts import tp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from dagster_rebalance.consumer.port import OffsetAndTimestamp
 
@@ -84,6 +84,30 @@ def test_a_leader_that_does_not_say_where_to_begin_keeps_only_its_partition_wait
     retriable = False
     with pytest.raises(BrokerError, match="away"):
         reader.find([tp(0), tp(1)], {})
+
+
+@pytest.mark.parametrize("kept", [{tp(1)}, {tp(0), tp(1)}], ids=["one", "all"])
+def test_a_partition_with_an_offset_in_an_open_transaction_has_a_reason_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, kept: set[TopicPartition]
+) -> None:
+    """Kafka tells of it once the transaction has ended."""
+    group, consumer = stage()
+    answers = consumer.committed
+
+    def committed(
+        partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        if waiting := kept.intersection(partitions):
+            msg = "a transaction is still open"
+            raise BrokerError(msg, retriable=True, partitions=dict.fromkeys(waiting, msg))
+        return answers(partitions, timeout_s)
+
+    monkeypatch.setattr(consumer, "committed", committed)
+    reader = BoundsReader(consumer, group.clock, lambda _: None)
+    found = reader.find([tp(0), tp(1)], {})
+    assert {p for p in found if found[p].refused == "a transaction is still open"} == kept
+    kept.clear()
+    assert not any(at.refused for at in reader.find([tp(0), tp(1)], {}).values())
 
 
 def test_the_first_offset_is_read_now_and_then_while_a_partition_is_owned() -> None:
