@@ -181,11 +181,16 @@ def test_no_record_of_a_topic_that_was_made_again_is_left_out_or_doubled_in_sile
         produce(kafka_broker, topic, "new", 50)
         new = {f"new-{number}" for number in range(50)}
         errors.clear()
-        until(lambda: any("deleted and made again" in text for text in errors), "the error")
+        # In the consumer protocol Kafka may assign the new partition before the ids are compared:
+        # it begins anew, with an error only if there is no start to choose.
+        if protocol == "classic":
+            until(lambda: any("deleted and made again" in text for text in errors), "the error")
         if reset == "error":
+            until(lambda: errors, "an error")
             until(consumer.assignment, "the assignment")
             consumer.seek_to_beginning([TopicPartition(topic, 0)])
         until(lambda: set(values) >= new, "the new records")
+        assert errors or len([value for value in values if value in new]) == len(new)
     finally:
         consumer.close()
 
