@@ -55,6 +55,7 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         refused: The partitions that the broker refuses in a commit, each with an error code. It
             stores the others, and the client raises the last error.
         unreadable: The partitions whose committed offset the broker refuses to tell.
+        kept_back: The partitions with an offset in an open transaction.
         too_many: From so many partitions on, the broker finds a request too large.
         may_answer: A commit waits for it.
         stored: What the group has committed.
@@ -70,6 +71,7 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         self.probe_answer: int | None = KafkaError.OFFSET_METADATA_TOO_LARGE
         self.refused: dict[TopicPartition, int] = {}
         self.unreadable: dict[TopicPartition, int] = {}
+        self.kept_back: frozenset[TopicPartition] = frozenset()
         self.too_many = 1_000
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -126,6 +128,8 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         stored = self.stored
         if isinstance(stored, int):
             raise KafkaException(KafkaError(stored))
+        if not self.kept_back.isdisjoint(map(ours, partitions)):
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         wanted = [(tp, stored.get(ours(tp))) for tp in partitions]
         return [
             RefusedPartition.of(tp, self.unreadable[ours(tp)])

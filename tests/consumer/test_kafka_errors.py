@@ -141,6 +141,7 @@ def test_a_fatal_heartbeat_without_a_right_names_the_acl(resource: str) -> None:
     ("refusal", "advice"),
     [
         ("GROUP_MAX_SIZE_REACHED", "the group is full"),
+        ("GROUP_ID_NOT_FOUND", r"use another .group\.id"),
         ("INVALID_REQUEST", "its log says why"),
         ("UNSUPPORTED_ASSIGNOR", r"set 'group\.remote\.assignor'"),
         ("UNSUPPORTED_VERSION", "group_protocol: classic"),

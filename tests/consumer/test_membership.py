@@ -578,6 +578,20 @@ def test_a_hold_of_refused_topics_alone_goes_on_without_probes(
     assert scene.session.ended is None
 
 
+def test_a_partition_in_an_open_transaction_is_probed_after_its_end(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """The broker refuses neither the partition nor its topic."""
+    scene = scripted()
+    scene.client.kept_back = frozenset({P0, P1})
+    scene.ask_for(P1)
+    probed(scene, 8)
+    assert scene.client.asked == []
+    scene.client.kept_back = frozenset()
+    scene.until(lambda: scene.client.asked, "a probe")
+    assert scene.session.ended is None
+
+
 def test_a_probe_without_an_answer_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
     """A broker that is away says nothing about the member."""
     scene = scripted()
