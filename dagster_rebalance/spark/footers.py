@@ -91,15 +91,18 @@ def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:
 def stored_schemas(output: Path) -> Iterator[tuple[Path, str | None]]:
     """The files of an output, and the schema that Spark has noted in each, as JSON.
 
-    It is None in a file that another program has written.
+    It is None in a file that another program has written, or that this process cannot read.
     """
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
     for file in _output_files(output):
         try:
             footer = parquet.read_metadata(file)
         except FileNotFoundError:
             continue  # deleted since the folder was listed
+        except (OSError, ArrowException):
+            yield file, None  # Spark may have the keys of an encrypted file
+            continue
         noted = (footer.metadata or {}).get(_SCHEMA_NOTE)
         yield file, None if noted is None else noted.decode()
 

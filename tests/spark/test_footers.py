@@ -9,7 +9,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dagster_rebalance.spark.footers import COLUMNS, RangeKey, local_folder, ranges_by_file
+from dagster_rebalance.spark.footers import (
+    COLUMNS,
+    RangeKey,
+    local_folder,
+    ranges_by_file,
+    stored_schemas,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +32,15 @@ def write(file: Path, rows: Sequence[Sequence[Any]], **options: Any) -> Path:  #
     schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
     parquet.write_table(pa.table(columns, schema=schema), file, **options)
     return file
+
+
+def test_a_file_whose_footer_only_spark_can_read_has_no_known_schema(tmp_path: Path) -> None:
+    """Spark may have encrypted it, with keys that this process does not have."""
+    folder = tmp_path / "topic_partition=orders-p0"
+    folder.mkdir()
+    file = folder / "0-5.parquet"
+    file.write_bytes(b"PARE" + bytes(20) + b"PARE")
+    assert list(stored_schemas(tmp_path)) == [(file, None)]
 
 
 def test_files_of_one_range_each_are_named_by_it(tmp_path: Path) -> None:
