@@ -142,6 +142,8 @@ class Check:
             msg = f"it nests more than {_MOST_LEVELS} lists and objects in each other"
             raise UndecodableError(msg)
         steps = self._cost.steps * (text.count(b",") + opened + 1)
+        if steps > MOST_STEPS:  # some commas may be those of texts
+            steps = self._cost.steps * _places(value)
         if steps > MOST_STEPS:
             raise UndecodableError(_TOO_MANY_STEPS)
         try:
@@ -253,6 +255,14 @@ def _is_linear(pattern: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _places(value: object) -> int:
+    count, left = 0, [value]
+    while left:
+        count += 1
+        left += _inner(left.pop())
+    return count
 
 
 def _is_deep(value: object) -> bool:

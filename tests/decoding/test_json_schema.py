@@ -343,6 +343,13 @@ def test_a_union_of_many_types_is_checked() -> None:
     assert opened.decoded(payload(value | {"f8": "x"}))[1] is not None
 
 
+def test_commas_in_a_text_are_no_places_of_a_value() -> None:
+    """A record may carry a file as text; each comma would count as one more item."""
+    schema = text({"anyOf": [{"type": "object"} for _ in range(1_000)]})
+    _, why = decoder(schema, schema).open().decoded(payload({"csv": "," * 600_000}))
+    assert why is None
+
+
 def test_a_deeply_nested_value_is_refused() -> None:
     """A recursion without a bound overflows the stack and ends the process."""
     opened = decoder(text({}), text({"items": {"$ref": "#"}})).open()
