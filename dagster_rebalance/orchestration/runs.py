@@ -375,8 +375,10 @@ class RunLedger:
     def _ask_process(self, run: dg.DagsterRun) -> None:
         if Mark.STOP not in marks_of(self._instance, run.run_id):
             set_mark(self._instance, run, Mark.STOP)
-        if run.status is not dg.DagsterRunStatus.CANCELING:
-            self._instance.report_run_canceling(run)
+        now = self._instance.get_run_by_id(run.run_id)
+        # Dagster would show a run that has ended since as canceling, for ever.
+        if now is not None and now.status in _AT_WORK - {dg.DagsterRunStatus.CANCELING}:
+            self._instance.report_run_canceling(now)
         self._note_asked(run.run_id, again_at=float("inf"))
 
     def _may_cancel(self, run: dg.DagsterRun, *, only_unstarted: bool) -> bool:

@@ -660,6 +660,23 @@ def test_a_run_that_begins_while_it_is_marked_is_not_taken_back(
     assert status_of(instance, run) is Status.STARTED
 
 
+def test_a_run_that_succeeds_while_it_is_marked_stays_a_success(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster shows a finished run as canceling again, and its batch was requested again."""
+
+    def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark) -> None:
+        set_mark(within, run, mark)
+        if mark is Mark.STOP:
+            succeeded = dg.DagsterEvent("PIPELINE_SUCCESS", run.job_name)
+            within.report_dagster_event(succeeded, run.run_id)
+
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    monkeypatch.setattr(runs_module, "set_mark", slow)
+    RunLedger(instance, "etl").cancel(run.run_id)
+    assert status_of(instance, run) is Status.SUCCESS
+
+
 class LauncherOfPods:
     """A launcher that can stop what it launches, also before that has started.
 
