@@ -27,7 +27,7 @@ from dagster_rebalance.cli.target import (
     open_target,
 )
 from dagster_rebalance.core.errors import DagsterRebalanceError
-from dagster_rebalance.core.group_status import explanation
+from dagster_rebalance.core.group_status import explanation, why_no_member
 from dagster_rebalance.core.lag import why_missing
 
 if TYPE_CHECKING:
@@ -121,12 +121,11 @@ def explain(
             wanted = chosen(partitions, seen.statuses, target.kafka.group_id)
         else:
             wanted = [p for p, one in seen.statuses.items() if not _is_at_rest(one)]
-        sensors = () if owners.members else look.sensors()
         for partition in wanted:
-            sentences = explanation(
-                seen.statuses[partition], has_members=bool(owners.members), sensors=sensors
-            )
+            sentences = explanation(seen.statuses[partition], has_members=bool(owners.members))
             typer.echo("\n  ".join(sentences))
+        if wanted and not owners.members:
+            typer.echo("\n  ".join(why_no_member(look.sensors())))
         for note in _notes(seen):
             typer.echo(note)
         if not wanted and seen.statuses:

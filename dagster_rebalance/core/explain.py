@@ -27,7 +27,7 @@ from dagster_rebalance.core.setbacks import NEVER
 from dagster_rebalance.core.stream_batches import StreamBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.driver import Driver
@@ -133,8 +133,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
     count = len(driver.partitions)
     first = f"owns {named(driver.partitions)}"
     if count:
-        lag = sum(owned.lag for owned in partitions)
-        first += f" ({count} partition{_s(count)}), lag {lag}; "
+        first += f" ({count} partition{_s(count)}), {_lag(partitions)}; "
         first += _running(partitions, now, driver.settings.worker)
     return (
         first,
@@ -155,6 +154,14 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
             streams=bool(driver.settings.worker),
         ),
     )
+
+
+def _lag(partitions: Collection[OwnedPartition]) -> str:
+    """The lag of a member. That of a partition is not known until its offsets were read."""
+    known = [o for o in partitions if o.ledger is not None and o.bounds is not None]
+    if partitions and not known:
+        return "lag not known yet"
+    return f"lag {'at least ' * (len(known) < len(partitions))}{sum(o.lag for o in known)}"
 
 
 def _running(partitions: Iterable[OwnedPartition], now: float, worker: str) -> str:
@@ -210,7 +217,7 @@ def glance(driver: Driver) -> str:
         f"holding {held}": held,
         "leaving": driver.leaving is not None,
         f"{len(driver.partitions)} owned": True,
-        f"lag {sum(owned.lag for owned in partitions)}": driver.partitions,
+        _lag(partitions): driver.partitions,
         f"{runs} run{_s(runs)}": runs,
     }
     return ", ".join(text for text, is_told in said.items() if is_told)

@@ -223,25 +223,30 @@ def status_of(
     )
 
 
-def explanation(
-    status: PartitionStatus, *, has_members: bool, sensors: Iterable[SensorSeen] = ()
-) -> tuple[str, ...]:
+def why_no_member(sensors: Iterable[SensorSeen]) -> tuple[str, ...]:
+    """Why a group has no member, and what to do.
+
+    Args:
+        sensors: Those of the group.
+    """
+    unknown = (
+        "Turn its sensor on. If it is on, see its last tick and whether its code location loads"
+    )
+    said = [sensor.why_no_member for sensor in sensors] or [unknown]
+    return ("The group has no member, so nothing new is begun", *said)
+
+
+def explanation(status: PartitionStatus, *, has_members: bool) -> tuple[str, ...]:
     """A partition in sentences: what it waits for, why, and what to do.
 
     Args:
         status: The partition.
         has_members: Whether the group has any.
-        sensors: Those of the group; asked for only where it has no member.
     """
     said = [status.sentence]
-    if not has_members:
-        said.append("The group has no member, so nothing new is begun")
-        said += [sensor.why_no_member for sensor in sensors] or [
-            "Turn its sensor on. If it is on, see its last tick and whether its code location loads"
-        ]
-    elif status.owner:
+    if has_members and status.owner:
         said.append(f"Its owner is {status.owner}" + (f"; {status.hold}" if status.hold else ""))
-    else:
+    elif has_members:
         said.append(
             f"It has no owner at the moment: {status.hold}. Whoever holds a partition waits for "
             "the runs at work on it, no longer than hold_limit_s; cancelling these ends the wait"

@@ -85,7 +85,11 @@ class GroupLag:
 
     def __str__(self) -> str:
         count = len(self.partitions)
-        text = f"lag {self.total:,} in {count:,} partition{_s(count)}"
+        known = count - len(self.unknown)
+        of = f"{known:,} of " if self.unknown else ""
+        text = f"lag {self.total:,} in {of}{count:,} partition{_s(count)}"
+        if self.unknown and not known:
+            text = "lag not known"
         worst = next((row for row in self.partitions if row.lag), None)
         if worst is not None and count > 1:
             text += f", largest {worst.partition} ({worst.lag:,})"

@@ -48,13 +48,14 @@ def sensors_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> tuple[Sensor
 def _named(instance: dg.DagsterInstance, group: dg.AssetKey) -> set[tuple[str, str]]:
     """The code locations and sensors that members have named.
 
-    The member of a streaming run names its run and its job.
+    In events of earlier versions, a streaming run names its job.
     """
     found = set()
     for record in instance.fetch_observations(group, limit=_EVENTS_READ).records:
         said = record.asset_observation.metadata if record.asset_observation else {}
-        if "sensor" in said and "code_location" in said:
+        sensor = said.get("sensor") or said.get("started_by")
+        if sensor is not None and "code_location" in said:
             location = str(said["code_location"].value).partition("/")[0]
-            name = str(said["sensor"].value)
+            name = str(sensor.value)
             found |= {(location, name), (location, f"{name}_sensor")}
     return found

@@ -25,7 +25,7 @@ class Host:
 
     Attributes:
         location: The code location; of a streaming run, with a part of its id behind it.
-        sensor: The sensor that asks for the member; of a streaming run, its job.
+        sensor: The sensor that asks for the member, or that started the streaming run.
         incarnation: A name for this process that is never used again.
         run_id: The streaming run that the process executes; empty for a code server.
     """
@@ -41,7 +41,8 @@ class Host:
         if not self.run_id:
             return {"code_location": self.location, "sensor": self.sensor}
         location, _, _ = self.location.rpartition("/")
-        return {"member": self.location, "code_location": location}
+        # Not as `sensor`: a member of a code server takes such an event for its successor.
+        return {"member": self.location, "code_location": location, "started_by": self.sensor}
 
 
 NOBODY = Host(location="", sensor="", incarnation="")

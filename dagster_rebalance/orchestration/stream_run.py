@@ -575,10 +575,11 @@ class StreamCatalogue(Catalogue):
     ) -> None:
         origin = run.remote_job_origin
         location = origin.repository_origin.code_location_origin.location_name if origin else ""
+        _, _, sensor = run.tags.get(STREAM_TAG, "").rpartition(":")
         super().__init__(
             instance,
             GroupAssets.of(kafka.group_id),
-            Host(f"{location or 'stream'}/{run.run_id[:8]}", run.job_name, run.run_id, run.run_id),
+            Host(f"{location or 'stream'}/{run.run_id[:8]}", sensor, run.run_id, run.run_id),
             public_settings(kafka),
         )
         self._run = run

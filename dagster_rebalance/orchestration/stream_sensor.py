@@ -213,17 +213,25 @@ def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
 
 
 def _shown(seen: Sequence[StreamSeen], fleet: Fleet) -> str:
-    """The live runs in a sentence: those that stay, and those that they replace."""
+    """The live runs in a sentence, by what each is about to do."""
     live = [run for run in seen if run.is_live]
     if not live:
         return "no streaming run is live"
-    stay = [run for run in live if not run.is_leaving and run.version == fleet.version]
-    joined = sum(run.has_joined for run in stay)
-    text = f"{joined} of {fleet.runs} streaming run{'s' * (fleet.runs != 1)} live"
-    if stay:
-        text += f": {named_runs(sorted(run.run_id for run in stay))}"
-    replaced = sorted(run.run_id for run in live if run not in stay)
-    return f"{text}, replacing {named_runs(replaced)}" if replaced else text
+    old = [run for run in live if run.version != fleet.version]
+    stay = [run for run in live if not run.is_leaving and run not in old]
+    joined = [run for run in stay if run.has_joined]
+    text = f"{len(joined)} of {fleet.runs} streaming run{'s' * (fleet.runs != 1)} live"
+    text += " with the new code" * bool(old)
+    text += f": {_named(joined)}" * bool(joined)
+    others = {
+        "starting": [run for run in stay if not run.has_joined],
+        "working until replaced": [run for run in old if not run.is_leaving],
+    }
+    return "; ".join((text, *(f"{what}: {_named(runs)}" for what, runs in others.items() if runs)))
+
+
+def _named(runs: Iterable[StreamSeen]) -> str:
+    return named_runs(sorted(run.run_id for run in runs))
 
 
 def _wanted(found: Moves) -> str:

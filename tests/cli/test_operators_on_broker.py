@@ -338,6 +338,7 @@ def test_a_login_stands_in_a_file(
         shop.said("status")
     assert password in file.read_text()
     assert shop.said("status", *login).startswith(f"group {name}: no members, 3 partitions, lag 0")
+    assert shop.said("explain", name, *login).count("The group has no member") == 1
     move = ("reset", "--all", "--to-earliest", *login)
     assert "Nothing was moved" in shop.said(*move)
     with pytest.raises(BrokerError, match="authoriz") as refused:

@@ -434,7 +434,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     )
     (stopped_run,) = halted.live_runs
     assert summary(member.driver, world.now) == (
-        f"owns orders-0..3 (4 partitions), lag 255; 1 run working for 1 s, {NOT_STARTED}",
+        f"owns orders-0..3 (4 partitions), lag at least 255; 1 run working for 1 s, {NOT_STARTED}",
         f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
         (
             f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in "
@@ -442,7 +442,16 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
         ),
         "orders-3: starting: reads its committed offset",
     )
-    assert glance(member.driver) == "1 stopped, holding 1, 4 owned, lag 255, 3 runs"
+    assert glance(member.driver) == "1 stopped, holding 1, 4 owned, lag at least 255, 3 runs"
+
+
+def test_a_lag_that_no_partition_has_read_yet_is_not_shown_as_0() -> None:
+    """A member that starts looked like one that has caught up."""
+    member = World(records=85).member()
+    member.fails.add(ReadStoredOffsets)
+    member.feed(PartitionsAssigned((tp(0),)))
+    assert glance(member.driver) == "1 owned, lag not known yet"
+    assert summary(member.driver, 0.0)[0].startswith("owns orders-0 (1 partition), lag not known")
 
 
 def test_the_summary_says_why_the_member_leaves() -> None:

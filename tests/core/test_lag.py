@@ -86,8 +86,8 @@ def test_a_lag_that_is_not_known_is_not_zero(said: dict[TopicPartition, Found]) 
     assert lag.partitions[0].state == "its leader did not answer in time"
     assert (lag.total, lag.most) == (5, 5)
     assert str(lag) == (
-        "lag 5 in 3 partitions, largest orders-1 (5); the lag of orders-0 is not known: no leader "
-        "answered in time"
+        "lag 5 in 2 of 3 partitions, largest orders-1 (5); the lag of orders-0 is not known: no "
+        "leader answered in time"
     )
 
 
@@ -216,6 +216,9 @@ def test_a_lag_that_is_not_known_exceeds_any_limit_but_none() -> None:
     """Else the check would pass while a broker is away."""
     lag = GroupLag((PartitionLag(tp(0), 3, None, None),))
     said = ("the lag of orders-0 is not known: no leader answered",)
+    assert str(lag) == "lag not known; the lag of orders-0 is not known: no leader answered in time"
+    some = GroupLag((*lag.partitions, PartitionLag(tp(1), 0, 9, 9)))
+    assert str(some).startswith("lag 9 in 1 of 2 partitions, largest orders-1 (9); the lag of")
     assert LagLimit(1000).exceeded(lag) == LagLimit(None, 60).exceeded(lag) == said
     assert NO_LIMIT.exceeded(lag) == ()
 

@@ -10,6 +10,7 @@ import pytest
 
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_sensors import sensors_of
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 
@@ -32,9 +33,9 @@ def dagster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterDeploym
         yield deployment
 
 
-def say_joined(instance: dg.DagsterInstance, location: str, sensor: str) -> None:
+def say_joined(instance: dg.DagsterInstance, location: str, sensor: str, run_id: str = "") -> None:
     """Show a member of the group, as it does itself."""
-    said = {"event": "joined", "code_location": location, "sensor": sensor}
+    said = {"event": "joined", **Host(location, sensor, "1", run_id).names}
     instance.report_runless_asset_event(dg.AssetObservation(GROUP, metadata=said))
 
 
@@ -54,7 +55,7 @@ def test_the_sensors_of_a_group_are_seen_with_their_last_tick(dagster: DagsterDe
         assert (seen.name, seen.is_on) == ("failing_sensor", True)
         assert seen.error.startswith("KeyError: 'KAFKA_BROKERS is not set' (ticking_project.py:")
         say_joined(instance, "another location", "skipping_sensor")
-        say_joined(instance, "shop/1a2b3c4d", "skipping")  # as a streaming run does
+        say_joined(instance, "shop/1a2b3c4d", "skipping_sensor", run_id="1a2b3c4d")
         dagster.ui.stop_sensor("shop", "skipping_sensor")
         first, second = sensors_of(instance, GROUP)
         assert (first.name, second.name, second.is_on) == (

@@ -17,7 +17,10 @@ from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.commit_records import commits_in
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import Host
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.stream_run import StreamCatalogue
+from dagster_rebalance.orchestration.tags import STREAM_TAG
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import span, tp
 
@@ -449,20 +452,35 @@ def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(
     )
 
 
-def test_an_event_of_a_streaming_run_names_its_code_location_and_no_sensor(
+def test_an_event_of_a_streaming_run_names_its_code_location_and_sensor(
     instance: dg.DagsterInstance,
 ) -> None:
     """The fields held the run and the job, by which sensors look for their successors."""
     assets = GroupAssets.of(unique_name("group"))
-    host = Host("shop/3f61351e", "stream", "3f61351e-1", "3f61351e-1")
+    host = Host("shop/3f61351e", "stream_sensor", "3f61351e-1", "3f61351e-1")
     catalogue = Catalogue(instance, assets, host)
     catalogue.record_assigned([tp(0)], "m")
     (record,) = instance.fetch_observations(assets.group, limit=1).records
     assert record.asset_observation is not None
     said = {name: value.value for name, value in record.asset_observation.metadata.items()}
     assert (said["member"], said["code_location"]) == ("shop/3f61351e", "shop")
+    assert said["started_by"] == "stream_sensor"
     assert "sensor" not in said
     assert [one.name for one in catalogue.assigned()] == ["shop/3f61351e"]
+
+
+def test_a_streaming_run_names_the_sensor_that_started_it(instance: dg.DagsterInstance) -> None:
+    """`explain` looks for that sensor where the group has no member."""
+    group_id = unique_name("group")
+    kafka = KafkaConsumerResource(
+        bootstrap_servers="localhost:1", group_id=group_id, topics=["orders"]
+    )
+    run = dg.DagsterRun(job_name="stream", tags={STREAM_TAG: "shop:stream_sensor"})
+    StreamCatalogue(instance, kafka, run).record_left("a reason")
+    records = instance.fetch_observations(GroupAssets.of(group_id).group, limit=1).records
+    (said,) = [record.asset_observation for record in records]
+    assert said is not None
+    assert said.metadata["started_by"].value == "stream_sensor"
 
 
 def test_joined_commits_of_earlier_versions_are_still_read() -> None:

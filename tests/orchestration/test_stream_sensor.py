@@ -161,7 +161,7 @@ def test_a_tick_says_what_the_members_own_and_hold_and_how_much_waits(sensor: Se
     assert " UTC, for run 9a0f22c1; as of " in said
     assert said.endswith(" s ago: lag 4 in 1 partition")
     runs = sorted(run.run_id[:8] for run in sensor.runs())
-    assert said.startswith(f"0 of 2 streaming runs live: runs {', '.join(runs)}; ")
+    assert said.startswith(f"0 of 2 streaming runs live; starting: runs {', '.join(runs)}; ")
 
 
 def test_the_cursor_begins_with_what_the_list_of_ticks_is_to_show(sensor: Sensor) -> None:
@@ -213,12 +213,20 @@ def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
     new = sensor.runs()[2:]
     assert [run.tags[VERSION_TAG] for run in new] == ["v2", "v2"]
     assert all(Mark.LEAVE not in marks_of(sensor.instance, run.run_id) for run in old)
+    waits = str(sensor.tick().skip_message)
     for run in new:
         sensor.begin(run)
     said = str(sensor.tick().skip_message)
     shown = ", ".join(sorted(run.run_id[:8] for run in new))
     replaced = ", ".join(sorted(run.run_id[:8] for run in old))
-    assert said.startswith(f"2 of 2 streaming runs live: runs {shown}, replacing runs {replaced}")
+    assert waits.startswith(
+        f"0 of 2 streaming runs live with the new code; starting: runs {shown}; "
+        f"working until replaced: runs {replaced}"
+    )
+    assert said.startswith(
+        f"2 of 2 streaming runs live with the new code: runs {shown}; "
+        f"working until replaced: runs {replaced}"
+    )
     assert [Mark.LEAVE in marks_of(sensor.instance, run.run_id) for run in old] == [True, False]
     assert f"run {old[0].run_id[:8]} is leaving" in str(sensor.tick().skip_message)
     sensor.instance.report_run_canceled(old[0])
