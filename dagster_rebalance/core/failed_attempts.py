@@ -14,11 +14,12 @@ from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.shown import one_line, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dagster_rebalance.core.runs import RunSeen
 
 _MOST_CHARACTERS = 400
+_MOST_CAUSES = 2
 _MOST_PLACES = 3
 _MOST_PLACE_CHARACTERS = 80
 
@@ -50,7 +51,7 @@ class FailedAttempt:
     error: str
 
 
-def error_text(said: str, places: Iterable[Place] = ()) -> str:
+def error_text(said: str, places: Iterable[Place] = (), causes: Sequence[str] = ()) -> str:
     """Return an error in one line.
 
     Example:
@@ -59,12 +60,18 @@ def error_text(said: str, places: Iterable[Place] = ()) -> str:
     Args:
         said: The type and the message of the error.
         places: Where it went through, the outermost place first.
+        causes: The types and the messages of the errors that led to it, the root cause last.
     """
-    text = one_line(shown(said))
-    if len(text) > _MOST_CHARACTERS:
-        text = f"{text[: _MOST_CHARACTERS - 4]} ..."
+    parts = [said, *causes[-_MOST_CAUSES:]]
+    most = _MOST_CHARACTERS // len(parts)
+    text = "; caused by ".join(_shortened(part, most) for part in parts)
     innermost = [*places][: -_MOST_PLACES - 1 : -1]
     return f"{text} ({', '.join(map(str, innermost))})" if innermost else text
+
+
+def _shortened(said: str, most: int) -> str:
+    text = one_line(shown(said))
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 def with_error(runs: Iterable[RunSeen], failed: FailedAttempt | None) -> tuple[RunSeen, ...]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import re
 import traceback
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import dagster as dg
 
 from dagster_rebalance.core.failed_attempts import FailedAttempt, Place, error_text
 from dagster_rebalance.orchestration.tags import spelled
 from dagster_rebalance.orchestration.work_notes import Places, place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import dagster as dg
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dagster_rebalance.core.partition import OffsetRange
 
@@ -89,24 +90,53 @@ class FailureNotes:
 
 
 def text_of_error(problem: BaseException) -> str:
-    """Return the text of what a body of a streaming run has raised.
-
-    To ask an error of a JVM that has died for its message is an error, too.
-    """
-    name = type(problem).__name__
-    try:
-        said = f"{name}: {problem}"
-    except Exception:  # noqa: BLE001 - of any library
-        said = f"{name}, which has no text"
-    frames = traceback.walk_tb(problem.__traceback__)
+    """Return the text of what a body of a streaming run has raised."""
+    first, *causes = islice(_chain(problem), _MOST_CAUSES)
+    # The frames of a group are those of the library that collects its errors.
+    raised = next((error for error in (first, *causes) if not _members(error)), first)
+    frames = traceback.walk_tb(raised.__traceback__)
     return error_text(
-        said,
+        _said(first),
         [
             Place(frame.f_code.co_filename, line, frame.f_code.co_name)
             for frame, line in frames
             if not frame.f_code.co_filename.startswith(_PACKAGE)
         ],
+        list(map(_said, causes)),
     )
+
+
+def _chain(problem: BaseException) -> Iterator[BaseException]:
+    """Return an error and its causes: the errors of a group, or the one that it was raised from."""
+    yield problem
+    cause = problem.__cause__
+    for error in _members(problem) or ([] if cause is None else [cause]):
+        yield from _chain(error)
+
+
+def _members(problem: BaseException) -> tuple[BaseException, ...]:
+    """Return the errors of a group. Python 3.10 has a backport of groups alone."""
+    held = getattr(problem, "exceptions", ())
+    is_group = isinstance(held, tuple) and all(isinstance(one, BaseException) for one in held)
+    return held if is_group else ()
+
+
+def _said(problem: BaseException) -> str:
+    """Return the type, the message, the notes and the metadata of an error.
+
+    To ask an error of a JVM that has died for its message is an error, too.
+    """
+    name = type(problem).__name__
+    is_failure = isinstance(problem, dg.Failure)
+    try:
+        message = (problem.description if is_failure else str(problem)) or ""
+    except Exception:  # noqa: BLE001 - of any library
+        return f"{name}, which has no text"
+    metadata = problem.metadata if is_failure else {}
+    more = [*getattr(problem, "__notes__", ())]
+    more += [f"{key}: {value.value}" for key, value in metadata.items()]
+    told = ", ".join(filter(None, [message, *map(str, more)]))
+    return f"{name}: {told}" if told else name
 
 
 def text_of_event(entry: dg.EventLogEntry | None) -> str:
@@ -120,13 +150,16 @@ def text_of_event(entry: dg.EventLogEntry | None) -> str:
 
 def text_of_info(error: ErrorInfo) -> str:
     """Return the text of an error that Dagster has stored."""
-    for _ in range(_MOST_CAUSES):
-        if error.cls_name not in _OF_DAGSTER or error.cause is None:
-            break
-        error = error.cause
-    frames = filter(None, map(_FRAME.match, error.stack))
+    chain = [error]
+    while len(chain) < _MOST_CAUSES and chain[-1].cause is not None:
+        chain.append(chain[-1].cause)
+    while len(chain) > 1 and chain[0].cls_name in _OF_DAGSTER:
+        del chain[0]
+    frames = filter(None, map(_FRAME.match, chain[0].stack))
     return error_text(
-        error.message, [Place(f["file"], int(f["line"]), f["function"]) for f in frames]
+        chain[0].message,
+        [Place(f["file"], int(f["line"]), f["function"]) for f in frames],
+        [cause.message for cause in chain[1:]],
     )
 
 

@@ -41,6 +41,16 @@ def test_a_text_is_one_short_line_without_control_characters() -> None:
     assert " ... (a\\x1b[2J.py:1 in fff" in text
 
 
+def test_a_text_keeps_the_root_cause_behind_a_long_message() -> None:
+    """The root cause is what a person fixes."""
+    causes = ["KeyError: 'a'", "OSError: " + "y" * 10_000, "ConnectionError: refused"]
+    text = error_text("RuntimeError: " + "x" * 10_000, causes=causes)
+    assert text.startswith("RuntimeError: xxx")
+    assert "xx ...; caused by OSError: yyy" in text
+    assert text.endswith("yy ...; caused by ConnectionError: refused")
+    assert len(text) < 450
+
+
 def test_a_failed_attempt_has_its_error_and_its_run_after_the_next_run_took_the_range() -> None:
     """The claim of the new run counts the attempts before it, and does not name their runs."""
     batch = StreamBatch(NEW, 1, attempt=3)
