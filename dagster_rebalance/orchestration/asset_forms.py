@@ -23,11 +23,13 @@ _CONTAINERS = (list, tuple, Union)
 
 
 def check_makes_assets(name: str, assets: Iterable[object]) -> None:
-    """Check that each definition materializes assets, in either form of run.
+    """Check that each definition materializes assets of its own, in either form of run.
 
     Raises:
-        ConfigurationError: One is no asset, a check, or an asset that no run materializes.
+        ConfigurationError: One is no asset, a check, an asset that no run materializes, or an asset
+            that another one materializes.
     """
+    made: dict[str, dg.AssetKey] = {}
     for asset in assets:
         if isinstance(asset, dg.AssetChecksDefinition):
             checks = ", ".join(sorted(spec.name for spec in asset.check_specs))
@@ -47,6 +49,23 @@ def check_makes_assets(name: str, assets: Iterable[object]) -> None:
             raise ConfigurationError(msg)
         if not asset.is_materializable:
             raise _not_materialized(name, name_of(asset))
+        for key in asset.keys:
+            _check_is_new(name, key, made)
+
+
+def _check_is_new(name: str, key: dg.AssetKey, made: dict[str, dg.AssetKey]) -> None:
+    """Check that no definition before makes an asset of this key, or of the same name of its op."""
+    identifier = key.to_python_identifier()
+    other = made.get(identifier)
+    made[identifier] = key
+    if other is not None:
+        shown = " and ".join(dict.fromkeys(one.to_user_string() for one in (other, key)))
+        msg = (
+            f"assets of {name} has two definitions of {shown}: Dagster needs one for each asset, "
+            "and makes one name of a key with / and of one with __. Remove one, or give it "
+            "another key"
+        )
+        raise ConfigurationError(msg)
 
 
 def _not_materialized(name: str, shown: str) -> ConfigurationError:

@@ -6,7 +6,9 @@ manager: Dagster applies its own only within a step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
@@ -24,6 +26,8 @@ Made = dg.MaterializeResult[Any] | dg.AssetCheckResult | Event
 
 NO_VALUE = dg.MaterializeResult[Any]().value
 """The value of a result without one: None is a value, and would go to the IO manager."""
+
+_NO_NAME = dg.Output[None](None).output_name
 
 
 def each_of(returned: object) -> Iterator[object]:
@@ -58,12 +62,29 @@ class Results:
         """
         for one in said:
             self._add(one)
+        self._check_checks()
         yield from self._events
         for spec in self._asset.specs:
             result = self._made.get(spec.key) or self._implied(spec)
             if result is not None:
                 yield self._complete(result, spec.key)
         yield from self._checks
+
+    def _check_checks(self) -> None:
+        """Check that each check has one result: without, its last one would stay on show."""
+        given = [*self._checks, *chain(*(one.check_results or () for one in self._made.values()))]
+        times = Counter((check.asset_key, check.check_name) for check in given)
+        optional = {out.name for out in self._asset.op.output_defs if not out.is_required}
+        for spec in self._asset.check_specs:
+            found = times[spec.asset_key, spec.name]
+            if found == 1 or (not found and spec.get_python_identifier() in optional):
+                continue
+            msg = (
+                f"{name_of(self._asset)} returned {found or 'no'} results of the check {spec.name} "
+                f"of {spec.asset_key.to_user_string()}: return one dg.AssetCheckResult for each "
+                "of its check_specs with each batch"
+            )
+            raise ConfigurationError(msg)
 
     def _add(self, one: object) -> None:
         if isinstance(one, Event):
@@ -106,6 +127,8 @@ class Results:
         if output.value is not None:
             self._refuse("a dg.Output with a value")
         named = self._asset.keys_by_output_name.get(output.output_name)
+        if named is None and output.output_name != _NO_NAME:
+            self._refuse(f"the output {output.output_name}, which it does not have")
         return dg.MaterializeResult(
             asset_key=named or self._next_key(),
             metadata=output.metadata,

@@ -127,16 +127,16 @@ def _said(problem: BaseException) -> str:
     To ask an error of a JVM that has died for its message is an error, too.
     """
     name = type(problem).__name__
-    is_failure = isinstance(problem, dg.Failure)
+    told: list[object] = []
     try:
-        message = (problem.description if is_failure else str(problem)) or ""
+        told.append(problem.description if isinstance(problem, dg.Failure) else str(problem))
     except Exception:  # noqa: BLE001 - of any library
         return f"{name}, which has no text"
-    metadata = problem.metadata if is_failure else {}
-    more = [*getattr(problem, "__notes__", ())]
-    more += [f"{key}: {value.value}" for key, value in metadata.items()]
-    told = ", ".join(filter(None, [message, *map(str, more)]))
-    return f"{name}: {told}" if told else name
+    told += getattr(problem, "__notes__", ())
+    if isinstance(problem, dg.Failure):
+        told += (f"{key}: {value.value}" for key, value in problem.metadata.items())
+    text = ", ".join(map(str, filter(None, told)))
+    return f"{name}: {text}" if text else name
 
 
 def text_of_event(entry: dg.EventLogEntry | None) -> str:

@@ -574,6 +574,38 @@ def test_what_is_no_asset_with_a_function_is_refused_in_words(
         build(kafka=kafka(), assets=[given], name="orders")
 
 
+def made_as(key: list[str]) -> dg.AssetsDefinition:
+    """An asset of a key."""
+
+    @dg.asset(key=key)
+    def made(kafka_batch: KafkaBatch) -> None:
+        """Never called."""
+
+    return made
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [((["a", "b"], ["a", "b"]), "a/b"), ((["a", "b"], ["a__b"]), "a/b and a__b")],
+    ids=["same key", "same name"],
+)
+def test_two_definitions_of_one_asset_are_refused(
+    build: Callable[..., dg.Definitions], keys: tuple[list[str], ...], shown: str
+) -> None:
+    """A streaming run would call both for each batch."""
+    given = list(map(made_as, keys))
+    with pytest.raises(ConfigurationError, match=f"of orders has two definitions of {shown}: "):
+        build(kafka=kafka(), assets=given, name="orders")
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+def test_an_asset_that_is_given_twice_is_refused(build: Callable[..., dg.Definitions]) -> None:
+    """As two definitions of it."""
+    with pytest.raises(ConfigurationError, match="of orders has two definitions of streamed: "):
+        build(kafka=kafka(), assets=[streamed, streamed], name="orders")
+
+
 class Other(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A resource of another kind, as that of dagster-pyspark is."""
 
@@ -583,12 +615,13 @@ class Other(dg.ConfigurableResource):  # type: ignore[type-arg]
     ("given", "message"),
     [
         ({"assets": streamed}, r"assets of orders is no list: give assets=\[\.\.\.\]"),
+        ({"assets": dg.Definitions(assets=[streamed])}, "assets of orders is no list: give assets"),
         ({"spark": Other()}, "spark of orders is a Other: .* belongs into `resources`"),
         ({"kafka": Other()}, "kafka of orders is a Other: give a KafkaConsumerResource"),
         ({"lag_within_records": 0.5}, r"lag_within_records=0\.5 of orders must be a whole number"),
         ({"commit_within_s": "1h"}, "commit_within_s='1h' of orders must be a number of seconds"),
     ],
-    ids=["asset", "spark", "kafka", "whole", "seconds"],
+    ids=["asset", "definitions", "spark", "kafka", "whole", "seconds"],
 )
 def test_an_argument_of_another_type_is_refused_by_name(
     build: Callable[..., dg.Definitions], given: dict[str, Any], message: str

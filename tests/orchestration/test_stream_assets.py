@@ -275,6 +275,7 @@ def two_assets(kafka_batch: KafkaBatch):  # type: ignore[no-untyped-def] # noqa:
         ([dg.MaterializeResult(asset_key="c")], "a result for c, which it does not make"),
         ([None] * 3, "more results than it has assets"),
         ([{"rows": 5}], "a dict: an asset of a streaming run writes its output itself"),
+        ([dg.Output(None, output_name="c")], "the output c, which it does not have"),
         ([dg.Output(5, output_name="a")], "a dg.Output with a value"),
         ([dg.MaterializeResult(asset_key="a", value=5)], "a dg.MaterializeResult with a value"),
     ],
@@ -285,6 +286,32 @@ def test_a_result_that_cannot_be_kept_is_refused_by_the_name_of_the_asset(
     """The batch fails with it: what is dropped would be committed."""
     with pytest.raises(ConfigurationError, match=f"^a, b returned {why}"):
         [*Results(two_assets, None).take(said)]  # type: ignore[arg-type] # refused before
+
+
+@dg.asset(
+    name="d",
+    check_specs=[dg.AssetCheckSpec("full", asset="d"), dg.AssetCheckSpec("new", asset="d")],
+)
+def two_checks(kafka_batch: KafkaBatch):  # type: ignore[no-untyped-def] # noqa: ANN201 - as above
+    """Never called."""
+
+
+FULL, NEW = (dg.AssetCheckResult(check_name=name, passed=True) for name in ("full", "new"))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([], "no results of the check full"),
+        ([dg.MaterializeResult(check_results=[FULL])], "no results of the check new"),
+        ([NEW, FULL, FULL], "2 results of the check full"),
+        ([NEW, dg.MaterializeResult(check_results=[NEW, FULL])], "2 results of the check new"),
+    ],
+)
+def test_a_check_without_exactly_one_result_fails_the_batch(said: list[object], why: str) -> None:
+    """As in a run for each batch. A check that is left out would keep its last result on show."""
+    with pytest.raises(ConfigurationError, match=f"^d returned {why} of d: return one"):
+        [*Results(two_checks, None).take(said)]  # type: ignore[arg-type] # refused before
 
 
 def test_a_pipes_session_without_its_results_is_refused(instance: dg.DagsterInstance) -> None:
