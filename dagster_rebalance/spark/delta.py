@@ -39,6 +39,8 @@ DELTA = TableFormat(
     ),
 )
 
+_DEFAULT = "CURRENT_DEFAULT"
+"""The metadata of a column with a DEFAULT."""
 _compared: set[tuple[str, frozenset[str]]] = set()
 """Tables, and the columns of frames that had all of theirs."""
 
@@ -114,19 +116,23 @@ def write_delta(
 def _refuse_missing_columns(frame: DataFrame, table: str) -> None:
     """Refuse a frame without a column of the table, which Delta Lake would fill with NULL.
 
-    A frame of these columns is compared once per process: that takes a look at the table.
+    Delta Lake fills a column that has a DEFAULT. A frame of these columns is compared once per
+    process: that takes a look at the table.
     """
     known = (table, frozenset(name.lower() for name in frame.columns))
     if known in _compared:
         return
-    columns = frame.sparkSession.table(table).columns
-    missing = [name for name in columns if name.lower() not in known[1]]
+    missing = [
+        column.name
+        for column in frame.sparkSession.table(table).schema
+        if column.name.lower() not in known[1] and _DEFAULT not in column.metadata
+    ]
     if missing:
         msg = (
             f"the records lack the column(s) {', '.join(missing)} of {table}, which would be NULL, "
             "also in ranges that are written again. Keep them in the DataFrame, drop them from the "
-            "table, or give options={'mergeSchema': 'true'} where NULL is right. Nothing was "
-            "written."
+            "table, or give options={'mergeSchema': 'true'} where NULL, or the value of a generated "
+            "column, is right. Nothing was written."
         )
         raise IllegalStateError(msg)
     _compared.add(known)

@@ -152,6 +152,18 @@ def test_a_frame_without_a_column_of_the_table_is_refused(
     assert table.read(session) == expected((0, 5, "a"))
 
 
+def test_a_column_with_a_default_may_be_missing(session: SparkSession, tmp_path: Path) -> None:
+    """Delta Lake fills it."""
+    table = Table.of("delta", tmp_path, tmp_path)
+    session.sql(
+        f"CREATE TABLE {table.sql_name} (topic STRING, partition INT, offset BIGINT, value STRING, "
+        "kind STRING DEFAULT 'new') USING delta PARTITIONED BY (topic, partition) "
+        "TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')"
+    ).collect()
+    table.write(records(session, span(0, 5), "a"), [span(0, 5)])
+    assert table.read(session, "kind") == expected((0, 5, "new"))
+
+
 def test_names_that_differ_only_in_capitals_are_refused(
     session: SparkSession, table: Table
 ) -> None:
