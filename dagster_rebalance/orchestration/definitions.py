@@ -370,7 +370,7 @@ def _check(
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
         raise ConfigurationError(msg)
-    if not isinstance(assets, Iterable) or isinstance(assets, dg.Definitions):
+    if isinstance(assets, dg.Definitions) or not isinstance(assets, Iterable):
         msg = f"assets of {name} is no list: give assets=[...], also for one asset"
         raise ConfigurationError(msg)
     if not isinstance(kafka, KafkaConsumerResource):

@@ -131,8 +131,8 @@ def _refuse_missing_columns(frame: DataFrame, table: str) -> None:
         msg = (
             f"the records lack the column(s) {', '.join(missing)} of {table}, which would be NULL, "
             "also in ranges that are written again. Keep them in the DataFrame, drop them from the "
-            "table, or give options={'mergeSchema': 'true'} where NULL (the value of a generated "
-            "column) is right. Nothing was written."
+            "table, or give options={'mergeSchema': 'true'} where NULL, or a generated value, is "
+            "right. Nothing was written."
         )
         raise IllegalStateError(msg)
     _compared.add(known)
