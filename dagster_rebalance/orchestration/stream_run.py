@@ -37,6 +37,7 @@ from dagster_rebalance.orchestration.group_settings import public_settings
 from dagster_rebalance.orchestration.heartbeat import LAST_WORD_LIMIT_S, Heartbeat
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.left_claims import LeftClaims
+from dagster_rebalance.orchestration.lost_connections import is_lost_connection
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.member_log import MemberLog
@@ -345,26 +346,28 @@ class StreamRun:
 
         The body is done, so this is no failed attempt. If Dagster stays away, the lease ends the
         run. A report that is refused while signs of life are stored is at fault itself, and so is
-        the body that made it.
+        the body that made it. A lost connection is no refusal: the next report opens a new one.
         """
         refusals = 0
-        while not self._try_report(report, is_last=refusals == _MOST_REFUSALS - 1):
-            refusals = refusals + 1 if self._try_beat() else 0
+        while (error := self._try_report(report)) is not None:
+            if not is_lost_connection(error):
+                refusals += 1
+                if refusals == _MOST_REFUSALS:
+                    raise error
+                refusals = refusals if self._try_beat() else 0
             time.sleep(_WAIT_S)
 
-    def _try_report(self, report: Callable[[], None], *, is_last: bool) -> bool:
-        """Report something once; False if Dagster's storage refused it. The last try raises."""
+    def _try_report(self, report: Callable[[], None]) -> Exception | None:
+        """Report something once; return the error if Dagster's storage did not take it."""
         try:
             with self._heartbeat.reporting():
                 report()
-        except Exception:
-            if is_last:
-                raise
-            logger.warning("Dagster's storage took no report: tried again", exc_info=True)
-            return False
+        except Exception as error:
+            logger.warning("Dagster's storage took no report", exc_info=True)
+            return error
         # The context keeps what was logged until its step ends, which is in an hour.
         deque(self._context.op_execution_context.consume_events(), maxlen=0)
-        return True
+        return None
 
     def _try_beat(self) -> bool:
         """Store a sign of life; False if Dagster's storage does not take it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
 import pytest
+import sqlalchemy
 
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.claims import decode
@@ -378,16 +379,18 @@ def test_a_batch_that_does_not_return_is_a_failed_attempt_after_its_limit(
     assert stage.committed(0) == 3
 
 
-def storage_fails(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+def storage_fails(
+    monkeypatch: pytest.MonkeyPatch, times: int, error: Exception | None = None
+) -> list[int]:
     """Let Dagster's storage refuse this many reports; returns one item for each that is left."""
     fails = list(range(times))
+    refusal = error or OSError("database is locked")
     real = dg.AssetExecutionContext.log_event
 
     def log_event(context: dg.AssetExecutionContext, event: Any) -> None:  # noqa: ANN401 - of many kinds
         if fails:
             fails.pop()
-            msg = "database is locked"
-            raise OSError(msg)
+            raise refusal
         real(context, event)
 
     monkeypatch.setattr(dg.AssetExecutionContext, "log_event", log_event)
@@ -431,6 +434,55 @@ def test_a_report_that_dagster_refuses_is_a_failed_attempt(
     stage.run()
     assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
     assert stage.committed(0) == 3
+
+
+def lost(statement: str | None, *, is_invalidated: bool) -> Exception:
+    """Return what SQLAlchemy raises for an error of the driver of a database."""
+    closed = Exception("server closed the connection unexpectedly")
+    return sqlalchemy.exc.OperationalError(
+        statement, None, closed, connection_invalidated=is_invalidated
+    )
+
+
+def wrapped(error: Exception) -> Exception:
+    """Return the error as dagster-postgres raises it after its last try."""
+    outer = Exception("too many retries for DB connection")
+    outer.__cause__ = error
+    return outer
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(lost("INSERT", is_invalidated=True), id="in a statement"),
+        pytest.param(lost(None, is_invalidated=False), id="no connection"),
+        pytest.param(wrapped(lost(None, is_invalidated=False)), id="after retries of Dagster"),
+        pytest.param(sqlalchemy.exc.TimeoutError("QueuePool limit"), id="no room in the pool"),
+    ],
+)
+def test_lost_connections_to_the_storage_are_no_failed_attempt(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The connections of the heartbeat may survive where those of the reports are dropped."""
+    fails = storage_fails(monkeypatch, 12, error)
+    stage = Stage(instance, lambda *_: leave())
+    stage.produce(0, 3)
+    stage.run()
+    assert not fails
+    assert (stage.batches, stage.committed(0)) == ([(span(0, 0, 3),)], 3)
+
+
+def test_refusals_over_an_open_connection_are_a_failed_attempt(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres reports a row that is too large for an index as an OperationalError, too."""
+    storage_fails(monkeypatch, 5, lost("INSERT", is_invalidated=False))
+    stage = Stage(
+        instance, lambda stage, _: leave() if len(stage.batches) > 1 else None, retry_delay_s=0.01
+    )
+    stage.produce(0, 3)
+    stage.run()
+    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
 
 
 class NamelessError(Exception):
