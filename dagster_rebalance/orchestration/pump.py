@@ -297,7 +297,7 @@ class Pump:
             for command in commands:
                 if self._mailbox.is_abandoned:
                     return
-                answer = self._carry_out(type(command).__name__, partial(self._answer, command))
+                answer = self._carry_out(command.doing, partial(self._answer, command))
                 todo.extend(event for event in (answer, *self._from_storage()) if event is not None)
 
     def _from_storage(self) -> Iterator[seen.Event | None]:
@@ -514,7 +514,7 @@ class Pump:
         It may take its time: the driver gives the command again, and once is enough.
         """
         self._storage.ask(
-            Job(type(command).__name__, work, then, slot=slot, subject=command, is_repeated=True)
+            Job(command.doing, work, then, slot=slot, subject=command, is_repeated=True)
         )
 
     def _show(

@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import dagster as dg
 import pytest
@@ -555,7 +555,27 @@ def test_a_command_that_storage_did_not_take_is_given_again(instance: dg.Dagster
     bench.turn(30)
     assert bench.materialised() == [("orders-0", 0, 10)]
     notes = " ".join(bench.mailbox.take_notes())
-    assert notes.count("RecordCommit failed and is tried again: database is locked") == 3
+    said = "recording a commit in Dagster failed and is tried again: database is locked"
+    assert notes.count(said) == 3
+
+
+def test_a_slow_command_is_noted_in_plain_words(instance: dg.DagsterInstance) -> None:
+    """People read the notes in the tick, and know no class of a command."""
+    bench = Bench(instance)
+    real = bench.consumer.commit_offsets
+
+    def slow(
+        offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None
+    ) -> CommitResult:
+        bench.group.clock.advance(9.9)
+        return real(offsets, timeout_s)
+
+    bench.consumer.commit_offsets = slow  # type: ignore[method-assign]
+    bench.offers()
+    bench.until(lambda: bench.consumer.writes)
+    notes = " ".join(bench.mailbox.take_notes())
+    assert "writing offsets to Kafka took 9.9 s" in notes
+    assert not any(command.__name__ in notes for command in get_args(do.Command))
 
 
 class SlowStorage:

@@ -1,0 +1,15 @@
+"""What people read of commands."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from dagster_rebalance.core import commands as do
+
+
+def test_each_command_has_a_phrase_of_its_own_in_plain_words() -> None:
+    """The notes of a tick begin with it, such as `reading the runs of batches took 9.9 s`."""
+    commands = get_args(do.Command)
+    phrases = [command.doing for command in commands]
+    assert len(set(phrases)) == len(commands)
+    assert not [phrase for phrase in phrases if not phrase.split()[0].endswith("ing")]
