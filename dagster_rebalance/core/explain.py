@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.control import how_to_resume, selector_of
-from dagster_rebalance.core.holds import Hold, waits_of
+from dagster_rebalance.core.holds import Hold, named_waits, waits_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
 from dagster_rebalance.core.receipts import Cause
@@ -81,9 +81,10 @@ def explain_hold(
         if owned is not None
     ]
     draining = [owned for owned in held if owned.phase is Phase.DRAINING]
-    waits = [
-        str(wait) for owned in draining for wait in waits_of(owned, hands_over=hold.hands_over)
-    ]
+    waits = named_waits(
+        wait for owned in draining for wait in waits_of(owned, hands_over=hold.hands_over)
+    )
+    likely = ""
     verb = "holding" if hold.cause is Cause.REVOKE else "leaving the group with"
     if hold.hands_over:
         verb = "handing over to the successor"
@@ -94,9 +95,9 @@ def explain_hold(
             for entry in owned.entries
             if isinstance(entry.progress, InFlight) and entry.claimed_at is not None
         ]
-        if likely := forecast.of(under_way, now):
-            waits.append(likely)
-    what = f"waiting for {', '.join(waits)}" if waits else "nothing left to wait for"
+        likely = forecast.of(under_way, now)
+    texts = ", ".join(filter(None, (waits, likely)))
+    what = f"waiting for {texts}" if texts else "nothing left to wait for"
     return (
         f"{verb} {named(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; "
         f"{_time_left(hold, now)}"
@@ -269,7 +270,7 @@ def _state(owned: OwnedPartition, member: _Member) -> str:
             texts = (_of_stopped(entry, owned, member) for entry in owned.entries)
             return "; ".join((reason, *filter(None, texts)))
         case Phase.DRAINING:
-            return f"to be given up, waits for {', '.join(map(str, waits_of(owned)))}"
+            return f"to be given up, waits for {named_waits(waits_of(owned))}"
         case Phase.DRAINED:
             return "drained, waits for the other partitions of the hold"
         case _:

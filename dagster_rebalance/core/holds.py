@@ -25,20 +25,21 @@ of a revoke and in that of a leave. A loss ends a hold, or its part of it, at an
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.commands import CancelRuns
 from dagster_rebalance.core.ownership import Change, Phase
-from dagster_rebalance.core.partition import named
+from dagster_rebalance.core.partition import OffsetRange, named
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
 from dagster_rebalance.core.runs import InFlight, ToRequest, named_runs
 from dagster_rebalance.core.settings import DeadlinePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from dagster_rebalance.core.owned_partition import OwnedPartition
-    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 
 
@@ -154,48 +155,49 @@ class Hold:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RunsAtWork:
-    """Live runs may work on a range."""
+class Wait(NamedTuple):
+    """One thing that a draining partition waits for.
 
-    range: OffsetRange
-    run_ids: tuple[str, ...]
+    Attributes:
+        where: The range, or the whole partition.
+        run_ids: Live runs that may work on it.
+        answer: The answer that is missing; empty for a wait for runs.
+    """
 
-    def __str__(self) -> str:
-        return f"{named_runs(self.run_ids)} on {self.range}"
+    where: OffsetRange | TopicPartition
+    run_ids: tuple[str, ...] = ()
+    answer: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class RunsToLookUp:
-    """The runs of a partition were not looked up since it was asked for."""
-
-    partition: TopicPartition
-
-    def __str__(self) -> str:
-        return f"Dagster to say which runs work on {self.partition}"
+    @property
+    def subject(self) -> str:
+        """What is waited for, without the place."""
+        return self.answer or f"{named_runs(self.run_ids)} on"
 
 
-@dataclass(frozen=True, slots=True)
-class CommitToConfirm:
-    """A range is done, and Kafka has not confirmed its commit."""
-
-    range: OffsetRange
-
-    def __str__(self) -> str:
-        return f"Kafka to confirm the commit of {self.range}"
+_RUNS_TO_LOOK_UP = "Dagster to say which runs work on"
+_COMMIT_TO_CONFIRM = "Kafka to confirm the commit of"
+_COMMIT_TO_RECORD = "Dagster to record the commit of"
+_MOST_WAITS = 10
+"""A tick stores the list, and a hold may have 1,000 partitions."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitToRecord:
-    """A range is committed, and Dagster has not recorded it."""
+def named_waits(waits: Iterable[Wait]) -> str:
+    """List waits for people: equal ones once, and the first ones only."""
+    places: dict[str, list[OffsetRange | TopicPartition]] = {}
+    for wait in waits:
+        places.setdefault(wait.subject, []).append(wait.where)
+    shown = [
+        f"{subject} {_named_places(places[subject])}" for subject in islice(places, _MOST_WAITS)
+    ]
+    more = len(places) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
-    range: OffsetRange
 
-    def __str__(self) -> str:
-        return f"Dagster to record the commit of {self.range}"
-
-
-Wait: TypeAlias = "RunsAtWork | RunsToLookUp | CommitToConfirm | CommitToRecord"
+def _named_places(places: Sequence[OffsetRange | TopicPartition]) -> str:
+    """Name one range in full, and several by their partitions."""
+    if len(places) == 1:
+        return str(places[0])
+    return named({p.topic_partition if isinstance(p, OffsetRange) else p for p in places})
 
 
 def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, ...]:
@@ -207,18 +209,18 @@ def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, 
     waits: list[Wait] = []
     if not hands_over:
         waits += [
-            RunsAtWork(e.range, e.progress.run_ids)
+            Wait(e.range, e.progress.run_ids)
             for e in owned.entries
             if isinstance(e.progress, InFlight)
         ]
     if not owned.runs_are_known:
-        waits.append(RunsToLookUp(owned.partition))
+        waits.append(Wait(owned.partition, answer=_RUNS_TO_LOOK_UP))
     committing = owned.committing
     is_refused = owned.pending is not None and bool(owned.pending.refused)
     if committing is not None and not is_refused:
-        waits.append(CommitToConfirm(committing.range))
+        waits.append(Wait(committing.range, answer=_COMMIT_TO_CONFIRM))
     if owned.unrecorded is not None:
-        waits.append(CommitToRecord(owned.unrecorded.range))
+        waits.append(Wait(owned.unrecorded.range, answer=_COMMIT_TO_RECORD))
     return tuple(waits)
 
 

@@ -120,6 +120,35 @@ def test_a_hold_with_nothing_left_says_so() -> None:
     )
 
 
+def of_all(*partitions: OwnedPartition) -> str:
+    """What a hold of many partitions waits for."""
+    hold = replace(HOLD, epochs={owned.partition: 1 for owned in partitions})
+    _, _, waits = said(*partitions, hold=hold).partition("waiting for ")
+    return waits.removesuffix("; 278 s left")
+
+
+def test_a_hold_names_equal_waits_of_a_thousand_partitions_once() -> None:
+    """A tick stores the sentence, and a person reads it."""
+    unknown = [draining(n, ("b", 9, ToRequest()), runs_are_known=False) for n in range(1000)]
+    assert of_all(*unknown) == "Dagster to say which runs work on orders-0..999"
+    one_run = [draining(n, ("b", 9, InFlight((RUN,)))) for n in range(4)]
+    assert of_all(*one_run) == "run ab12cd34 on orders-0..3"
+    done = [draining(n, ("b", 9, Succeeded(RUN))) for n in (0, 7)]
+    assert of_all(*one_run, *done[1:]) == (
+        "run ab12cd34 on orders-0..3, Kafka to confirm the commit of orders-7 [0, 9)"
+    )
+    assert of_all(*done) == "Kafka to confirm the commit of orders-0, orders-7"
+    recorded = [draining(n, unrecorded=replace(RECORD, range=span(n, 0, 9))) for n in range(3)]
+    assert of_all(*recorded) == "Dagster to record the commit of orders-0..2"
+
+
+def test_a_hold_bounds_the_list_of_runs_that_it_waits_for() -> None:
+    """Each of a thousand partitions may have a run of its own."""
+    waits = of_all(*(draining(n, ("b", 9, InFlight((f"run{n}",)))) for n in range(1000)))
+    assert waits.startswith("run run0 on orders-0 [0, 9), run run1 on orders-1 [0, 9), ")
+    assert waits.endswith("run run9 on orders-9 [0, 9) and 990 more")
+
+
 def test_a_hold_past_its_deadline_says_when_it_ends() -> None:
     """The last seconds are for cancelling and the last commit."""
     waits = draining(4, ("b", 9, InFlight((RUN, "other"))))
