@@ -14,6 +14,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from dagster_rebalance.core.failed_attempts import error_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -156,5 +158,5 @@ class RunEnder:
             else:
                 self._note(f"run {run_id} is not dead: it has given a sign of life meanwhile")
         except Exception as error:
-            self._note(f"{what} run {run_id} failed: {error}")
+            self._note(f"{what} run {run_id} failed: {error_text(str(error))}")
             logger.warning("%s run %s failed", what, run_id, exc_info=True)

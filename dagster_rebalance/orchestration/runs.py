@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.failed_attempts import with_error
 from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
 from dagster_rebalance.core.shown import one_line, shown
@@ -64,6 +64,8 @@ _STATES = {
 }
 LIVE_STATUSES = [status for status, state in _STATES.items() if state in LIVE]
 _AT_WORK = {status for status, state in _STATES.items() if state in WORKING}
+_OF_CODE_SERVER = "DagsterUserCode"
+"""How the names of errors begin that Dagster raises for a code server; Dagster exports none."""
 _UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 """Others than the process of a run write these, too."""
 _ENDED = {*_UNSURE, dg.DagsterRunStatus.SUCCESS}
@@ -331,6 +333,7 @@ class RunLedger:
 
         Raises:
             ConfigurationError: The launcher could not.
+            DagsterRebalanceError: The code server of the launcher did not take the request.
         """
         instance = self._instance
         run = instance.get_run_by_id(run_id)
@@ -356,7 +359,7 @@ class RunLedger:
             self._ask_process(run)
             return
         self._note_asked(run_id, again_at=time.monotonic() + _STOP_AGAIN_S)
-        if instance.run_coordinator.cancel_run(run_id):
+        if self._ask_launcher(run_id):
             self._note_asked(run_id, again_at=float("inf"))
             return
         now = instance.get_run_by_id(run_id)
@@ -367,6 +370,19 @@ class RunLedger:
                 "of the code server needs the right to delete jobs"
             )
             raise ConfigurationError(msg)
+
+    def _ask_launcher(self, run_id: str) -> bool:
+        try:
+            return self._instance.run_coordinator.cancel_run(run_id)
+        except Exception as error:
+            if not type(error).__name__.startswith(_OF_CODE_SERVER):
+                raise
+            reason = one_line(str(error).partition("\n")[0])  # the rest is a stack trace
+            msg = (
+                "its code server was reloaded, or does not answer in time; the member asks again "
+                f"({reason})"
+            )
+            raise DagsterRebalanceError(msg) from error
 
     @property
     def _is_launched_by_default(self) -> bool:

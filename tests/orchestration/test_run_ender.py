@@ -210,6 +210,17 @@ def test_an_error_is_noted() -> None:
     assert not stage.ended
 
 
+def test_an_error_of_many_lines_is_noted_in_one() -> None:
+    """A stack trace hides the other lines of a tick."""
+    port = _Runs(OSError("server closed the connection\n\tbefore the request\n[SQL: SELECT 1]"))
+    port.may_go_on.set()
+    stage = _Stage(port)
+    stage.ender.cancel(["run-1"], only_unstarted=True)
+    stage.wait()
+    text = "server closed the connection before the request [SQL: SELECT 1]"
+    assert stage.notes == [f"taking back run run-1 failed: {text}"]
+
+
 def test_a_run_that_turns_out_to_live_is_not_said_to_be_over() -> None:
     """It began after its member had taken it for one that never would."""
     port = _Runs()

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 import sqlalchemy
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.orchestration import runs as runs_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
@@ -736,6 +736,39 @@ def test_a_launcher_that_fails_is_not_asked_each_second(
         ledger.cancel(run.run_id)
     ledger.cancel(run.run_id)
     assert len(launcher.asked) == 1
+
+
+class DagsterUserCodeProcessError(Exception):
+    """Its text is what Dagster makes of an error of a code server: with the stack trace."""
+
+
+def test_a_cancel_that_the_code_server_did_not_take_has_a_reason_in_one_line(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A code server that was reloaded does not know runs that are about to start."""
+    run = make_run(instance, offer(batch_id), Status.QUEUED)
+    text = f"Exception: Could not find a server for run {run.run_id}\n\nStack Trace:\n  File x"
+    errors: list[Exception] = [OSError("away"), DagsterUserCodeProcessError(text)]
+    coordinator = instance.run_coordinator
+    real = coordinator.cancel_run
+
+    def cancel_run(run_id: str) -> bool:
+        if errors:
+            raise errors.pop()
+        return real(run_id)
+
+    monkeypatch.setattr(coordinator, "cancel_run", cancel_run)
+    ledger = RunLedger(instance, "etl")
+    with pytest.raises(DagsterRebalanceError) as refused:
+        ledger.cancel(run.run_id, only_unstarted=True)
+    assert str(refused.value) == (
+        "its code server was reloaded, or does not answer in time; the member asks again "
+        f"(Exception: Could not find a server for run {run.run_id})"
+    )
+    with pytest.raises(OSError, match="away"):
+        ledger.cancel(run.run_id, only_unstarted=True)
+    ledger.cancel(run.run_id, only_unstarted=True)
+    assert status_of(instance, run) is Status.CANCELED
 
 
 @pytest.fixture
