@@ -987,7 +987,10 @@ def test_the_error_of_a_failed_run_is_one_line_with_its_places(
 
     failing.execute_in_process(instance=instance, raise_on_error=False)
     (seen,) = RunLedger(instance, "failing", own_job=JobName("", "failing")).read(["b"])
-    assert seen.error.startswith("ValueError: record 5 cannot be read (test_run_ledger.py:")
+    assert seen.error.startswith(
+        "ValueError: record 5 cannot be read; caused by LookupError: no such customer: 17 "
+        "(test_run_ledger.py:"
+    )
     assert " in fails" in seen.error
 
 
