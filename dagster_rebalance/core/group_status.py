@@ -136,8 +136,8 @@ class SensorSeen:
                 since = f"has had no tick for {self.silent_for_s:.0f} s"
             why = f", and the last one failed: {self.error}" if self.error else ""
             return (
-                f"{on}and {since}{why}. Its code location does not load, or Dagster's daemon is "
-                "not running: see the page Deployment in Dagster"
+                f"{on}and {since}{why}. Its code location does not load or does not answer in "
+                "time, or Dagster's daemon is not running: see the page Deployment in Dagster"
             )
         if self.error:
             return f"{on}and its last tick failed {self.silent_for_s:.0f} s ago: {self.error}"

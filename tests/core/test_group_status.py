@@ -147,7 +147,7 @@ def test_an_order_of_a_person_is_shown() -> None:
         (SensorSeen("s", is_on=True), "Sensor s is on, and has no tick. Its code location does"),
         (
             SensorSeen("s", is_on=True, silent_for_s=300.0),
-            "Sensor s is on, and has had no tick for 300 s. Its code location does not load, or",
+            "no tick for 300 s. Its code location does not load or does not answer in time, or",
         ),
         (
             SensorSeen("s", is_on=True, silent_for_s=300.0, error="KeyError: 'X'"),
