@@ -91,9 +91,11 @@ def table_packages(config: Mapping[str, str]) -> list[str]:
     Raises:
         ConfigurationError: No package is known for the installed pyspark, or none is installed.
     """
-    given = ",".join(str(config.get(name, "")) for name in _JARS)
+    # A variable of the environment has no value before a run.
+    texts = {key: value for key, value in config.items() if type(value) is str}
+    given = ",".join(texts.get(name, "") for name in _JARS)
     wanted = []
-    classes = ",".join(str(value) for key, value in config.items() if key not in _JARS)
+    classes = ",".join(value for key, value in texts.items() if key not in _JARS)
     for name, packages, jar, known in _TABLE_FORMATS:
         used = any(package in classes for package in packages)
         if used and jar not in given and not any(_jars(jar)):

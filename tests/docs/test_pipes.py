@@ -276,7 +276,7 @@ def other_side(
     programs = os.path.dirname(sys.executable)  # noqa: PTH120 - it may be a link
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'shield'}:{ROOT}")
-    monkeypatch.setenv("SPARK_CONNECT_URL", spark_connect_server.remote)
+    monkeypatch.setenv("SPARK_REMOTE", spark_connect_server.remote)  # pyspark in the job reads it
     monkeypatch.setenv("KAFKA_SETTINGS", json.dumps(kafka_broker.client_config()))
     return output
 
