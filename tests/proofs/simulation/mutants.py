@@ -494,7 +494,7 @@ MUTANTS = {
     hear_only_what_a_poll_tells_first: (59, "nothing was committed for"),
     all_assets_are_a_success: (8, "but no run has succeeded on it"),
     a_sign_is_a_beginning: (43, "which never began"),
-    end_runs_on_the_thread_of_the_member: (79, "behind the limit"),
+    end_runs_on_the_thread_of_the_member: (121, "does nothing about"),
     wait_for_ever_for_a_launcher: (1, "does nothing about"),
     join_whenever_a_tick_comes: (1, "joins again although"),
     the_latest_clock_decides: (7, ", which was "),
