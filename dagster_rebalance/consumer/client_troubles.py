@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from confluent_kafka import KafkaError, ThrottleEvent
 
+NO_REASON = (
+    "the client reports no reason; the batch there is damaged, or in a format that it does not know"
+)
+"""What a silent client is reported with, if it has reported nothing."""
 _VALID_S = 60.0
 """librdkafka repeats an error that goes on every 30 s."""
 

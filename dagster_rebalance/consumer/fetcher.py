@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from dagster_rebalance.consumer.client_troubles import ClientTroubles
+from dagster_rebalance.consumer.client_troubles import NO_REASON, ClientTroubles
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.headers import repair_headers
@@ -72,9 +72,6 @@ _TOLD_AGAIN_S = 1.0
 """How long after it was told that a partition stands still it is told again."""
 _READ_AGAIN_S = 1.0
 """How long after a batch could not be read it is read again."""
-_NO_REASON = (
-    "the client reports no reason; the batch there is damaged, or in a format that it does not know"
-)
 _PAST_DAMAGE = (
     "Other partitions go on, and the batch is tried again each second. Restore the log, or seek "
     "behind the batch to go on without its records"
@@ -624,7 +621,7 @@ class Fetcher:
             if ends.get(tp, 0) > behind[tp]
         }
         if stuck:
-            why = self._troubles.reason or _NO_REASON
+            why = self._troubles.reason or NO_REASON
             problem = f"nothing was read for {STANDSTILL_S:g} s, and its log ends at "
             reasons = {tp: f"{tp} at offset {at}: {problem}{ends[tp]}" for tp, at in stuck.items()}
             self._problem = BrokerError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from dagster_rebalance.consumer.client_troubles import ClientTroubles
+from dagster_rebalance.consumer.client_troubles import NO_REASON, ClientTroubles
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.credentials import Login
@@ -55,9 +55,6 @@ _WAIT_S = 0.1
 _LOOK_AFTER_S = 2.0
 """Without progress for this long, the bounds of the logs are looked up, again and again."""
 _LOOK_LIMIT_S = 2.0
-_NO_REASON = (
-    "the client reports no reason; the batch there is damaged, or in a format that it does not know"
-)
 _PAST_DAMAGE = (
     "Nothing was committed. Restore the log, or set the group's committed offset behind the batch "
     "to go on without its records (dagster-rebalance reset)"
@@ -359,7 +356,7 @@ class _Read:
                 for tp, offset in sorted(self._held_back.items())
             )
         problem = self._unanswered or self._problem
-        return str(problem) if problem else self._troubles.reason or _NO_REASON
+        return str(problem) if problem else self._troubles.reason or NO_REASON
 
     def _look(self) -> bool:
         """Find what can never come.
