@@ -164,7 +164,7 @@ def _event(observation: dg.AssetObservation, at: float) -> Event:
     said = {name: value.value for name, value in observation.metadata.items()}
     return Event(
         kind=str(said["event"]),
-        member=str(said["code_location"]),
+        member=str(said.get("member") or said["code_location"]),
         text=observation.description or "",
         partitions=tuple(_list(said.get("partitions"))),
         metadata=said,
