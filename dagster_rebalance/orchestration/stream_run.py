@@ -248,11 +248,11 @@ class StreamRun:
         except BatchInterruptedError:
             self._is_in_body = False
             self._say(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
-        except dg.DagsterExecutionInterruptedError:
-            raise
         # Extensions in Rust and a cancelled task of asyncio raise what is no Exception.
-        except BaseException as problem:  # noqa: BLE001 - whatever the user's code raises
+        except BaseException as problem:  # whatever the user's code raises
             self._is_in_body = False  # first: an interrupt must not hit what follows
+            if self._mailbox.is_abandoned:  # the run may work no longer, and ends
+                raise
             # A batch that did not end when it was interrupted, or that lost its Spark: the records
             # are not at fault.
             if self._is_interrupted or self._has_lost_spark():

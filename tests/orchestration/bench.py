@@ -58,7 +58,6 @@ class FaultyConsumer(RebalanceAwareConsumer):
     polls_fail: list[BrokerError]
     writes: list[dict[TopicPartition, OffsetAndMetadata]]
     committed_fails: list[BrokerError]
-    before_commit: Callable[[], None] | None = None
 
     def poll_with_rebalance(self, timeout_s: float) -> PollResult:  # type: ignore[override]
         """Fail, or poll."""

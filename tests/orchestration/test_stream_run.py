@@ -497,7 +497,14 @@ class PanicError(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), PanicError(), asyncio.CancelledError(), NamelessError()]
+    "error",
+    [
+        SystemExit(3),
+        PanicError(),
+        asyncio.CancelledError(),
+        NamelessError(),
+        dg.DagsterExecutionInterruptedError(),
+    ],
 )
 def test_a_body_that_ends_the_process_or_panics_has_failed(
     instance: dg.DagsterInstance, error: BaseException

@@ -22,6 +22,7 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.consumer.events import MemberEvent
 from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import marks_of
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, run_config, run_tags
@@ -90,7 +91,17 @@ def streamed(instance: dg.DagsterInstance) -> dict[str, object]:
         "succeeded": result.success,
         "batches": batches,
         "committed": stored.offset,
-        "left": [outcomes[claim].name for claim in left],
+        "left": [_told(claim[0], outcomes.get(claim)) for claim in left],
+    }
+
+
+def _told(batch_id: str, outcome: Outcome | None) -> dict[str, int]:
+    """What the next owner counts on a range: by the claim that was interrupted, or a later one."""
+    batch = StreamBatch.read(batch_id)
+    assert batch is not None
+    return {
+        "failed": batch.attempt - 1 + (outcome is Outcome.FAILED),
+        "interrupted": batch.interruptions + (outcome is Outcome.INTERRUPTED),
     }
 
 

@@ -36,7 +36,7 @@ def test_a_streaming_run_whose_jvm_was_killed_leaves_and_its_batch_was_no_attemp
         "succeeded": True,
         "batches": [5, 5],
         "committed": 5,
-        "left": ["INTERRUPTED"],
+        "left": [{"failed": 0, "interrupted": 1}],
     }
 
 
