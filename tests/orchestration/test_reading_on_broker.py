@@ -148,7 +148,7 @@ def test_a_group_begins_at_a_time(
     @dg.asset
     def orders(kafka_batch: KafkaBatch) -> None:
         values.extend(message.value() for message in kafka_batch.messages())
-        if b"new" not in values and len(values) == 2:
+        if b"new" not in values and {b"at once", b"later"} <= set(values):
             producer.produce(topic, "new", partition=1)
             assert producer.flush(30) == 0
         elif b"new" in values:
@@ -158,4 +158,5 @@ def test_a_group_begins_at_a_time(
         "timed"
     )
     job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:sensor"})
-    assert values == [b"at once", b"later", b"new"]
+    # A slow machine may interrupt a batch, which then begins again.
+    assert list(dict.fromkeys(values)) == [b"at once", b"later", b"new"]
