@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dagster_rebalance.components.kafka_batch import KafkaBatchComponent
     from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
+    from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
     from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
     from dagster_rebalance.consumer.listener import (
-        AsyncRebalanceListener,
         CompositeRebalanceListener,
         ConsumerRebalanceListener,
         RebalanceListener,

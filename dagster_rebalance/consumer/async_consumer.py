@@ -12,17 +12,14 @@ import inspect
 import time
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
 from dagster_rebalance.consumer.async_operations import AsyncOperations, refuse_in_callback
 from dagster_rebalance.consumer.interruptible import (
     AwaitingListener,
     Caller,
     InterruptibleConsumer,
 )
-from dagster_rebalance.consumer.listener import (
-    CALLBACKS,
-    AnyRebalanceListener,
-    AsyncRebalanceListener,
-)
+from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener
 from dagster_rebalance.consumer.values import given_seconds
 from dagster_rebalance.consumer.waking import patience_s
 from dagster_rebalance.core.errors import IllegalStateError

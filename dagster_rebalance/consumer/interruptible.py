@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from dagster_rebalance.consumer.listener import AsyncRebalanceListener
+    from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.partition import TopicPartition
 

@@ -18,7 +18,6 @@ from dagster_rebalance.core.errors import IllegalStateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.partition import TopicPartition
 
@@ -231,32 +230,3 @@ def _accepts(function: Callable[..., None], count: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-class AsyncRebalanceListener(ABC):
-    """Told when partitions come and go, by coroutines in the event loop; see `RebalanceListener`.
-
-    While one of them is awaited no other callback is called and no poll returns, but any task may
-    commit, seek and ask.
-    """
-
-    @abstractmethod
-    async def on_partitions_assigned(
-        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
-    ) -> None:
-        """Partitions were added to the assignment, possibly none."""
-
-    @abstractmethod
-    async def on_partitions_revoked(
-        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
-    ) -> None:
-        """Partitions are given up with the return from this coroutine."""
-
-    async def on_partitions_lost(
-        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
-    ) -> None:
-        """Partitions were taken away.
-
-        Does what `on_partitions_revoked` does unless it is overridden.
-        """
-        await self.on_partitions_revoked(partitions, consumer)

@@ -27,7 +27,7 @@ from dagster_rebalance.core.held_partitions import HeldPartitions
 from dagster_rebalance.core.lookups import Lookups
 from dagster_rebalance.core.obedience import Obedience
 from dagster_rebalance.core.occurrences import Occurred
-from dagster_rebalance.core.offers import Offer, asked_for_in, batches_under_way, offers_of
+from dagster_rebalance.core.offers import asked_for_in, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.partition import Log, named
@@ -39,14 +39,9 @@ from dagster_rebalance.core.restoring import (
     refused_write,
     take_in,
 )
+from dagster_rebalance.core.run import RunSeen
 from dagster_rebalance.core.run_news import taken_in
-from dagster_rebalance.core.runs import (
-    InFlight,
-    RunSeen,
-    Succeeded,
-    others_on,
-    unclaimed_workers,
-)
+from dagster_rebalance.core.runs import InFlight, Succeeded, others_on, unclaimed_workers
 from dagster_rebalance.core.setbacks import not_ended, unanswered
 from dagster_rebalance.core.stream_batches import StreamBatch
 from dagster_rebalance.core.stream_claims import StreamClaims
@@ -56,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.holds import Hold
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.settings import DriverSettings
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.commands import OffsetWrite, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
 
 
 class LostReason(enum.Enum):

@@ -15,14 +15,8 @@ from dagster_rebalance.core.holds import Hold, named_waits, waits_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
 from dagster_rebalance.core.receipts import Cause
-from dagster_rebalance.core.runs import (
-    DeadLettered,
-    Exhausted,
-    InFlight,
-    RunState,
-    ToRequest,
-    named_runs,
-)
+from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.runs import DeadLettered, Exhausted, InFlight, ToRequest, named_runs
 from dagster_rebalance.core.setbacks import NEVER
 from dagster_rebalance.core.stream_batches import StreamBatch
 
@@ -34,7 +28,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.forecast import Forecast
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition, PendingWrite
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
 
 _PARTITIONS_EXPLAINED = 10
 """A tick stores the summary, and a person reads it."""

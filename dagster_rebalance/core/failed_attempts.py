@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.shown import one_line, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
 
 _MOST_CHARACTERS = 400
 _MOST_CAUSES = 2

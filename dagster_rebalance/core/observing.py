@@ -14,7 +14,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.occurrences import SUCCEEDED, Occurred, Occurrence
 from dagster_rebalance.core.partition import OffsetRange, named
-from dagster_rebalance.core.runs import InFlight, RunSeen, Setback, named_runs, setback_of
+from dagster_rebalance.core.runs import InFlight, Setback, named_runs, setback_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.run import RunSeen
 
 _Ranges: TypeAlias = "dict[tuple[str, str, str], list[OffsetRange]]"
 """Ranges by run, batch, and how it ended."""

@@ -12,14 +12,14 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.partition import Log, OffsetRange, TopicPartition
 
 

@@ -18,7 +18,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.runs import WORKING, RunSeen, RunState
+from dagster_rebalance.core.run import WORKING, RunSeen, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

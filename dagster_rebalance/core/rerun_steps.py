@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.control import Action, Order, how_to_resume, in_force
-from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.offer import Offer
+from dagster_rebalance.core.run import RunSeen
 from dagster_rebalance.core.runs import (
     InFlight,
     Progress,
-    RunSeen,
     Succeeded,
     ToRequest,
     blocking,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.partition import Bounds, TopicPartition
     from dagster_rebalance.core.rerun_batches import RerunBatch
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
 
 _SHOWN = 5
 _SHOWN_RANGE = re.compile(

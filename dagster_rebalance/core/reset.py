@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.events import Found
     from dagster_rebalance.core.group_status import Owners
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
 
 _TIMEOUTS_WAITED = 2
 """How often the time-out of a run must have passed since its end, which another machine's clock

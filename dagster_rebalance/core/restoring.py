@@ -8,7 +8,6 @@ person has committed an offset.
 
 from __future__ import annotations
 
-import enum
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from dagster_rebalance.core.partition import (
     TopicPartition,
     is_same_commit,
 )
+from dagster_rebalance.core.settings import ForeignMetadata
 from dagster_rebalance.core.start_from import first_offset
 
 if TYPE_CHECKING:
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.start_from import Start
 
 _NUMBER = re.compile(r"\b\d+\b")
-
-
-class ForeignMetadata(enum.Enum):
-    """What to do with a committed offset whose metadata is not ours."""
-
-    REFUSE = "refuse"
-    OVERWRITE = "overwrite"
 
 
 def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogPosition | None:

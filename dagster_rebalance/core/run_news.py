@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.ledger import Entry, OffsetLedger
     from dagster_rebalance.core.owned_partition import OwnedPartition
-    from dagster_rebalance.core.runs import Progress, RunSeen
+    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.runs import Progress
     from dagster_rebalance.core.settings import DriverSettings
 
 

@@ -11,9 +11,16 @@ from dataclasses import dataclass, field, replace
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.start_from import Start, StartFrom
+
+
+class ForeignMetadata(enum.Enum):
+    """What to do with a committed offset whose metadata is not ours."""
+
+    REFUSE = "refuse"
+    OVERWRITE = "overwrite"
+
 
 _SHORTEST_LEAVE_S = 0.01
 """A leave without any time still takes what is over at once to the end."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.runs import RunSeen, RunState, lacking
+from dagster_rebalance.core.run import RunSeen, RunState
+from dagster_rebalance.core.runs import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.assigned import AssignedPartitions
     from dagster_rebalance.core.commands import Command, OffsetWrite
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.partition import OffsetRange
     from dagster_rebalance.core.settings import DriverSettings

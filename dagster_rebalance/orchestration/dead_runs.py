@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from dagster_rebalance.core.pulse import Pulse
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
     from dagster_rebalance.orchestration.runs import RunLedger
 
 _LIMIT_S = 15.0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.commands import Claimed
     from dagster_rebalance.core.events import Found
     from dagster_rebalance.core.partition import Bounds, OffsetRange
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
     from dagster_rebalance.core.settings import DriverSettings
     from dagster_rebalance.core.start_from import Start
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort

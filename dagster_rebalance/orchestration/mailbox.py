@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster_rebalance.core.events import Event
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
 
 _NOTES_KEPT = 500
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.events import Found
     from dagster_rebalance.core.partition import Bounds, TopicPartition
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
     from dagster_rebalance.core.settings import DriverSettings
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing
     from dagster_rebalance.core.metrics import MemberState
     from dagster_rebalance.core.occurrences import Occurrence
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.partition import Log, OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
     from dagster_rebalance.core.stream_batches import Outcome
 
 

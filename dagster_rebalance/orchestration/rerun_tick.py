@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.rerun_batches import RerunBatch
     from dagster_rebalance.core.rerun_steps import Cancel
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
     from dagster_rebalance.orchestration.runs import RunLedger
 
 _SEAT = "reruns"

@@ -23,11 +23,11 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import is_topic_name
 from dagster_rebalance.core.planning import BatchLimits, runs_at_once, waits_for
 from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import (
     DeadlinePolicy,
     DriverSettings,
+    ForeignMetadata,
     HoldBudget,
     LeavePolicy,
     LossPolicy,

@@ -18,7 +18,7 @@ import dagster as dg
 
 from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.failed_attempts import with_error
-from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
+from dagster_rebalance.core.run import LIVE, WORKING, RunSeen, RunState
 from dagster_rebalance.core.shown import one_line, shown
 from dagster_rebalance.orchestration.coverage import Coverage
 from dagster_rebalance.orchestration.failure_notes import FailureNotes, text_of_event

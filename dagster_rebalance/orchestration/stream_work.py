@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import Log, TopicPartition
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
     from dagster_rebalance.orchestration.port import RunsPort
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.partition import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.rerun_batches import Rerun
 
 BATCH_TAG = "dagster_rebalance/batch"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.commands import recorded_commits
-from dagster_rebalance.core.runs import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
+from dagster_rebalance.core.run import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
 from dagster_rebalance.orchestration.port import ShownStops
 from proofs.simulation.run_life import RunLife
 from proofs.simulation.run_process import RunProcess
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
 
 
 class Outputs:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.control import EVERYTHING, Action, Order, selector_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.runs import LIVE, Exhausted
+from dagster_rebalance.core.run import LIVE
+from dagster_rebalance.core.runs import Exhausted
 from proofs.simulation.progress import is_foreign
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
     from dagster_rebalance.core.stream_batches import Outcome
     from dagster_rebalance.orchestration.port import RunError
     from proofs.simulation.dagster_runs import SimulatedDagster

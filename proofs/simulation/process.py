@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.partition import TopicPartition
     from proofs.simulation.classic import ClassicGroup
     from proofs.simulation.clockwork import Clockwork

@@ -16,11 +16,11 @@ from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.offers import batches_under_way
 from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.run import RunSeen
 from dagster_rebalance.core.runs import (
     DeadLettered,
     Exhausted,
     InFlight,
-    RunSeen,
     Succeeded,
     ToRequest,
     Trouble,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.control import in_force
-from dagster_rebalance.core.runs import LIVE, RunSeen, RunState
+from dagster_rebalance.core.run import LIVE, RunSeen, RunState
 from dagster_rebalance.core.start_check import refusal
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.outputs import Outputs

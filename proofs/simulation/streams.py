@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration.stream_work import StreamWork
 from proofs.simulation.dagster_runs import SimulatedDagster
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.commands import Claimed
     from dagster_rebalance.core.events import RunsRead
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import Log, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.orchestration.port import RunsPort

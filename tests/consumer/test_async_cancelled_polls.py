@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.consumer.listener import AsyncRebalanceListener
+from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup

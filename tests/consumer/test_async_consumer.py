@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.consumer.listener import AsyncRebalanceListener, RebalanceListener
+from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
+from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
 from dagster_rebalance.core.events import LostReason, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition

@@ -9,7 +9,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.own_work import OwnWork
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.stream_batches import Outcome, batch_ids, is_batch_of
 from tests.core.world import AT_ONCE, Member, tp

@@ -9,7 +9,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:

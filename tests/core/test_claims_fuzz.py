@@ -15,7 +15,8 @@ from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.events import Found
 from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.partition import MAX_OFFSET, Bounds, OffsetAndMetadata
-from dagster_rebalance.core.restoring import ForeignMetadata, take_in
+from dagster_rebalance.core.restoring import take_in
+from dagster_rebalance.core.settings import ForeignMetadata
 from dagster_rebalance.core.start_from import StartFrom
 from tests.core.world import tp
 

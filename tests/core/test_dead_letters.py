@@ -18,7 +18,8 @@ from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.receipts import Outcome
-from dagster_rebalance.core.runs import Exhausted, RunState
+from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.runs import Exhausted
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from tests.core.world import Member, World, span, tp
 

@@ -11,7 +11,7 @@ from dagster_rebalance.core.events import Found, LastRecorded
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.settings import DriverSettings
 from tests.core.world import Member, World, span, tp
 

@@ -16,7 +16,8 @@ from dagster_rebalance.core.owned_partition import PendingWrite
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.runs import Exhausted, RunState
+from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.runs import Exhausted
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.stream_batches import Outcome

@@ -11,13 +11,13 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.offer import Offer
 from dagster_rebalance.core.own_work import OwnWork
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Log
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.receipts import Outcome as ReceiptOutcome
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_claimed_by

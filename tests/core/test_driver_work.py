@@ -17,10 +17,9 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.restoring import ForeignMetadata
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.settings import DriverSettings, ForeignMetadata
 from tests.core.world import Member, World, span, tp
 
 TWO_CLAIMS = DriverSettings(

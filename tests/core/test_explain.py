@@ -21,13 +21,12 @@ from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Bounds, Log, OffsetAndMetadata, TopicPartition, named
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.receipts import Cause
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.runs import (
     DeadLettered,
     Exhausted,
     InFlight,
     Progress,
-    RunSeen,
-    RunState,
     Setback,
     Succeeded,
     ToRequest,

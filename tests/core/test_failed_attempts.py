@@ -8,7 +8,8 @@ import pytest
 
 from dagster_rebalance.core.failed_attempts import FailedAttempt, Place, error_text, with_error
 from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.runs import Exhausted, RunSeen, RunState, ToRequest, progress_of
+from dagster_rebalance.core.run import RunSeen, RunState
+from dagster_rebalance.core.runs import Exhausted, ToRequest, progress_of
 from dagster_rebalance.core.setbacks import why_blocked
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 

@@ -19,7 +19,7 @@ from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.settings import DriverSettings
 from tests.core.world import Member, World, span, tp
 

@@ -23,7 +23,7 @@ from dagster_rebalance.core.metrics import (
     measured,
 )
 from dagster_rebalance.core.occurrences import Occurred, Occurrence
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.settings import DriverSettings
 from tests.core.test_observing import at_work
 from tests.core.world import World, tp

@@ -15,7 +15,7 @@ from dagster_rebalance.core.observing import observed
 from dagster_rebalance.core.occurrences import KINDS, Occurred, Occurrence, plain
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.stream_batches import Outcome
 from tests.core.streams import Stream

@@ -9,15 +9,15 @@ from dagster_rebalance.core import offers
 from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.offer import Offer
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.runs import (
     DeadLettered,
     Exhausted,
     InFlight,
     Progress,
-    RunSeen,
-    RunState,
     Setback,
     Succeeded,
     ToRequest,
@@ -29,8 +29,6 @@ from tests.core.world import span, tp
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-
-Offer = offers.Offer
 NOW = 100.0
 
 

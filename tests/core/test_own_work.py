@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dagster_rebalance.core import own_work
-from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.offer import Offer
 from dagster_rebalance.core.own_work import OwnWork, Urge
 from dagster_rebalance.core.partition import Log
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.stream_batches import Outcome
 from tests.core.world import span, tp
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.offer import Offer
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
 from dagster_rebalance.core.rerun_steps import Cancel, RerunSteps, steps
-from dagster_rebalance.core.runs import MOST_IN_A_ROW, RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
+from dagster_rebalance.core.runs import MOST_IN_A_ROW
 from tests.core.world import span
 
 S = RunState

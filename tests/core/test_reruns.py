@@ -23,7 +23,7 @@ from dagster_rebalance.core.rerun_batches import (
     unpacked,
 )
 from dagster_rebalance.core.reruns import Apart, Past, Processed, Selection, Span, parts_of, select
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.stream_batches import StreamBatch
 from tests.core.world import span, tp
 

@@ -13,8 +13,9 @@ from dagster_rebalance.core.events import Found
 from dagster_rebalance.core.group_status import Assigned, MemberSeen, Owners
 from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
 from dagster_rebalance.core.reset import AtWork, moves, unreadable
-from dagster_rebalance.core.restoring import ForeignMetadata, judge
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.restoring import judge
+from dagster_rebalance.core.run import RunSeen, RunState
+from dagster_rebalance.core.settings import ForeignMetadata
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from dagster_rebalance.core.occurrences import Occurred
 from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, LogPosition, OffsetAndMetadata
 from dagster_rebalance.core.restoring import (
-    ForeignMetadata,
     is_news,
     judge,
     moved_offset,
     position_to_verify,
     take_in,
 )
+from dagster_rebalance.core.settings import ForeignMetadata
 from dagster_rebalance.core.start_from import StartFrom
 from tests.core.world import span, tp
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.runs import (
     Exhausted,
     InFlight,
     Progress,
-    RunSeen,
-    RunState,
     Setback,
     Succeeded,
     ToRequest,

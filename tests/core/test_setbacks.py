@@ -11,10 +11,10 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.runs import (
     Exhausted,
     InFlight,
-    RunState,
     Setback,
     Succeeded,
     ToRequest,
@@ -26,7 +26,7 @@ from dagster_rebalance.core.settings import DriverSettings
 from tests.core.world import Member, World, span, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
 
 PACE = RetryPace()
 NOTHING: tuple[Offer, ...] = ()

@@ -10,7 +10,7 @@ import pytest
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.start_check import refusal, rerun_refusal
 from tests.core.world import span, tp
 

@@ -20,12 +20,12 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.runs import WORKING, RunState
+from dagster_rebalance.core.run import WORKING, RunState
 from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LossPolicy
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.partition import TopicPartition
 
 PARTITIONS = (tp(0), tp(1), tp(2))

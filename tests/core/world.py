@@ -31,7 +31,7 @@ from dagster_rebalance.core.partition import (
     TopicPartition,
 )
 from dagster_rebalance.core.restoring import position_to_verify
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.start_check import refusal
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.occurrences import Occurred, Occurrence
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.receipts import Receipt
 
 ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})

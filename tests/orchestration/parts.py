@@ -16,7 +16,7 @@ import pytest
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
-from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.offer import Offer
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.signs import SignsOfLife

@@ -31,7 +31,7 @@ from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
 
 Seen = list[tuple[str, list[str]]]
 """The batch of a run, and the value that its asset got."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 

@@ -16,7 +16,7 @@ import pytest
 from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.batch import KafkaBatch
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.offers import Offer
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.offer import Offer
+    from dagster_rebalance.core.run import RunSeen
 
 Status = dg.DagsterRunStatus
 

@@ -39,7 +39,7 @@ from tests.orchestration.parts import make_run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.orchestration.batch import KafkaBatch
     from dagster_rebalance.testing.broker import KafkaCluster
 

@@ -55,7 +55,7 @@ from tests.orchestration.parts import (
 from tests.orchestration.test_asset_table import outcome_of
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.offer import Offer
     from dagster_rebalance.core.partition import OffsetRange
 
 Status = dg.DagsterRunStatus

@@ -16,7 +16,7 @@ import sqlalchemy
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration import run_process

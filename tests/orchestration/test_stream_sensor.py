@@ -15,7 +15,7 @@ from dagster_rebalance.core.commands import ShowHold
 from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag, Standing
-from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.offer import Offer
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
 from dagster_rebalance.orchestration import stream_sensor as sensor_module

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.offer import Offer
 from dagster_rebalance.core.partition import Log
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.stream_batches import Outcome
 from dagster_rebalance.orchestration.stream_work import StreamWork
 from tests.core.world import span, tp

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.failed_attempts import FailedAttempt
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.failure_notes import FailureNotes
@@ -20,7 +20,7 @@ from tests.orchestration.parts import EACH_STORAGE, give_sign, make_run, offer, 
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.run import RunSeen
 
 Status = dg.DagsterRunStatus
 GONE = "elsewhere:1:1"

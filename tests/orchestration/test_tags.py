@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.offer import Offer
 from dagster_rebalance.core.partition import OffsetRange, is_topic_name
 from dagster_rebalance.orchestration.tags import (
     BATCH_TAG,

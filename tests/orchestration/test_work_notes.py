@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.run import RunSeen, RunState
 from dagster_rebalance.orchestration import work_notes
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs import RunLedger

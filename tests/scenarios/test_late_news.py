@@ -10,7 +10,7 @@ from dataclasses import replace
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from dagster_rebalance.core.start_from import StartFrom
 from tests.core.world import World, tp
 from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all

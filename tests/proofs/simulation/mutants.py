@@ -23,13 +23,14 @@ from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.held_partitions import HeldPartitions
 from dagster_rebalance.core.holds import Hold
 from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.offers import Offer, offers_of
+from dagster_rebalance.core.offers import offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.pulse import Pulse, Sign
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.restoring import take_in
-from dagster_rebalance.core.runs import InFlight, RunSeen, RunState, Setback, Succeeded, ToRequest
+from dagster_rebalance.core.run import RunSeen, RunState
+from dagster_rebalance.core.runs import InFlight, Setback, Succeeded, ToRequest
 from dagster_rebalance.core.start_from import StartFrom
 from dagster_rebalance.core.succession import MadeWay
 from dagster_rebalance.orchestration import pump as pump_module
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core import commands as do
     from dagster_rebalance.core.claims import LastCommit
     from dagster_rebalance.core.commands import OffsetWrite
+    from dagster_rebalance.core.offer import Offer
 
 
 def _age(pulse: Pulse, run: RunSeen) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_rebalance.core.events import TickArrived
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.run import RunState
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.world import World
