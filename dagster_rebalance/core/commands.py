@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from dagster_rebalance.core.occurrences import Occurred
 from dagster_rebalance.core.partition import is_same_commit, named
-from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.core.run import named_runs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -15,8 +15,8 @@ from dagster_rebalance.core.holds import Hold, named_waits, waits_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
 from dagster_rebalance.core.receipts import Cause
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.runs import DeadLettered, Exhausted, InFlight, ToRequest, named_runs
+from dagster_rebalance.core.run import RunState, named_runs
+from dagster_rebalance.core.runs import DeadLettered, Exhausted, InFlight, ToRequest
 from dagster_rebalance.core.setbacks import NEVER
 from dagster_rebalance.core.stream_batches import StreamBatch
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.core.run import named_runs
 from dagster_rebalance.core.setbacks import RetryPace
 
 if TYPE_CHECKING:

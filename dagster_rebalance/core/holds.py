@@ -32,7 +32,8 @@ from dagster_rebalance.core.commands import CancelRuns
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.partition import OffsetRange, named
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
-from dagster_rebalance.core.runs import InFlight, ToRequest, named_runs
+from dagster_rebalance.core.run import named_runs
+from dagster_rebalance.core.runs import InFlight, ToRequest
 from dagster_rebalance.core.settings import DeadlinePolicy
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.occurrences import SUCCEEDED, Occurred, Occurrence
 from dagster_rebalance.core.partition import OffsetRange, named
-from dagster_rebalance.core.runs import InFlight, Setback, named_runs, setback_of
+from dagster_rebalance.core.run import named_runs
+from dagster_rebalance.core.runs import InFlight, Setback, setback_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

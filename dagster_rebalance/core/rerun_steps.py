@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.control import Action, Order, how_to_resume, in_force
 from dagster_rebalance.core.offer import Offer
-from dagster_rebalance.core.run import RunSeen
+from dagster_rebalance.core.run import RunSeen, named_runs
 from dagster_rebalance.core.runs import (
     InFlight,
     Progress,
     Succeeded,
     ToRequest,
     blocking,
-    named_runs,
     progress_of,
 )
 

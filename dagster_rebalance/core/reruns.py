@@ -18,7 +18,7 @@ from dagster_rebalance.core.control import selector_of
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.rerun_batches import rerun_of
-from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.core.run import named_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

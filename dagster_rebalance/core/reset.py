@@ -15,7 +15,7 @@ from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.errors import ClaimError, ConfigurationError
 from dagster_rebalance.core.partition import Log, named
 from dagster_rebalance.core.restoring import read_stored
-from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.core.run import named_runs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

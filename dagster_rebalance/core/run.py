@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 
 
@@ -154,3 +156,11 @@ class RunSeen:
     def may_work(self) -> bool:
         """Whether its process may be at work now."""
         return not self.is_refused and (self.state in WORKING or not self.is_over)
+
+
+def named_runs(run_ids: Collection[str]) -> str:
+    """Name runs as a person finds them in Dagster: `run ab12cd34`.
+
+    Dagster's pages show eight characters of an id.
+    """
+    return f"run{'s' * (len(run_ids) != 1)} {', '.join(run_id[:8] for run_id in run_ids)}"

@@ -198,14 +198,6 @@ class DeadLettered:
 Progress = ToRequest | InFlight | Succeeded | Exhausted | DeadLettered
 
 
-def named_runs(run_ids: Collection[str]) -> str:
-    """Name runs as a person finds them in Dagster: `run ab12cd34`.
-
-    Dagster's pages show eight characters of an id.
-    """
-    return f"run{'s' * (len(run_ids) != 1)} {', '.join(run_id[:8] for run_id in run_ids)}"
-
-
 def progress_of(
     range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int
 ) -> Progress:

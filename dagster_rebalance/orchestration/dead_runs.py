@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.core.run import named_runs
 from dagster_rebalance.orchestration import clocks
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import dagster as dg
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.lag import LagLimit
-from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.core.run import named_runs
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration.batch_values import check_values
 from dagster_rebalance.orchestration.catalogue import Catalogue

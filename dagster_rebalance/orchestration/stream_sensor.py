@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
-from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.core.run import named_runs
 from dagster_rebalance.orchestration.dead_runs import DeadRuns, end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
