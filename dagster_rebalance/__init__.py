@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.offset_tracker import OffsetTracker
     from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
     from dagster_rebalance.consumer.view import RebalanceConsumer
-    from dagster_rebalance.core.errors import (
+    from dagster_rebalance.core.model.errors import (
         BatchRefusedError,
         BrokerError,
         ClaimError,
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
         UndecodableError,
         UnsupportedOperationError,
     )
-    from dagster_rebalance.core.events import (
+    from dagster_rebalance.core.model.events import (
         LostReason,
         PartitionsAssigned,
         PartitionsLost,
         PartitionsRevoked,
         RevokeRequested,
     )
-    from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.batch import KafkaBatch
     from dagster_rebalance.orchestration.batch_values import values_by_batch
     from dagster_rebalance.orchestration.control_job import build_kafka_control_job
@@ -114,40 +114,40 @@ _HOMES = {
     "AsyncRebalanceAwareConsumer": "consumer.async_consumer",
     "AsyncRebalanceConsumer": "consumer.async_operations",
     "AsyncRebalanceListener": "consumer.listener",
-    "BatchRefusedError": "core.errors",
-    "BrokerError": "core.errors",
-    "ClaimError": "core.errors",
+    "BatchRefusedError": "core.model.errors",
+    "BrokerError": "core.model.errors",
+    "ClaimError": "core.model.errors",
     "CompositeRebalanceListener": "consumer.listener",
-    "ConfigurationError": "core.errors",
+    "ConfigurationError": "core.model.errors",
     "ConsumerRebalanceListener": "consumer.listener",
-    "DagsterRebalanceError": "core.errors",
+    "DagsterRebalanceError": "core.model.errors",
     "ExternalJobs": "orchestration.external_work",
     "ExternalWork": "orchestration.external_work",
     "FixedResource": "orchestration.fixed",
-    "IllegalStateError": "core.errors",
+    "IllegalStateError": "core.model.errors",
     "KafkaBatch": "orchestration.batch",
     "KafkaBatchComponent": "components.kafka_batch",
     "KafkaConsumerResource": "orchestration.resource",
     "KafkaSparkResource": "orchestration.spark",
-    "LostReason": "core.events",
-    "OffsetAndMetadata": "core.partition",
-    "OffsetRange": "core.partition",
+    "LostReason": "core.model.events",
+    "OffsetAndMetadata": "core.model.offsets",
+    "OffsetRange": "core.model.offsets",
     "OffsetTracker": "consumer.offset_tracker",
-    "PartitionLostError": "core.errors",
-    "PartitionsAssigned": "core.events",
-    "PartitionsLost": "core.events",
-    "PartitionsRevoked": "core.events",
+    "PartitionLostError": "core.model.errors",
+    "PartitionsAssigned": "core.model.events",
+    "PartitionsLost": "core.model.events",
+    "PartitionsRevoked": "core.model.events",
     "PipesBatch": "spark.pipes_batch",
     "PollResult": "consumer.rebalance_aware",
     "RebalanceAwareConsumer": "consumer.rebalance_aware",
     "RebalanceConsumer": "consumer.view",
-    "RebalanceInProgressError": "core.errors",
+    "RebalanceInProgressError": "core.model.errors",
     "RebalanceListener": "consumer.listener",
-    "RevokeRequested": "core.events",
+    "RevokeRequested": "core.model.events",
     "SchemaRegistryResource": "orchestration.registry",
-    "TopicPartition": "core.partition",
-    "UndecodableError": "core.errors",
-    "UnsupportedOperationError": "core.errors",
+    "TopicPartition": "core.model.offsets",
+    "UndecodableError": "core.model.errors",
+    "UnsupportedOperationError": "core.model.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.sensor",
     "build_kafka_control_job": "orchestration.control_job",

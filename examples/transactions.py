@@ -19,7 +19,7 @@ from typing import Any
 import confluent_kafka
 
 from dagster_rebalance import RebalanceAwareConsumer, TopicPartition
-from dagster_rebalance.core.partition import next_offset
+from dagster_rebalance.core.model.offsets import next_offset
 
 TRANSACTION_S = 0.5
 

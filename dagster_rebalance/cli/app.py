@@ -24,7 +24,7 @@ except ModuleNotFoundError:
     )
 
 import dagster_rebalance
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.testing.broker import KafkaCluster
 
 if TYPE_CHECKING:

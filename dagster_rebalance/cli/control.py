@@ -18,8 +18,8 @@ from dagster_rebalance.cli.target import (
     only_group,
     open_instance,
 )
-from dagster_rebalance.core.control import EVERYTHING, Action
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.directives import EVERYTHING, Action
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.control import Wanted, give
 
 _NO_REASON = ""

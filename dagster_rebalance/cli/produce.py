@@ -23,7 +23,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
 )
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`dagster-rebalance rerun`: past ranges are processed again, with the code of today.
 
-Owns what is asked for and what is told. What may be repeated is decided in `core.reruns`.
+`core.operators.rerun_selection` decides which ranges may be repeated.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dagster_rebalance.cli.target import (
     login,
     open_target,
 )
-from dagster_rebalance.core.control import EVERYTHING
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.directives import EVERYTHING
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.rerun import (
     RECORDS_PER_RUN,
     RUNS_AT_ONCE,

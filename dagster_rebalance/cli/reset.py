@@ -1,6 +1,6 @@
 """`dagster-rebalance reset`: a person moves the committed offsets of a group that stands.
 
-Owns what is asked for and what is told. What may be moved is decided in `core.reset`.
+`core.operators.reset_offsets` decides which offsets may be moved.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dagster_rebalance.cli.target import (
     looks,
     open_target,
 )
-from dagster_rebalance.core.control import EVERYTHING, check_lengths
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.partition import named
-from dagster_rebalance.core.reset import AtWork, moves, unreadable
+from dagster_rebalance.core.model.directives import EVERYTHING, check_lengths
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.offsets import named
+from dagster_rebalance.core.operators.reset_offsets import AtWork, moves, unreadable
 from dagster_rebalance.orchestration.rerun import time_of
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.cli.target import Target
     from dagster_rebalance.consumer.port import ClusterView
-    from dagster_rebalance.core.events import Found
-    from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.reset import Move
+    from dagster_rebalance.core.model.events import Found
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.operators.reset_offsets import Move
 
 _NO_REASON = ""
 

@@ -26,14 +26,14 @@ from dagster_rebalance.cli.target import (
     looks,
     open_target,
 )
-from dagster_rebalance.core.errors import DagsterRebalanceError
-from dagster_rebalance.core.group_status import explanation, why_no_member
-from dagster_rebalance.core.lag import why_missing
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
+from dagster_rebalance.core.reporting.group_status import explanation, why_no_member
+from dagster_rebalance.core.reporting.lag import why_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dagster_rebalance.core.group_status import Owners, PartitionStatus
+    from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus
     from dagster_rebalance.orchestration.onlooker import GroupSeen
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]

@@ -19,9 +19,13 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import dagster as dg
 import typer
 
-from dagster_rebalance.core.control import selection
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.group_status import Owners
+from dagster_rebalance.core.model.directives import selection
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    ConfigurationError,
+    DagsterRebalanceError,
+)
+from dagster_rebalance.core.reporting.group_status import Owners
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import groups_of, partitions_of
 from dagster_rebalance.orchestration.group_assets import GroupAssets
@@ -37,8 +41,8 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.group_admin import GroupAdmin
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-    from dagster_rebalance.core.group_status import SensorSeen
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.reporting.group_status import SensorSeen
 
 Partitions: TypeAlias = Annotated[
     list[str] | None,

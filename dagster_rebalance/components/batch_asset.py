@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 
 from dagster_rebalance.components.python_path import found_at
 from dagster_rebalance.components.settings import setting
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 
 _MERGED = frozenset({"deps", "metadata", "owners", "tags", "kinds"})
 """Attributes that are added to those in the code; others take their place."""

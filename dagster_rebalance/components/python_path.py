@@ -7,7 +7,7 @@ from importlib import import_module
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 
 
 def found_at(context: dg.ResolutionContext, path: str) -> object:

@@ -12,8 +12,8 @@ from string import Template
 import dagster as dg
 from pydantic import BaseModel, Field
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import is_topic_name
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import is_topic_name
 
 _YAML = Template("""\
 type: $type

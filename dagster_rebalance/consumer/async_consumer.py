@@ -22,7 +22,7 @@ from dagster_rebalance.consumer.interruptible import (
 from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener
 from dagster_rebalance.consumer.values import given_seconds
 from dagster_rebalance.consumer.waking import patience_s
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 
 if TYPE_CHECKING:
     import re
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.rebalance_aware import PollResult
     from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 T = TypeVar("T")
 

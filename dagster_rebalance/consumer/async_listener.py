@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 
 class AsyncRebalanceListener(ABC):

@@ -12,7 +12,7 @@ import inspect
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.consumer.view import RebalanceConsumer
-    from dagster_rebalance.core.errors import BrokerError
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.errors import BrokerError
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
     AsyncCommitCallback: TypeAlias = Callable[[Offsets, BrokerError | None], Awaitable[None] | None]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
     from dagster_rebalance.consumer.turn import Turn
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.pause_marks import with_mark, without_mark
-from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.events import PartitionsLost
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    PartitionLostError,
+    RebalanceInProgressError,
+)
+from dagster_rebalance.core.model.events import PartitionsLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.events import MemberEvent, Offsets
     from dagster_rebalance.consumer.pause_marks import PauseMarks
     from dagster_rebalance.consumer.port import GroupMember
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 logger = logging.getLogger(__name__)
 

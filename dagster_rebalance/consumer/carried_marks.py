@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.consumer.caller_commits import worst_error
 from dagster_rebalance.consumer.events import CommitResult
 from dagster_rebalance.consumer.pause_marks import without_mark
-from dagster_rebalance.core.errors import BrokerError, PartitionLostError
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.caller_commits import CallerCommits
     from dagster_rebalance.consumer.pause_marks import PauseMarks
     from dagster_rebalance.consumer.port import GroupMember
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 logger = logging.getLogger(__name__)
 

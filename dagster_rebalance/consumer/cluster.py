@@ -42,8 +42,8 @@ from dagster_rebalance.consumer.kafka_errors import (
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.consumer.translation import theirs
 from dagster_rebalance.consumer.truncation import ask_leaders
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import LogPosition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import LogPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import TopicMetadata
 
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -29,10 +29,10 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
 )
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
-from dagster_rebalance.core.commit_requests import UnknownPartitions, requests, too_long
-from dagster_rebalance.core.errors import PartitionLostError
-from dagster_rebalance.core.events import LostReason
-from dagster_rebalance.core.partition import is_same_commit
+from dagster_rebalance.core.model.commit_requests import UnknownPartitions, requests, too_long
+from dagster_rebalance.core.model.errors import PartitionLostError
+from dagster_rebalance.core.model.events import LostReason
+from dagster_rebalance.core.model.offsets import is_same_commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.session_view import SessionView
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.errors import BrokerError
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.errors import BrokerError
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 
 _EPOCH_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)

@@ -1,6 +1,6 @@
 """These events report a member's news other than changes of its assignment.
 
-The events of the assignment are those of `core.events`; `MemberEvent` has both kinds.
+The events of the assignment are those of `core.model.events`; `MemberEvent` has both kinds.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core.model.events import PartitionsAssigned, PartitionsLost, RevokeRequested
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_rebalance.core.errors import BrokerError, ConfigurationError
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

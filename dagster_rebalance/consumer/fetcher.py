@@ -40,14 +40,14 @@ from dagster_rebalance.consumer.kafka_errors import (
 from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.remade_topics import RemadeTopics
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import (
+from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.model.offsets import (
     MAX_OFFSET,
     OffsetAndMetadata,
     TopicPartition,
     next_offset,
 )
-from dagster_rebalance.core.standstill import STANDSTILL_S, Standstill
+from dagster_rebalance.kafka.reading.stalled_partitions import STANDSTILL_S, Standstill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

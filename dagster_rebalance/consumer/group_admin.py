@@ -35,10 +35,10 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
 )
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.group_status import MemberSeen
-from dagster_rebalance.core.partition import is_same_commit, named
-from dagster_rebalance.core.shown import shown
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import is_same_commit, named
+from dagster_rebalance.core.model.printable import shown
+from dagster_rebalance.core.reporting.group_status import MemberSeen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import ConsumerGroupDescription, MemberAssignment
 
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 _Answer = TypeVar("_Answer")
 _PAUSE_S = 0.2

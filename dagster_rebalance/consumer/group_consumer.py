@@ -23,14 +23,14 @@ from dagster_rebalance.consumer.events import (
 from dagster_rebalance.consumer.revokes import PollStarted, RevokeLists
 from dagster_rebalance.consumer.turn import in_turn
 from dagster_rebalance.consumer.waking import WakingConsumer
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.events import (
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
     RevokeRequested,
 )
-from dagster_rebalance.core.partition import named
+from dagster_rebalance.core.model.offsets import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.pausing_consumer import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.events import AssignmentEvent
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.events import AssignmentEvent
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 
 class GroupConsumer(WakingConsumer):

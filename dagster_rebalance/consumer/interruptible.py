@@ -16,7 +16,7 @@ from dagster_rebalance.consumer.listener import Callback, RebalanceListener
 from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.waking import DEFAULT_POLL_S
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
     from dagster_rebalance.consumer.view import RebalanceConsumer
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 logger = logging.getLogger(__name__)
 

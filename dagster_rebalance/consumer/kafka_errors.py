@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.core.commit_requests import MAX_METADATA_BYTES
-from dagster_rebalance.core.errors import (
+from dagster_rebalance.core.model.commit_requests import MAX_METADATA_BYTES
+from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
     PartitionLostError,
     RebalanceInProgressError,
 )
-from dagster_rebalance.core.shown import shown
+from dagster_rebalance.core.model.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from confluent_kafka import Message
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 _Answer = TypeVar("_Answer")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import confluent_kafka
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from dagster_rebalance.consumer.view import RebalanceConsumer
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 logger = logging.getLogger(__name__)
 

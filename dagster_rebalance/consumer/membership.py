@@ -45,19 +45,19 @@ from dagster_rebalance.consumer.kafka_errors import (
 from dagster_rebalance.consumer.session import Session
 from dagster_rebalance.consumer.session_view import UserCallback
 from dagster_rebalance.consumer.translation import to_commit
-from dagster_rebalance.core.errors import (
+from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
     IllegalStateError,
     PartitionLostError,
 )
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsAssigned,
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.partition import named
+from dagster_rebalance.core.model.offsets import named
 
 if TYPE_CHECKING:
     import re
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.session import Told
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
-from dagster_rebalance.core.errors import PartitionLostError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition, next_offset
+from dagster_rebalance.core.model.errors import PartitionLostError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition, next_offset
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.errors import BrokerError
+    from dagster_rebalance.core.model.errors import BrokerError
 
 
 class Record(Protocol):

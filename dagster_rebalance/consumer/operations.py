@@ -23,8 +23,8 @@ from dagster_rebalance.consumer.values import (
     given_target,
     given_times,
 )
-from dagster_rebalance.core.errors import IllegalStateError, UnsupportedOperationError
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.model.errors import IllegalStateError, UnsupportedOperationError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 _TIMEOUT_S = 10.0
 

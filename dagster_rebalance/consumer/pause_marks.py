@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Iterable
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 _CARRIED = "dr-paused "
 

@@ -17,7 +17,7 @@ from dagster_rebalance.consumer.operations import ConsumerOperations
 from dagster_rebalance.consumer.pause_marks import PauseMarks
 from dagster_rebalance.consumer.turn import in_turn
 from dagster_rebalance.consumer.values import given_names, given_partitions, given_pattern
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.consumer.values import AnyPartition
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
 """What becomes of the pause mark of a partition that goes."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.consumer.events import CommitResult, MemberEvent
-    from dagster_rebalance.core.partition import LogPosition, OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import LogPosition, OffsetAndMetadata, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from dagster_rebalance.consumer.kafka_errors import (
 )
 from dagster_rebalance.consumer.stable_offsets import OPEN_TRANSACTION
 from dagster_rebalance.consumer.translation import to_commit
-from dagster_rebalance.core.events import LostReason
-from dagster_rebalance.core.partition import OffsetAndMetadata, named
+from dagster_rebalance.core.model.events import LostReason
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.commits import Commits
     from dagster_rebalance.consumer.session_view import SessionView
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 logger = logging.getLogger(__name__)
 

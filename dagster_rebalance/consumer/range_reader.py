@@ -36,16 +36,16 @@ from dagster_rebalance.consumer.kafka_errors import (
 )
 from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.consumer.truncation import is_truncation
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import Bounds, TopicPartition, next_offset
-from dagster_rebalance.core.reading import Unread, read_rounds
+from dagster_rebalance.core.batches.range_progress import Unread, read_rounds
+from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.model.offsets import Bounds, TopicPartition, next_offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.partition import OffsetRange
-    from dagster_rebalance.core.reading import Span
+    from dagster_rebalance.core.batches.range_progress import Span
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 DEFAULT_TIMEOUT_S = 60.0
 """Longer than a broker takes to restart."""

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.pausing_consumer import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.values import AnyPartition
-    from dagster_rebalance.core.events import AssignmentEvent
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.events import AssignmentEvent
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 _IDLE_SLICE_S = 0.1
 """The client goes on waiting after it has called back, so a long wait is cut into slices to return

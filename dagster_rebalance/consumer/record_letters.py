@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.errors import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
-    from dagster_rebalance.core.record_letters import RecordLetter
+    from dagster_rebalance.decoding.record_letter import RecordLetter
 
 _WAIT_S = 0.1
 

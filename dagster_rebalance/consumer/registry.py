@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dagster_rebalance.consumer.owner_thread import OwnerThread
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, UndecodableError
-from dagster_rebalance.core.schemas import SchemaText, SchemaType
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, UndecodableError
+from dagster_rebalance.decoding.schema import SchemaText, SchemaType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -10,12 +10,12 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.errors import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
     Answer = Callable[[], Mapping[str, str] | None]
 

@@ -51,13 +51,13 @@ from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.consumer.probe import Probe
 from dagster_rebalance.consumer.session_view import HeldRevoke, UserCallback
 from dagster_rebalance.consumer.translation import ours, theirs
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsAssigned,
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.partition import named
+from dagster_rebalance.core.model.offsets import named
 
 if TYPE_CHECKING:
     import re
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.discovery import Discovery
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.errors import BrokerError
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.errors import BrokerError
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
     from dagster_rebalance.consumer.events import MemberEvent
-    from dagster_rebalance.core.events import LostReason
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.events import LostReason
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from dagster_rebalance.consumer.client_defaults import ClientKind, configured
 from dagster_rebalance.consumer.credentials import Credentials
 from dagster_rebalance.consumer.tokens import Tokens
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.transport import insecurity
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.kafka.client.transport_security import insecurity
 
 _client_logger = logging.getLogger("dagster_rebalance.librdkafka")
 

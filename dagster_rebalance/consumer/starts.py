@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 _Answer = TypeVar("_Answer")
 End: TypeAlias = Literal["earliest", "latest"]

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

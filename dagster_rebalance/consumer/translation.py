@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import confluent_kafka
 
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 _NO_EPOCH = -1
 

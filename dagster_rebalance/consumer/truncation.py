@@ -28,7 +28,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     is_unreadable,
 )
 from dagster_rebalance.consumer.translation import theirs
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.partition import LogPosition
+    from dagster_rebalance.core.model.offsets import LogPosition
 
 _MOST_AT_ONCE = 500
 _WAIT_S = 0.1

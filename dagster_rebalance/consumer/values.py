@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import confluent_kafka
 
 from dagster_rebalance.consumer.translation import as_committed, ours
-from dagster_rebalance.core.partition import (
+from dagster_rebalance.core.model.offsets import (
     MAX_OFFSET,
     OffsetAndMetadata,
     TopicPartition,

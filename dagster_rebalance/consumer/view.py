@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
     from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 
 class RebalanceConsumer:

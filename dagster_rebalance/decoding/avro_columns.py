@@ -7,7 +7,7 @@ from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
 from dagster_rebalance.decoding.columns import Inside
 

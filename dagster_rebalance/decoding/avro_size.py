@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding.avro_columns import parts_of, type_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_rebalance.core.errors import UndecodableError
-from dagster_rebalance.core.record_letters import RecordLetter
+from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding.arrow import decoded_array, joined_reasons
+from dagster_rebalance.decoding.record_letter import RecordLetter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

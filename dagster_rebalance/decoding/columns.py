@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.model.errors import UndecodableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

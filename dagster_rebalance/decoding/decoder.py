@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_rebalance.core.errors import UndecodableError
-from dagster_rebalance.core.shown import shown
-from dagster_rebalance.core.wire_format import GUID_HEADERS
+from dagster_rebalance.core.model.errors import UndecodableError
+from dagster_rebalance.core.model.printable import shown
 from dagster_rebalance.decoding import avro, json_schema, protobuf
+from dagster_rebalance.decoding.wire_format import GUID_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from dagster_rebalance.core.schemas import SchemaText
     from dagster_rebalance.decoding.columns import Column
+    from dagster_rebalance.decoding.schema import SchemaText
 
 Format = Literal["avro", "protobuf", "json", "plain_json"]
 

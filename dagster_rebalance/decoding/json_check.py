@@ -13,12 +13,12 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.model.errors import UndecodableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dagster_rebalance.core.schemas import SchemaText
+    from dagster_rebalance.decoding.schema import SchemaText
 
     _Part = tuple[Any, Any]
     """A schema, and what finds its references."""

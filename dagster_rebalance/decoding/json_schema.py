@@ -12,17 +12,17 @@ from decimal import Decimal
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import UndecodableError
-from dagster_rebalance.core.wire_format import frame_of
+from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
 from dagster_rebalance.decoding.columns import Inside
 from dagster_rebalance.decoding.json_check import Check, Inexact, decimal_of
+from dagster_rebalance.decoding.wire_format import frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from dagster_rebalance.core.schemas import SchemaText
     from dagster_rebalance.decoding.columns import Column
+    from dagster_rebalance.decoding.schema import SchemaText
 
 
 def _json_text(value: Any) -> str:

@@ -10,16 +10,16 @@ import base64
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import UndecodableError
-from dagster_rebalance.core.wire_format import frame_of
+from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
 from dagster_rebalance.decoding.columns import Inside
+from dagster_rebalance.decoding.wire_format import frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dagster_rebalance.core.schemas import SchemaText
     from dagster_rebalance.decoding.columns import Column
+    from dagster_rebalance.decoding.schema import SchemaText
 
 _FILE = "registered.proto"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,12 +17,12 @@ from typing_extensions import Self
 
 from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeReader
 from dagster_rebalance.consumer.settings import isolation_level
-from dagster_rebalance.core.control import in_force
-from dagster_rebalance.core.errors import BatchRefusedError, BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import OffsetRange, is_topic_name
-from dagster_rebalance.core.pipes import SentBatch
-from dagster_rebalance.core.rerun_batches import rerun_of
-from dagster_rebalance.core.start_check import refusal, rerun_refusal
+from dagster_rebalance.core.batches.pipes_payload import SentBatch
+from dagster_rebalance.core.model.directives import in_force
+from dagster_rebalance.core.model.errors import BatchRefusedError, BrokerError, IllegalStateError
+from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
+from dagster_rebalance.core.runs.rerun_batch import rerun_of
+from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
 from dagster_rebalance.orchestration.arrow import decoded_schema, pyarrow, record_batches
 from dagster_rebalance.orchestration.decoded import (
     DecodedMessage,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.decoding.decoder import Decoder
 
 

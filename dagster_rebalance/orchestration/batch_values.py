@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.orchestration.job_checks import definition_of, ops_of
 from dagster_rebalance.orchestration.tags import BATCH_TAG, ranges_in, spelled
 

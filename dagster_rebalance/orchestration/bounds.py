@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.events import Found
-from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, named
-from dagster_rebalance.core.restoring import position_to_verify
-from dagster_rebalance.core.start_from import StartFrom, StartTime
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, named
+from dagster_rebalance.core.model.start_position import StartFrom, StartTime
+from dagster_rebalance.core.partitions.recovery import position_to_verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-    from dagster_rebalance.core.events import LastRecorded
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.start_from import Start
+    from dagster_rebalance.core.model.events import LastRecorded
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.start_position import Start
 
 _Answer = TypeVar("_Answer")
 READ_LIMIT_S = 10.0

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.events import LastRecorded, LeaveRequested
-from dagster_rebalance.core.group_status import Assigned
-from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
+from dagster_rebalance.core.model.events import LastRecorded, LeaveRequested
+from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
+from dagster_rebalance.core.reporting.group_status import Assigned
 from dagster_rebalance.orchestration import lag as lag_asset
 from dagster_rebalance.orchestration.checks import as_evaluation, last_evaluation
 from dagster_rebalance.orchestration.commit_records import (
@@ -40,13 +40,13 @@ from dagster_rebalance.orchestration.stopped import evaluation, shown_stops
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.commands import RecordCommit, ShowHold
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing
-    from dagster_rebalance.core.partition import OffsetRange
-    from dagster_rebalance.core.receipts import Outcome, Receipt
-    from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
-    from dagster_rebalance.core.reset import Move
+    from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.core.model.receipt import Outcome, Receipt
+    from dagster_rebalance.core.operators.reset_offsets import Move
+    from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, Standing
+    from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
     from dagster_rebalance.orchestration.group_assets import GroupAssets
     from dagster_rebalance.orchestration.host import Host
     from dagster_rebalance.orchestration.port import RunError, ShownStops

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import PurePath
 from typing import Any
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 
 Function = Callable[..., Any]
 _FUNCTION = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<function>\w+(?:\.\w+)*)", re.ASCII)

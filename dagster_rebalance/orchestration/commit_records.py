@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.commands import recorded_commits
-from dagster_rebalance.core.events import LastRecorded
-from dagster_rebalance.core.partition import MAX_OFFSET, OffsetRange
-from dagster_rebalance.core.reruns import Processed, parts_of
+from dagster_rebalance.core.model.commands import recorded_commits
+from dagster_rebalance.core.model.events import LastRecorded
+from dagster_rebalance.core.model.offsets import MAX_OFFSET, OffsetRange
+from dagster_rebalance.core.operators.rerun_selection import Processed, parts_of
 from dagster_rebalance.orchestration.tags import ranges_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dagster_rebalance.core.commands import RecordCommit
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.commands import RecordCommit
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 _RECORDS_PER_QUERY = 1_000
 _SHOWN_READ = 1_000

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import dagster as dg
 
-from dagster_rebalance.core.control import (
+from dagster_rebalance.core.model.directives import (
     Action,
     Order,
     how_to_resume,
     in_force,
     selection,
 )
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.roster import History, tables_of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import dagster as dg
 from pydantic import Field
 
-from dagster_rebalance.core.control import Action
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.plain_config import plain_schema
 from dagster_rebalance.orchestration.tags import USER_TAG

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSeen
 
 UNKNOWN = "what its selection of assets has left out"
 _PLANS_KEPT = 1_000

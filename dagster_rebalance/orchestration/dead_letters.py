@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import BatchRefusedError
-from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
-from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.core.model.errors import BatchRefusedError
+from dagster_rebalance.core.model.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dagster_rebalance.consumer.dead_letters import Delivery
-    from dagster_rebalance.core.commands import StoreDeadLetter
+    from dagster_rebalance.core.model.commands import StoreDeadLetter
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 _RECORDS_PER_QUERY = 100

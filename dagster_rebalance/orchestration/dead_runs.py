@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.run import named_runs
+from dagster_rebalance.core.model.run import named_runs
 from dagster_rebalance.orchestration import clocks
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.pulse import Pulse
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.runs.liveness import Pulse
     from dagster_rebalance.orchestration.runs import RunLedger
 
 _LIMIT_S = 15.0

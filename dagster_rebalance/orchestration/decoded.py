@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.consumer import record_letters
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, UndecodableError
-from dagster_rebalance.core.partition import is_topic_name
-from dagster_rebalance.core.record_letters import RecordLetter
-from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, UndecodableError
+from dagster_rebalance.core.model.offsets import is_topic_name
+from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.decoding.batches import (
     cannot_be_decoded,
     decoded_columns,
@@ -22,6 +21,7 @@ from dagster_rebalance.decoding.batches import (
     letters_of,
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
+from dagster_rebalance.decoding.record_letter import RecordLetter
 from dagster_rebalance.orchestration.arrow import as_bytes, chunks
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.fleet import Fleet
-from dagster_rebalance.core.lag import LagLimit
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.reporting.lag import LagLimit
+from dagster_rebalance.core.streaming.replicas import Fleet
 from dagster_rebalance.orchestration.asset_forms import check_makes_assets
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.batch_values import with_values_by_batch

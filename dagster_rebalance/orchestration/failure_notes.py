@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
 
-from dagster_rebalance.core.failed_attempts import FailedAttempt, Place, error_text
+from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, Place, error_text
 from dagster_rebalance.orchestration.tags import spelled
 from dagster_rebalance.orchestration.work_notes import Places, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 _PACKAGE = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>[0-9]+), in (?P<function>.*)')

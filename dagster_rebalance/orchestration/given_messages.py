@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -9,9 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.claims import StoredPartition
-from dagster_rebalance.core.control import in_force
-from dagster_rebalance.core.lag import (
+from dagster_rebalance.core.model.claims import StoredPartition
+from dagster_rebalance.core.model.directives import in_force
+from dagster_rebalance.core.model.offsets import ANY_BOUNDS, TopicPartition
+from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.core.partitions.owned import Refused
+from dagster_rebalance.core.partitions.recovery import judge
+from dagster_rebalance.core.reporting.lag import (
     FirstSince,
     GroupLag,
     LagLimit,
@@ -22,12 +26,8 @@ from dagster_rebalance.core.lag import (
     group_lag,
     late_among,
 )
-from dagster_rebalance.core.owned_partition import Refused
-from dagster_rebalance.core.partition import ANY_BOUNDS, TopicPartition
-from dagster_rebalance.core.restoring import judge
-from dagster_rebalance.core.runs import blocking, progress_of
-from dagster_rebalance.core.setbacks import why_blocked
-from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.core.runs.progress import blocking, progress_of
+from dagster_rebalance.core.runs.retry import why_blocked
 from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, find, read_bounds
 from dagster_rebalance.orchestration.port import RunError
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-    from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.events import Found
-    from dagster_rebalance.core.partition import Bounds, OffsetRange
-    from dagster_rebalance.core.run import RunSeen
-    from dagster_rebalance.core.settings import DriverSettings
-    from dagster_rebalance.core.start_from import Start
+    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.events import Found
+    from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
+    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.start_position import Start
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
 
 _MOST_ERRORS = 5

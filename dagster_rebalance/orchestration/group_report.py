@@ -1,8 +1,8 @@
 """The group report: what a member shows in Dagster of its whole group.
 
 These are the partitions that cannot go on, and the lag. Every member that has news of a stop shows
-what is stopped. The lag is observed from one place (`core.lag` says which), and by the member whose
-partition stops or goes on. One look at Kafka serves both.
+what is stopped. The lag is observed from one place (`core.reporting.lag` says which), and by the
+member whose partition stops or goes on. One look at Kafka serves both.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.lag import (
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.lag import (
     GroupLag,
     LagPace,
     PartitionLag,
@@ -21,8 +23,6 @@ from dagster_rebalance.core.lag import (
     observes,
     why_missing,
 )
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.topics import Topics
 from dagster_rebalance.orchestration.bounds import PATIENCE_S
 from dagster_rebalance.orchestration.group_look import (
     GroupLook,
@@ -36,8 +36,8 @@ from dagster_rebalance.orchestration.group_look import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.core.events import Event
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.events import Event
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.orchestration.bounds import BoundsReader
     from dagster_rebalance.orchestration.parts import Parts
     from dagster_rebalance.orchestration.port import ShownStops

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.group_status import SensorSeen
+from dagster_rebalance.core.reporting.group_status import SensorSeen
 from dagster_rebalance.orchestration.failure_notes import text_of_info
 
 if TYPE_CHECKING:

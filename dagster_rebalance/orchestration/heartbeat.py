@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.orchestration import clocks, interruptions, run_process
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.signs import SignsOfLife
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.model.commands import Claimed
 
 logger = logging.getLogger(__name__)
 _WORKING = {dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}

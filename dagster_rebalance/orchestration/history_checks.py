@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import dagster as dg
 
-from dagster_rebalance.core.gaps import Recorded, gaps
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition, partitions_named
-from dagster_rebalance.core.receipts import Outcome
-from dagster_rebalance.core.roster import Kind, Said
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, partitions_named
+from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.reporting.gaps import Recorded, gaps
+from dagster_rebalance.core.reporting.members import Kind, Said
 from dagster_rebalance.orchestration.checks import group_check
 from dagster_rebalance.orchestration.roster import said_since, skips_of, utc
 from dagster_rebalance.orchestration.run_links import run_links

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.lag import GroupLag, LagLimit, PartitionLag
+from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, PartitionLag
 from dagster_rebalance.orchestration.checks import as_evaluation, group_check
 from dagster_rebalance.orchestration.group_look import (
     lag_of,

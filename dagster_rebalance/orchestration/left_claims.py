@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration.work_notes import Places, name_of, place
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.model.commands import Claimed
 
 _SHARED_BY = 8
 """Claims whose names fall on one place share it: so many of them, the newest."""

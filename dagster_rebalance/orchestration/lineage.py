@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.core.model.topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.core.events import Event
-    from dagster_rebalance.core.offer import Offer
+    from dagster_rebalance.core.model.events import Event
+    from dagster_rebalance.core.runs.offer import Offer
 
 _NOTES_KEPT = 500
 

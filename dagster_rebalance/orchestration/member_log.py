@@ -1,7 +1,7 @@
 """The log of a member: each occurrence is one record, with its name and fields as attributes.
 
 Any formatter that shows the attributes of a record shows them: JSON for a log store, or one of
-OpenTelemetry. What the names are and what each has is decided by `core.occurrences`.
+OpenTelemetry. What the names are and what each has is decided by `core.model.member_events`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.occurrences import plain
+from dagster_rebalance.core.model.member_events import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_rebalance.core.occurrences import Occurrence
+    from dagster_rebalance.core.model.member_events import Occurrence
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
-from dagster_rebalance.core.events import LeaveRequested, TickArrived
-from dagster_rebalance.core.succession import MadeWay
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
+from dagster_rebalance.core.revokes.succession import MadeWay
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.shutdown import call_on_shutdown

@@ -1,4 +1,4 @@
-"""The meter: hands what `core.metrics` measures to OpenTelemetry.
+"""The meter: hands what `core.reporting.metrics` measures to OpenTelemetry.
 
 Nothing of it may harm a member. OpenTelemetry, and the exporter that somebody has configured, are
 foreign code, which may raise and may hang: so a thread of its own imports and calls it. A member
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dagster_rebalance.core.metrics import (
+from dagster_rebalance.core.reporting.metrics import (
     GROUP,
     MEMBER,
     SYSTEM,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
-    from dagster_rebalance.core.occurrences import Occurrence
+    from dagster_rebalance.core.model.member_events import Occurrence
 
     _Numbers: TypeAlias = "tuple[tuple[Measurement, ...], Mapping[str, str]]"
 

@@ -13,11 +13,11 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.group_status import Owners, PartitionStatus, status_of
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus, status_of
 from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, BoundsReader
 from dagster_rebalance.orchestration.group_look import look_at_group
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-    from dagster_rebalance.core.events import Found
-    from dagster_rebalance.core.partition import Bounds, TopicPartition
-    from dagster_rebalance.core.run import RunSeen
-    from dagster_rebalance.core.settings import DriverSettings
+    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.model.events import Found
+    from dagster_rebalance.core.model.offsets import Bounds, TopicPartition
+    from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
 
 

@@ -12,8 +12,8 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.control import Action, Order, out_of_date
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.directives import Action, Order, out_of_date
+from dagster_rebalance.core.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.lag import NO_LIMIT
+from dagster_rebalance.core.reporting.lag import NO_LIMIT
 from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.run_ender import in_thread
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-    from dagster_rebalance.core.driver import Driver
-    from dagster_rebalance.core.lag import LagLimit
+    from dagster_rebalance.core.engine.engine import Driver
+    from dagster_rebalance.core.reporting.lag import LagLimit
     from dagster_rebalance.orchestration.port import (
         CataloguePort,
         DeadLettersPort,

@@ -12,23 +12,28 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.commands import Claimed, RecordCommit, ShowHold, StoreDeadLetter
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.events import (
+    from dagster_rebalance.core.model.commands import (
+        Claimed,
+        RecordCommit,
+        ShowHold,
+        StoreDeadLetter,
+    )
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.events import (
         DeadLetterFailed,
         DeadLetterStored,
         LastRecorded,
         LeaveRequested,
         RunsRead,
     )
-    from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing
-    from dagster_rebalance.core.metrics import MemberState
-    from dagster_rebalance.core.occurrences import Occurrence
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.partition import Log, OffsetRange, TopicPartition
-    from dagster_rebalance.core.receipts import Receipt
-    from dagster_rebalance.core.run import RunSeen
-    from dagster_rebalance.core.stream_batches import Outcome
+    from dagster_rebalance.core.model.member_events import Occurrence
+    from dagster_rebalance.core.model.offsets import Log, OffsetRange, TopicPartition
+    from dagster_rebalance.core.model.receipt import Receipt
+    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, Standing
+    from dagster_rebalance.core.reporting.metrics import MemberState
+    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.stream_batch import Outcome
 
 
 class RunError(NamedTuple):

@@ -18,21 +18,21 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.dead_letters import is_wanted
-from dagster_rebalance.core.errors import (
+from dagster_rebalance.core.engine.dead_letters import is_wanted
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
     IllegalStateError,
     PartitionLostError,
 )
-from dagster_rebalance.core.explain import glance, summary
-from dagster_rebalance.core.metrics import MemberState
-from dagster_rebalance.core.observing import observed
-from dagster_rebalance.core.occurrences import Occurred, Occurrence
-from dagster_rebalance.core.shown import shown
-from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+from dagster_rebalance.core.model.printable import shown
+from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.core.reporting.diff import observed
+from dagster_rebalance.core.reporting.explain import glance, summary
+from dagster_rebalance.core.reporting.metrics import MemberState
 from dagster_rebalance.orchestration.bounds import (
     PATIENCE_S,
     READ_LIMIT_S,
@@ -47,9 +47,9 @@ from dagster_rebalance.orchestration.storage import Job, StorageWorker
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.events import LastRecorded
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.events import LastRecorded
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.orchestration.parts import Parts
     from dagster_rebalance.orchestration.port import WorkPort
 

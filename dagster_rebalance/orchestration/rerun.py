@@ -12,11 +12,11 @@ import uuid
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.control import selection
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch, batches_of
-from dagster_rebalance.core.rerun_steps import steps
-from dagster_rebalance.core.reruns import Apart, Past, Selection, Span, select
+from dagster_rebalance.core.model.directives import selection
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.operators.rerun_schedule import steps
+from dagster_rebalance.core.operators.rerun_selection import Apart, Past, Selection, Span, select
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch, batches_of
 from dagster_rebalance.orchestration.bounds import read_bounds
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.commit_records import processed
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch, packed, unpacked
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch, packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import Field
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.orchestration.plain_config import plain_schema
 from dagster_rebalance.orchestration.rerun import (
     RECORDS_PER_RUN,

@@ -1,7 +1,7 @@
 """What a sensor of a group does for its reruns in a tick: it starts runs, and shows what is done.
 
-It follows from the book of reruns and from the runs that Dagster shows (`core.rerun_steps`), so
-that neither a command nor a job has to wait for a rerun.
+It follows from the book of reruns and from the runs that Dagster shows
+(`core.operators.rerun_schedule`), so that neither a command nor a job has to wait for a rerun.
 
 Every code location of a group has a sensor. One of them looks after the reruns, as long as it says
 so: two would start each run twice, and these would refuse each other.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import dagster as dg
 
-from dagster_rebalance.core.rerun_steps import steps
+from dagster_rebalance.core.operators.rerun_schedule import steps
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import NOBODY, Seat
@@ -24,9 +24,9 @@ from dagster_rebalance.orchestration.tags import rerun_tags, run_config, run_tag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dagster_rebalance.core.rerun_batches import RerunBatch
-    from dagster_rebalance.core.rerun_steps import Cancel
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.operators.rerun_schedule import Cancel
+    from dagster_rebalance.core.runs.rerun_batch import RerunBatch
     from dagster_rebalance.orchestration.runs import RunLedger
 
 _SEAT = "reruns"

@@ -19,12 +19,8 @@ from dagster_rebalance.consumer.group_admin import GroupAdmin
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import CALLBACKS, validated, with_login
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import is_topic_name
-from dagster_rebalance.core.planning import BatchLimits, runs_at_once, waits_for
-from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import (
+from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, waits_for
+from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
     DriverSettings,
     ForeignMetadata,
@@ -32,9 +28,13 @@ from dagster_rebalance.core.settings import (
     LeavePolicy,
     LossPolicy,
 )
-from dagster_rebalance.core.start_from import StartTime, start_of
-from dagster_rebalance.core.topics import Topics
-from dagster_rebalance.core.transport import insecurity
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import is_topic_name
+from dagster_rebalance.core.model.start_position import StartTime, start_of
+from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.kafka.client.transport_security import insecurity
 from dagster_rebalance.orchestration.branch import is_branch_deployment
 from dagster_rebalance.orchestration.client_settings import Function, as_texts, function_named
 from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.partition import OffsetRange, named, partitions_named
-from dagster_rebalance.core.roster import Kind, Said, roster
+from dagster_rebalance.core.model.offsets import OffsetRange, named, partitions_named
+from dagster_rebalance.core.reporting.members import Kind, Said, roster
 from dagster_rebalance.orchestration.run_links import run_links
 
 if TYPE_CHECKING:

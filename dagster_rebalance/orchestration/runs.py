@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.failed_attempts import with_error
-from dagster_rebalance.core.run import LIVE, WORKING, RunSeen, RunState
-from dagster_rebalance.core.shown import one_line, shown
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.printable import one_line, shown
+from dagster_rebalance.core.model.run import LIVE, WORKING, RunSeen, RunState
+from dagster_rebalance.core.runs.failed_attempt import with_error
 from dagster_rebalance.orchestration.coverage import Coverage
 from dagster_rebalance.orchestration.failure_notes import FailureNotes, text_of_event
 from dagster_rebalance.orchestration.left_claims import LeftClaims, streamed
@@ -45,8 +45,8 @@ from dagster_rebalance.orchestration.work_notes import WorkNotes
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.stream_batches import Outcome
+    from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.runs.stream_batch import Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.lag import LagLimit
-from dagster_rebalance.core.run import named_runs
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration.batch_values import check_values
 from dagster_rebalance.orchestration.catalogue import Catalogue

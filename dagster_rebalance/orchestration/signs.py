@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

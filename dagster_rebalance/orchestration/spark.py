@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.orchestration.client_settings import as_text, as_texts
 from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings
 from dagster_rebalance.spark import jobs, sessions

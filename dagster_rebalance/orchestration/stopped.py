@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.control import how_to_resume, selector_of
-from dagster_rebalance.core.lag import Standing, why_missing
-from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
+from dagster_rebalance.core.model.directives import how_to_resume, selector_of
+from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
+from dagster_rebalance.core.reporting.lag import Standing, why_missing
 from dagster_rebalance.orchestration.checks import as_evaluation, group_check, last_evaluation
 from dagster_rebalance.orchestration.group_look import errors_of, look_by_hand
 from dagster_rebalance.orchestration.port import GroupRecords, RunError, ShownStops

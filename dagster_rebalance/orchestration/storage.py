@@ -16,12 +16,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
-    from dagster_rebalance.core.events import Event
+    from dagster_rebalance.core.model.events import Event
 
 logger = logging.getLogger(__name__)
 _PATIENCE_S = 60.0

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.asset_context import ContextOfAsset, OpContextOfAsset
 from dagster_rebalance.orchestration.asset_forms import (
     check_streamed,

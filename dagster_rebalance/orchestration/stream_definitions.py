@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from dagster_rebalance.core.lag import LagLimit
+from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.asset_forms import refused
 from dagster_rebalance.orchestration.asset_results import Made
 from dagster_rebalance.orchestration.batch import KafkaBatch

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.core.events import LeaveRequested
-from dagster_rebalance.core.known_logs import KnownLogs
-from dagster_rebalance.core.stream_batches import Outcome, batch_ids
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.events import LeaveRequested
+from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids
+from dagster_rebalance.core.streaming.client_reuse import KnownLogs
 from dagster_rebalance.orchestration import clocks, forks, run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
-    from dagster_rebalance.core.failed_attempts import FailedAttempt
-    from dagster_rebalance.core.lag import LagLimit
-    from dagster_rebalance.core.own_work import BegunBatch
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.reporting.lag import LagLimit
+    from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
+    from dagster_rebalance.core.streaming.worker import BegunBatch
     from dagster_rebalance.orchestration.asset_results import Made
     from dagster_rebalance.orchestration.external_work import WorkStopper
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource

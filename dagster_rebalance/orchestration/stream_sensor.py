@@ -1,10 +1,10 @@
 """The sensor that keeps streaming runs alive. It holds no member.
 
-What it does in a tick follows from the runs that Dagster shows (`core.fleet`): so ticks, the daemon
-and the code server may be away without a batch being late. Dagster shows a run as live until
-somebody says that it is not, and its launcher may not notice that its process is gone. So the
-sensor looks at the signs of life as members do (`core.pulse`), and ends what is dead. What it keeps
-in its cursor is for how long each sign has not changed.
+What it does in a tick follows from the runs that Dagster shows (`core.streaming.replicas`): so
+ticks, the daemon and the code server may be away without a batch being late. Dagster shows a run as
+live until somebody says that it is not, and its launcher may not notice that its process is gone.
+So the sensor looks at the signs of life as members do (`core.runs.liveness`), and ends what is
+dead. What it keeps in its cursor is for how long each sign has not changed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
-from dagster_rebalance.core.run import named_runs
+from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.streaming.replicas import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.orchestration.dead_runs import DeadRuns, end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets

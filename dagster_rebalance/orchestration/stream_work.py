@@ -14,19 +14,19 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.events import RunsRead
-from dagster_rebalance.core.failed_attempts import FailedAttempt, with_error
-from dagster_rebalance.core.own_work import OwnWork, Urge
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_batch_of
+from dagster_rebalance.core.model.events import RunsRead
+from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, with_error
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_batch_of
+from dagster_rebalance.core.streaming.worker import OwnWork, Urge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.own_work import BegunBatch
-    from dagster_rebalance.core.partition import Log, TopicPartition
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.offsets import Log, TopicPartition
+    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.streaming.worker import BegunBatch
     from dagster_rebalance.orchestration.port import RunsPort
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.rerun_batches import Rerun
+    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.rerun_batch import Rerun
 
 BATCH_TAG = "dagster_rebalance/batch"
 """The batch id: the one tag by which runs are looked up."""

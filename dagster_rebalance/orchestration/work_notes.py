@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.model.commands import Claimed
 
 PLACES = 100_000
 _AT_WORK, _FINISHED = "at_work", "finished"

@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
+from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.decoding.batches import (
     LETTER_DDL,
     UNDECODABLE,
@@ -39,11 +39,11 @@ _LARGEST_RECORD = "kafka.max.request.size"
 _NO_LIMIT = str(2**31 - 1)
 """How large a letter may be, its topic decides, and not the client, whose default is 1 MiB."""
 _TRAVELLERS = (
-    "dagster_rebalance.core.errors",
-    "dagster_rebalance.core.record_letters",
-    "dagster_rebalance.core.schemas",
-    "dagster_rebalance.core.shown",
-    "dagster_rebalance.core.wire_format",
+    "dagster_rebalance.core.model.errors",
+    "dagster_rebalance.decoding.record_letter",
+    "dagster_rebalance.decoding.schema",
+    "dagster_rebalance.core.model.printable",
+    "dagster_rebalance.decoding.wire_format",
     "dagster_rebalance.decoding",
 )
 # A frame has five bytes; what begins otherwise names no schema.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.decoding.columns import quoted
 from dagster_rebalance.spark.connector import DELTA_LAKE, coordinates_text
 from dagster_rebalance.spark.tables import TableFormat, merges_schema, overwrite, replace_rows
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.spark.tables import Rows
 
 DELTA = TableFormat(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.decoding.columns import quoted
 from dagster_rebalance.spark.connector import ICEBERG as ICEBERG_PACKAGES
 from dagster_rebalance.spark.connector import coordinates_text
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 ICEBERG = TableFormat(
     name="Iceberg",

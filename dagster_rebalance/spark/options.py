@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.transport import insecurity
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.kafka.client.transport_security import insecurity
 from dagster_rebalance.spark import pem
 
 if TYPE_CHECKING:

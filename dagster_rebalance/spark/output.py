@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.spark import publication
 from dagster_rebalance.spark.footers import COLUMNS, local_folder, ranges_by_file
 from dagster_rebalance.spark.jobs import is_connect

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 
 
 def text(setting: str, location: str) -> str:

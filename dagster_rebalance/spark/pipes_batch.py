@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.pipes import SentBatch
+from dagster_rebalance.core.batches.pipes_payload import SentBatch
 from dagster_rebalance.spark.ranges import read_ranges
 
 if TYPE_CHECKING:

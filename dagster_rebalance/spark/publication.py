@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.spark.jobs import is_connect
 
 if TYPE_CHECKING:

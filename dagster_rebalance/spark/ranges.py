@@ -17,14 +17,14 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import (
+from dagster_rebalance.core.batches.range_progress import read_rounds
+from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
     DagsterRebalanceError,
     UndecodableError,
 )
-from dagster_rebalance.core.partition import TopicPartition
-from dagster_rebalance.core.reading import read_rounds
+from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.spark.connector import kafka_connector_package
 from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.options import hidden, is_secret, spark_kafka_options
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_rebalance.core.partition import OffsetRange
-    from dagster_rebalance.core.reading import Span
+    from dagster_rebalance.core.batches.range_progress import Span
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 # In the metadata of the column `range_start`: tells two parts of one read from two reads.
 READ_ID = "dagster_rebalance.read"

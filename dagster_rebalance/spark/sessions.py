@@ -18,7 +18,7 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.spark.jobs import is_connect
 
 if TYPE_CHECKING:

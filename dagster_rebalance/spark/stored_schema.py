@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.spark.footers import stored_schemas
 from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.schemas import refuse_misfits

@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.reading import read_rounds
+from dagster_rebalance.core.batches.range_progress import read_rounds
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.ranges import READ_ID, READ_RANGES, explained_read_errors
 from dagster_rebalance.spark.reads import written_once

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.testing.class_archive import ClassArchive
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, tell_on_stderr

@@ -6,7 +6,7 @@ import json
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

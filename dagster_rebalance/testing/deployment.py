@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.dagster_ui import DagsterUi
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.ports import accepts_connections, free_port

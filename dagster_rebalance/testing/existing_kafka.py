@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.testing.broker import REQUEST_LIMIT_S, SIZES, KafkaCluster
 
 if TYPE_CHECKING:

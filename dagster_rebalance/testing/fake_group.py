@@ -19,19 +19,19 @@ from dagster_rebalance.consumer.events import (
     RequestFailed,
 )
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
-from dagster_rebalance.core.commit_requests import (
+from dagster_rebalance.core.model.commit_requests import (
     MAX_METADATA_BYTES,
     UnknownPartitions,
     too_long,
 )
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError, PartitionLostError
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsAssigned,
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.partition import (
+from dagster_rebalance.core.model.offsets import (
     MAX_OFFSET,
     LogPosition,
     OffsetAndMetadata,

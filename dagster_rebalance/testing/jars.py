@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

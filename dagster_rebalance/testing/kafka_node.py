@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:

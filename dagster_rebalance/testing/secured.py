@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.broker import REQUEST_LIMIT_S, KafkaCluster, settle
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.java import find_java

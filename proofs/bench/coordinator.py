@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka.admin import NewTopic
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.kafka_node import admin_of
 from proofs.bench.entries import Entry, Goal, Sample

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.events import Found
-from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.reporting.explain import summary
 from proofs.bench.entries import Entry, Goal, Sample
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Producer
 from pyspark.sql.connect.session import SparkSession
 
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name

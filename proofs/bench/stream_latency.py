@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import AT_ONCE, CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.fixtures import unique_name

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.orchestration.tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.processes import ChildProcess

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dagster_rebalance.cli.app import INTERRUPTED
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from proofs.chaos.parts import all_parts
 from proofs.chaos.play import Play
 from proofs.chaos.report import Report, make_report

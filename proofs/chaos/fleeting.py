@@ -26,7 +26,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.deadline import wait_until
 from proofs.chaos.exchange import FLEETING
 from proofs.witness.committed import committed_offsets

@@ -9,7 +9,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from proofs.chaos.exchange import SESSION_TIMEOUT_S
 from proofs.chaos.faults import Fault, Ground, Kind, UnderWay
 from proofs.chaos.parts import MEMBERS, RELOADED

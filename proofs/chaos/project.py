@@ -26,7 +26,7 @@ from dagster_rebalance import (
     KafkaSparkResource,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.spark.output import RANGE_KEY
 from proofs.chaos.exchange import (

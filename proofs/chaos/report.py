@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
 from proofs.chaos.exchange import GROUP, SENSOR, TOPIC
 from proofs.chaos.faults import Kind
@@ -31,7 +31,7 @@ from proofs.witness.owners import changes_of_owner, stored_without_owning
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from proofs.chaos.faults import Fault
     from proofs.chaos.parts import Parts
     from proofs.chaos.play import Play
@@ -300,7 +300,7 @@ def failures_in(log: Iterable[str]) -> list[str]:
             found.append(line)
         elif (
             found
-            and line.startswith("dagster_rebalance.core.errors.")
+            and line.startswith("dagster_rebalance.core.model.errors.")
             and found[-1].endswith(" failed")
         ):
             found[-1] = f"{found[-1]}: {line.rpartition('Error: ')[2]}"

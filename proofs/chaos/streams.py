@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.stream_batches import StreamBatch
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from proofs.chaos.exchange import HEARTBEAT_TIMEOUT_S
 from proofs.chaos.faults import Fault, Kind
 from proofs.chaos.journal import read_journals

@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 
 from dagster_rebalance.cli.app import INTERRUPTED
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from proofs.demo.per_batch.story import PerBatch
 from proofs.demo.streaming.processor import Processor
 from proofs.demo.streaming.story import Streaming

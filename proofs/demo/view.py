@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from dagster_rebalance.core.partition import TopicPartition, named
+from dagster_rebalance.core.model.offsets import TopicPartition, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

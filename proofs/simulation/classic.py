@@ -15,7 +15,7 @@ from proofs.simulation.coordinator import Coordinator, Grant, Refusal, Seat
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from proofs.simulation.clockwork import Clockwork
 
 _COMPLETING_S = 0.3

@@ -13,8 +13,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, MemberEvent
-from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    PartitionLostError,
+    RebalanceInProgressError,
+)
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsAssigned,
     PartitionsLost,
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Collection, Mapping
 
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
     from proofs.simulation.consumer_protocol import ConsumerGroup
     from proofs.simulation.process import Process
 

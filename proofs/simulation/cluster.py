@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
-from dagster_rebalance.core.partition import LogPosition
+from dagster_rebalance.core.model.offsets import LogPosition
 from proofs.simulation.coordinator import TOPIC
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Collection, Mapping
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.process import Process
 

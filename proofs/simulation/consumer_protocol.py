@@ -14,7 +14,7 @@ from proofs.simulation.coordinator import Coordinator, Grant, Refusal, Seat
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 
 class ConsumerGroup(Coordinator):

@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.partition import LogPosition, OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.errors import ClaimError
+from dagster_rebalance.core.model.offsets import LogPosition, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

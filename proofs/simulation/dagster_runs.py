@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.commands import recorded_commits
-from dagster_rebalance.core.run import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
+from dagster_rebalance.core.model.commands import recorded_commits
+from dagster_rebalance.core.model.run import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
 from dagster_rebalance.orchestration.port import ShownStops
 from proofs.simulation.run_life import RunLife
 from proofs.simulation.run_process import RunProcess
@@ -22,10 +22,10 @@ from proofs.simulation.seats import Seats
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.model.commands import Claimed, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+    from dagster_rebalance.core.runs.offer import Offer
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.weather import Weather

@@ -15,8 +15,8 @@ from proofs.simulation.clockwork import Violation
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+    from dagster_rebalance.core.model.run import RunSeen
 
 
 class Outputs:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.control import EVERYTHING, Action, Order, selector_of
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.run import LIVE
-from dagster_rebalance.core.runs import Exhausted
+from dagster_rebalance.core.model.directives import EVERYTHING, Action, Order, selector_of
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.model.run import LIVE
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.runs.progress import Exhausted
 from proofs.simulation.progress import is_foreign
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from proofs.simulation.world import World
 
 _LOOK_EVERY_S = 5.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.events import (
     DeadLetterFailed,
     DeadLetterStored,
     LastRecorded,
@@ -20,13 +20,18 @@ from proofs.simulation.clockwork import Violation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.commands import Claimed, RecordCommit, ShowHold, StoreDeadLetter
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing
-    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-    from dagster_rebalance.core.receipts import Receipt
-    from dagster_rebalance.core.run import RunSeen
-    from dagster_rebalance.core.stream_batches import Outcome
+    from dagster_rebalance.core.model.commands import (
+        Claimed,
+        RecordCommit,
+        ShowHold,
+        StoreDeadLetter,
+    )
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+    from dagster_rebalance.core.model.receipt import Receipt
+    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, Standing
+    from dagster_rebalance.core.runs.stream_batch import Outcome
     from dagster_rebalance.orchestration.port import RunError
     from proofs.simulation.dagster_runs import SimulatedDagster
     from proofs.simulation.process import Process

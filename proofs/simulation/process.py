@@ -11,14 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.control import in_force
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
-from dagster_rebalance.core.events import LeaveRequested, TickArrived
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.stream_batches import batch_ids
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.directives import in_force
+from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
+from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.runs.stream_batch import batch_ids
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.parts import Parts
 from dagster_rebalance.orchestration.pump import Pump
@@ -33,9 +33,9 @@ from proofs.simulation.streams import SimulatedWork
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.runs.offer import Offer
     from proofs.simulation.classic import ClassicGroup
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.consumer_protocol import ConsumerGroup

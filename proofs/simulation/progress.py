@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.control import in_force
-from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.offers import batches_under_way
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.run import RunSeen
-from dagster_rebalance.core.runs import (
+from dagster_rebalance.core.engine.run_requests import batches_under_way
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.directives import in_force
+from dagster_rebalance.core.model.errors import ClaimError
+from dagster_rebalance.core.model.run import RunSeen
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
     InFlight,
@@ -31,11 +31,11 @@ from dagster_rebalance.core.runs import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.driver import Driver
-    from dagster_rebalance.core.ledger import Entry
-    from dagster_rebalance.core.owned_partition import OwnedPartition
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.engine.engine import Driver
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.partitions.ledger import Entry
+    from dagster_rebalance.core.partitions.owned import OwnedPartition
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.dagster_runs import SimulatedDagster
     from proofs.simulation.weather import Weather

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.ownership import TRANSITIONS
+from dagster_rebalance.core.partitions.state_machine import TRANSITIONS
 from proofs.simulation.schedule import Played, play_all_of
 from proofs.simulation.transitions import Taken, counted, name_of
 from proofs.simulation.workers import spread

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.control import in_force
-from dagster_rebalance.core.run import LIVE, RunSeen, RunState
-from dagster_rebalance.core.start_check import refusal
+from dagster_rebalance.core.model.directives import in_force
+from dagster_rebalance.core.model.run import LIVE, RunSeen, RunState
+from dagster_rebalance.core.runs.start_check import refusal
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.outputs import Outputs
 from proofs.simulation.run_process import BEAT_S, LEASE_S, LOOK_S, STOPPING_S, RunProcess
@@ -22,11 +22,11 @@ from proofs.simulation.torn import Torn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.own_work import BegunBatch
-    from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.stream_batches import Outcome
+    from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.runs.stream_batch import Outcome
+    from dagster_rebalance.core.streaming.worker import BegunBatch
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.weather import Weather

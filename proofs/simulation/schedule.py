@@ -18,7 +18,7 @@ from proofs.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 _ROUGH_S = 40.0
 _STANDSTILL_S = 600.0

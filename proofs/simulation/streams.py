@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration.stream_work import StreamWork
 from proofs.simulation.dagster_runs import SimulatedDagster
 from proofs.simulation.run_process import STOPPING_S, RunProcess
@@ -23,11 +23,11 @@ from proofs.simulation.run_process import STOPPING_S, RunProcess
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.events import RunsRead
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.own_work import BegunBatch
-    from dagster_rebalance.core.partition import Log, OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.events import RunsRead
+    from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.streaming.worker import BegunBatch
     from dagster_rebalance.orchestration.port import RunsPort
 
 _AGAIN_S = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core import ownership
+from dagster_rebalance.core.partitions import state_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 Taken = dict[str, int]
 
 
-def name_of(step: tuple[ownership.Phase, ownership.Change]) -> str:
+def name_of(step: tuple[state_machine.Phase, state_machine.Change]) -> str:
     """A transition as it stands in the report: `owned, stop caused`."""
     return f"{step[0].value}, {step[1].value}"
 
 
-class _Counted(dict[tuple[ownership.Phase, ownership.Change], ownership.Phase]):
+class _Counted(dict[tuple[state_machine.Phase, state_machine.Change], state_machine.Phase]):
     def __init__(
-        self, table: dict[tuple[ownership.Phase, ownership.Change], ownership.Phase], taken: Taken
+        self,
+        table: dict[tuple[state_machine.Phase, state_machine.Change], state_machine.Phase],
+        taken: Taken,
     ) -> None:
         super().__init__(table)
         self._taken = taken
@@ -34,10 +36,10 @@ class _Counted(dict[tuple[ownership.Phase, ownership.Change], ownership.Phase]):
 @contextmanager
 def counted() -> Iterator[Taken]:
     """Count while the context lasts."""
-    table = ownership.TRANSITIONS
+    table = state_machine.TRANSITIONS
     taken = {name_of(step): 0 for step in table}
-    ownership.TRANSITIONS = _Counted(table, taken)
+    state_machine.TRANSITIONS = _Counted(table, taken)
     try:
         yield taken
     finally:
-        ownership.TRANSITIONS = table
+        state_machine.TRANSITIONS = table

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import (
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
     DriverSettings,
     HoldBudget,
     LeavePolicy,
     LossPolicy,
 )
+from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.orchestration.run_ender import PATIENCE_S
 
 if TYPE_CHECKING:

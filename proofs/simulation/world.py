@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.explain import explain_partition
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.stream_batches import StreamBatch
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import explain_partition
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Clockwork, Violation
 from proofs.simulation.consumer_protocol import ConsumerGroup

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 
 if TYPE_CHECKING:

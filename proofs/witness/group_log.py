@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.errors import BrokerError
 from proofs.witness.offsets_topic import OFFSETS_TOPIC, parse
 
 if TYPE_CHECKING:

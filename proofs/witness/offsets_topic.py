@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 from proofs.witness.offsets_topic import GenerationAssigned, MemberAssigned, StoredOffset
 
 if TYPE_CHECKING:

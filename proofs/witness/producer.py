@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:

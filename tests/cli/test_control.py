@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy
 
 from dagster_rebalance.cli.app import COMMANDS, run
-from dagster_rebalance.core.control import Action
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import NOBODY

@@ -12,9 +12,13 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    ConfigurationError,
+    DagsterRebalanceError,
+)
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import public_settings
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
     from dagster_rebalance.testing.secured import SecuredKafka

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import public_settings

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from dagster_rebalance.cli.status import _table
-from dagster_rebalance.core.group_status import Owners, PartitionStatus
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus
 from dagster_rebalance.orchestration.onlooker import GroupSeen
 
 PARTITION = TopicPartition("orders", 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typer.testing import CliRunner, Result
 
 from dagster_rebalance.cli.app import COMMANDS, build_app
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 
 
 def typed(*arguments: str) -> Result:

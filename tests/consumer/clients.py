@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.consumer.session import Session
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 CONFIG: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
 LIMIT_S = 10.0

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 

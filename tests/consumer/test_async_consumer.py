@@ -14,9 +14,9 @@ import pytest
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
 from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
 from dagster_rebalance.consumer.listener import RebalanceListener
-from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
-from dagster_rebalance.core.events import LostReason, PartitionsLost
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.errors import IllegalStateError, PartitionLostError
+from dagster_rebalance.core.model.events import LostReason, PartitionsLost
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
     from dagster_rebalance.consumer.view import RebalanceConsumer
-    from dagster_rebalance.core.errors import BrokerError
+    from dagster_rebalance.core.model.errors import BrokerError
 
 T = TypeVar("T")
 

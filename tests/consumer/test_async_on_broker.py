@@ -11,7 +11,7 @@ import pytest
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from tests.consumer.readers import Readers
 
 pytestmark = [

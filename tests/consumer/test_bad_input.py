@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AclOperation
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.port import PartitionInfo
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core import partition
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model import offsets
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.testing.fake_group import ManualClock
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def test_end_offsets_are_asked_for_again_beside_a_topic_that_cannot_be_described
 ) -> None:
     """The metadata of all topics is read anew before the second try."""
     admin = vars(cluster)["_client"] = MovingLeader()
-    orders = partition.TopicPartition("orders", 0)
+    orders = offsets.TopicPartition("orders", 0)
     assert cluster.end_offsets([orders]) == {orders: 7}
     assert admin.looks == 1
 

@@ -10,9 +10,9 @@ from confluent_kafka import KafkaError
 
 from dagster_rebalance.consumer import commits as commits_module
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
-from dagster_rebalance.core import commit_requests
-from dagster_rebalance.core.errors import PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model import commit_requests
+from dagster_rebalance.core.model.errors import PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from tests.consumer.clients import ScriptedMember
 
 if TYPE_CHECKING:

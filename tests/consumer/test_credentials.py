@@ -14,8 +14,8 @@ from dagster_rebalance.consumer.credentials import ASK_EVERY_S, Credentials, Log
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated, with_login
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.secured import SecuredKafka

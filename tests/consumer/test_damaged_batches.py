@@ -16,9 +16,9 @@ from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core import standstill
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import LogPosition, OffsetRange, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import LogPosition, OffsetRange, TopicPartition
+from dagster_rebalance.kafka.reading import stalled_partitions
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
@@ -184,10 +184,10 @@ def test_the_log_reaches_a_position_before_a_batch_of_an_unknown_format(
 def test_a_batch_that_the_client_drops_without_a_sound_is_found(
     own_kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fetches such a response again and again. An open transaction is no standstill."""
-    monkeypatch.setattr(standstill, "STANDSTILL_S", 1.0)
+    """It fetches such a response again and again. An open transaction is no stalled_partitions."""
+    monkeypatch.setattr(stalled_partitions, "STANDSTILL_S", 1.0)
     monkeypatch.setattr(fetcher_module, "STANDSTILL_S", 1.0)
-    monkeypatch.setattr(standstill, "LOOK_EVERY_S", 0.5)
+    monkeypatch.setattr(stalled_partitions, "LOOK_EVERY_S", 0.5)
     topic = damaged(own_kafka, break_length)
     producer = Producer({**own_kafka.client_config(), "transactional.id": unique_name("open")})
     producer.init_transactions()

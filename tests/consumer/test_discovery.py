@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import RequestFailed
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.testing.fake_group import ManualClock
 from tests.consumer.clients import CONFIG
 

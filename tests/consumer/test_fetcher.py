@@ -13,8 +13,8 @@ from dagster_rebalance.consumer.fetcher import Fetcher
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.consumer.starts import Starts
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup, ManualClock
 from tests.consumer.contract.stages import MockCluster
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dagster_rebalance.consumer.starts import Start
-    from dagster_rebalance.core.partition import OffsetAndMetadata
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 
 EACH = 20
 

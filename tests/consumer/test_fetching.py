@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from tests.consumer.readers import CommitOnRevoke, Readers
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.events import LostReason, PartitionsLost
+from dagster_rebalance.core.model.events import LostReason, PartitionsLost
 from tests.consumer.contract.stages import Actor, KafkaStage, play
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from dagster_rebalance.consumer import fetcher as fetcher_module
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.errors import BrokerError, PartitionLostError
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
 )
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
 

@@ -23,13 +23,13 @@ from dagster_rebalance.consumer.kafka_errors import (
     is_final,
     kafka_error,
 )
-from dagster_rebalance.core.errors import (
+from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
     PartitionLostError,
     RebalanceInProgressError,
 )
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.offsets import TopicPartition
 
 P0 = TopicPartition("orders", 0)
 COMMIT = Attempt("commit in group 'etl'", "kafka:9092")

@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 
 from dagster_rebalance.consumer.leaving import leave
-from dagster_rebalance.core.events import LostReason, PartitionsLost
+from dagster_rebalance.core.model.events import LostReason, PartitionsLost
 from tests.consumer.contract.stages import Actor, KafkaStage, play
 
 if TYPE_CHECKING:

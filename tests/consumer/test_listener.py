@@ -18,8 +18,8 @@ from dagster_rebalance.consumer.listener import (
     consumer_aware,
 )
 from dagster_rebalance.consumer.view import RebalanceConsumer
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Collection

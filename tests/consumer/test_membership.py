@@ -19,14 +19,14 @@ from dagster_rebalance.consumer import leaving
 from dagster_rebalance.consumer import session as session_module
 from dagster_rebalance.consumer.caller_commits import CallerCommits
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, RequestFailed
-from dagster_rebalance.core.errors import (
+from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
     IllegalStateError,
     PartitionLostError,
 )
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 from tests.consumer.clients import LIMIT_S, ScriptedMember, trouble

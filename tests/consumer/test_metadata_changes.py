@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.events import PartitionsLost
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.events import PartitionsLost
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_rebalance.consumer.msk_iam import token
 from dagster_rebalance.consumer.tokens import Tokens
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from dagster_rebalance import RebalanceAwareConsumer
 from dagster_rebalance.consumer import stable_offsets
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.pause_marks import with_mark
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsAssigned,
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
 

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from tests.consumer.readers import CommitOnRevoke, Readers
 
 pytestmark = [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.errors import BrokerError, RebalanceInProgressError
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.model.errors import BrokerError, RebalanceInProgressError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from tests.consumer.leader import SlowLeader
 from tests.consumer.readers import CommitOnRevoke, Readers
 

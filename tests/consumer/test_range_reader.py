@@ -13,8 +13,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name

@@ -13,8 +13,8 @@ from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, OFFSET_RESET_FORBIDDEN
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Collection

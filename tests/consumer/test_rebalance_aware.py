@@ -10,14 +10,14 @@ import pytest
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.port import OffsetAndTimestamp
 from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError, PartitionLostError
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsLost,
     PartitionsRevoked,
     RevokeRequested,
 )
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_rebalance.consumer.listener import RebalanceListener
-from dagster_rebalance.core.errors import (
+from dagster_rebalance.core.model.errors import (
     BrokerError,
     IllegalStateError,
     PartitionLostError,
     UnsupportedOperationError,
 )
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from tests.consumer.eviction import evict
 from tests.consumer.readers import Reader, Readers
 

@@ -17,8 +17,8 @@ import pytest
 from dagster_rebalance.consumer.listener import CompositeRebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup
 
 if TYPE_CHECKING:

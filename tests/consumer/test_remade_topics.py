@@ -10,8 +10,8 @@ from confluent_kafka import Producer
 from dagster_rebalance.consumer import remade_topics
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.remade_topics import RemadeTopics
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 from dagster_rebalance.testing.fixtures import unique_name

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dagster_rebalance.consumer.revokes import PollStarted, RevokeLists
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.offsets import TopicPartition
 
 A, B, C = (TopicPartition("orders", number) for number in range(3))
 NOTHING = frozenset[TopicPartition]()

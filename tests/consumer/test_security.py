@@ -22,9 +22,9 @@ from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.events import PartitionsLost
-from dagster_rebalance.core.partition import (
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.events import PartitionsLost
+from dagster_rebalance.core.model.offsets import (
     LogPosition,
     OffsetAndMetadata,
     OffsetRange,

@@ -15,7 +15,7 @@ from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import HOLD_MARGIN_S, Settings, validated
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 

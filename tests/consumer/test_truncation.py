@@ -14,8 +14,8 @@ from dagster_rebalance.consumer import truncation
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.consumer.truncation import ask_leaders
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import LogPosition, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import LogPosition, TopicPartition
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.ports import free_port
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.errors import BrokerError, RebalanceInProgressError
+from dagster_rebalance.core.model.errors import BrokerError, RebalanceInProgressError
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 

@@ -14,8 +14,8 @@ import pytest
 from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
 from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
 from dagster_rebalance.consumer.view import RebalanceConsumer
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 P0 = TopicPartition("orders", 0)
 

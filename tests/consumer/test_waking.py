@@ -13,8 +13,8 @@ import pytest
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_log import FakeLog, fake_log
 

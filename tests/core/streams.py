@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.own_work import OwnWork
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.core.stream_batches import Outcome, batch_ids, is_batch_of
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids, is_batch_of
+from dagster_rebalance.core.streaming.worker import OwnWork
 from tests.core.world import AT_ONCE, Member, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_rebalance.core.own_work import BegunBatch
-    from dagster_rebalance.core.setbacks import RetryPace
+    from dagster_rebalance.core.runs.retry import RetryPace
+    from dagster_rebalance.core.streaming.worker import BegunBatch
     from tests.core.world import World
 
 

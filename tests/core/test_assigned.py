@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.reporting.explain import summary
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
     import pytest
 
-    from dagster_rebalance.core.owned_partition import PendingWrite
+    from dagster_rebalance.core.partitions.owned import PendingWrite
 
 
 def idle_member(partitions: int) -> tuple[World, Member]:

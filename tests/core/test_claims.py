@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.claims import (
+from dagster_rebalance.core.batches.planning import MOST_CLAIMS
+from dagster_rebalance.core.model.claims import (
     Claim,
     LastCommit,
     StoredPartition,
     decode,
     encode,
 )
-from dagster_rebalance.core.commit_requests import MAX_METADATA_BYTES
-from dagster_rebalance.core.errors import ClaimError, IllegalStateError
-from dagster_rebalance.core.partition import Log, OffsetAndMetadata
-from dagster_rebalance.core.planning import MOST_CLAIMS
+from dagster_rebalance.core.model.commit_requests import MAX_METADATA_BYTES
+from dagster_rebalance.core.model.errors import ClaimError, IllegalStateError
+from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata
 from tests.core.world import span, tp
 
 TOPIC_ID = "pFxV/CY9R+ucSC3puC7PuA"

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.consumer.pause_marks import with_mark
-from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, decode, encode
-from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.events import Found
-from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
-from dagster_rebalance.core.partition import MAX_OFFSET, Bounds, OffsetAndMetadata
-from dagster_rebalance.core.restoring import take_in
-from dagster_rebalance.core.settings import ForeignMetadata
-from dagster_rebalance.core.start_from import StartFrom
+from dagster_rebalance.core.batches.settings import ForeignMetadata
+from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, decode, encode
+from dagster_rebalance.core.model.errors import ClaimError
+from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.offsets import MAX_OFFSET, Bounds, OffsetAndMetadata
+from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
+from dagster_rebalance.core.partitions.recovery import take_in
 from tests.core.world import tp
 
 LONGEST_REASON = 1000

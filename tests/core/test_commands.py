@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from dagster_rebalance.core import commands as do
+from dagster_rebalance.core.model import commands as do
 
 
 def test_each_command_has_a_phrase_of_its_own_in_plain_words() -> None:

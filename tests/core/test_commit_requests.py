@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core import commit_requests
-from dagster_rebalance.core.commit_requests import UnknownPartitions, requests, too_long
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model import commit_requests
+from dagster_rebalance.core.model.commit_requests import UnknownPartitions, requests, too_long
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     import pytest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dagster_rebalance.core.control import (
+from dagster_rebalance.core.model.directives import (
     EVERYTHING,
     MOST_NAME_CHARACTERS,
     MOST_REASON_CHARACTERS,
@@ -20,8 +20,8 @@ from dagster_rebalance.core.control import (
     selection,
     selector_of,
 )
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import TopicPartition
 
 PARTITIONS = [TopicPartition(topic, number) for topic in ("orders", "pay") for number in (0, 1, 11)]
 SELECTORS = ("*", "orders", "orders:1", "pay:0", "o*", "*:1", "orders:1*")

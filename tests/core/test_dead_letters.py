@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.dead_letters import is_wanted, why_stopped
-from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.receipts import Outcome
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.runs import Exhausted
-from dagster_rebalance.core.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.engine.dead_letters import is_wanted, why_stopped
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.ledger import OffsetLedger
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.runs.progress import Exhausted
 from tests.core.world import Member, World, span, tp
 
 SETTINGS = DriverSettings(

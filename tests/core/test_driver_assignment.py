@@ -5,14 +5,14 @@ It finds what the earlier owner claimed, requested and committed, adopts it and 
 
 from __future__ import annotations
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.events import Found, LastRecorded
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.events import Found, LastRecorded
+from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.state_machine import Phase
 from tests.core.world import Member, World, span, tp
 
 

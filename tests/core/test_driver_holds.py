@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.receipts import Cause, Outcome
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.settings import (
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
     DriverSettings,
     HoldBudget,
     LeavePolicy,
     LossPolicy,
 )
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.model.receipt import Cause, Outcome
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import summary
+from dagster_rebalance.core.runs.liveness import Pulse
 from tests.core.world import Member, World, span, tp
 
 SETTINGS = DriverSettings(

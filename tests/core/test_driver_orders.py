@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.dead_letters import is_wanted
-from dagster_rebalance.core.explain import explain_partition, summary
-from dagster_rebalance.core.owned_partition import PendingWrite
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.runs import Exhausted
-from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.core.stream_batches import Outcome
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.engine.dead_letters import is_wanted
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.owned import PendingWrite
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import explain_partition, summary
+from dagster_rebalance.core.runs.progress import Exhausted
+from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.stream_batch import Outcome
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.owned_partition import OwnedPartition
+    from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 _NOT_TOGETHER = DriverSettings(limits=BatchLimits(max_ranges_per_run=1))
 

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.claims import Claim, StoredPartition, encode
-from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.offer import Offer
-from dagster_rebalance.core.own_work import OwnWork
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import Log
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.receipts import Outcome as ReceiptOutcome
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DriverSettings, HoldBudget
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_claimed_by
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.model.offsets import Log
+from dagster_rebalance.core.model.receipt import Outcome as ReceiptOutcome
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import summary
+from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_claimed_by
+from dagster_rebalance.core.streaming.worker import OwnWork
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 
 def move(world: World, source: Member, target: Member, *numbers: int) -> None:

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DriverSettings, ForeignMetadata
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings, ForeignMetadata
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import summary
+from dagster_rebalance.core.runs.retry import RetryPace
 from tests.core.world import Member, World, span, tp
 
 TWO_CLAIMS = DriverSettings(

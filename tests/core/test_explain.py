@@ -6,23 +6,36 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.commands import ReadStoredOffsets, RecordCommit
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.model.commands import ReadStoredOffsets, RecordCommit
+from dagster_rebalance.core.model.events import (
     LeaveRequested,
     PartitionsAssigned,
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.explain import explain_hold, explain_partition, glance, summary
-from dagster_rebalance.core.forecast import Forecast
-from dagster_rebalance.core.holds import Hold
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import Bounds, Log, OffsetAndMetadata, TopicPartition, named
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.receipts import Cause
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.runs import (
+from dagster_rebalance.core.model.offsets import (
+    Bounds,
+    Log,
+    OffsetAndMetadata,
+    TopicPartition,
+    named,
+)
+from dagster_rebalance.core.model.receipt import Cause
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.partitions.open_transaction import OpenTransaction
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import (
+    explain_hold,
+    explain_partition,
+    glance,
+    summary,
+)
+from dagster_rebalance.core.revokes.eta import Forecast
+from dagster_rebalance.core.revokes.hold import Hold
+from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
     InFlight,
@@ -32,9 +45,7 @@ from dagster_rebalance.core.runs import (
     ToRequest,
     Trouble,
 )
-from dagster_rebalance.core.setbacks import NEVER
-from dagster_rebalance.core.settings import DriverSettings, HoldBudget
-from dagster_rebalance.core.transactions import OpenTransaction
+from dagster_rebalance.core.runs.retry import NEVER
 from tests.core.streams import Stream
 from tests.core.test_offers import owned
 from tests.core.world import World, span, tp

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.failed_attempts import FailedAttempt, Place, error_text, with_error
-from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.runs import Exhausted, ToRequest, progress_of
-from dagster_rebalance.core.setbacks import why_blocked
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, Place, error_text, with_error
+from dagster_rebalance.core.runs.progress import Exhausted, ToRequest, progress_of
+from dagster_rebalance.core.runs.retry import why_blocked
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 
 RANGE = OffsetRange("orders", 3, 0, 10)
 OLD, NEW = "old-run", "new-run"

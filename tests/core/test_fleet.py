@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.fleet import Fleet, Leave, StreamSeen, moves
-from dagster_rebalance.core.setbacks import RetryPace
+from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.streaming.replicas import Fleet, Leave, StreamSeen, moves
 
 NOW = 100_000.0
 TWO = Fleet(2, "v1", pace=RetryPace(5.0, 900.0))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.receipts import Outcome
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.partitions.state_machine import Phase
 from tests.core.world import World, tp
 
 REASON = "reading offsets failed: grant the ACL READ"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.core.forecast import Forecast
+from dagster_rebalance.core.revokes.eta import Forecast
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.gaps import Recorded, gaps
+from dagster_rebalance.core.reporting.gaps import Recorded, gaps
 from tests.core.world import span
 
 

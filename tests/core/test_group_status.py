@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.events import Found
-from dagster_rebalance.core.group_status import (
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, OffsetAndMetadata
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.group_status import (
     Assigned,
     MemberSeen,
     Owners,
@@ -18,10 +21,7 @@ from dagster_rebalance.core.group_status import (
     status_of,
     why_no_member,
 )
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, OffsetAndMetadata
-from dagster_rebalance.core.runs import Exhausted, InFlight, Setback, ToRequest, Trouble
+from dagster_rebalance.core.runs.progress import Exhausted, InFlight, Setback, ToRequest, Trouble
 from tests.core.test_offers import owned
 from tests.core.world import span, tp
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.holds import Hold
-from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.partition import named
-from dagster_rebalance.core.receipts import Cause, Outcome
-from dagster_rebalance.core.settings import HoldBudget
+from dagster_rebalance.core.batches.settings import HoldBudget
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import named
+from dagster_rebalance.core.model.receipt import Cause, Outcome
+from dagster_rebalance.core.partitions.ledger import OffsetLedger
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.revokes.hold import Hold
 from tests.core.world import tp
 
 HOLD = Hold(Cause.REVOKE, {tp(5): 2, tp(4): 1}, requested_at=100.0, budget=HoldBudget(300, 10))

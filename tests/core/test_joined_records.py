@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.claims import LastCommit, decode
-from dagster_rebalance.core.commands import recorded_commits
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.claims import LastCommit, decode
+from dagster_rebalance.core.model.commands import recorded_commits
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.ledger import OffsetLedger
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.reporting.explain import summary
 from tests.core.world import Member, World, span, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 SETTINGS = DriverSettings(limits=BatchLimits(max_records_per_range=10), record_every_s=60)
 COMMIT = do.RecordCommit(

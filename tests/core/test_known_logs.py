@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.core.known_logs import KnownLogs
-from dagster_rebalance.core.partition import Log
+from dagster_rebalance.core.model.offsets import Log
+from dagster_rebalance.core.streaming.client_reuse import KnownLogs
 from tests.core.world import tp
 
 ORDERS = Log("an id", 3)

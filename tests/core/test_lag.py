@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.events import Found
-from dagster_rebalance.core.lag import (
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.offsets import (
+    ANY_BOUNDS,
+    Bounds,
+    OffsetAndMetadata,
+    TopicPartition,
+)
+from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.reporting.lag import (
     NO_LIMIT,
     FirstSince,
     GroupLag,
@@ -23,13 +30,6 @@ from dagster_rebalance.core.lag import (
     looks_for_topics,
     observes,
 )
-from dagster_rebalance.core.partition import (
-    ANY_BOUNDS,
-    Bounds,
-    OffsetAndMetadata,
-    TopicPartition,
-)
-from dagster_rebalance.core.start_from import StartFrom
 from tests.core.world import tp
 
 EVERYTHING = [tp(0), tp(1), tp(2)]

@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.runs import DeadLettered, Exhausted, InFlight, Succeeded, ToRequest
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.partitions.ledger import OffsetLedger
+from dagster_rebalance.core.runs.progress import (
+    DeadLettered,
+    Exhausted,
+    InFlight,
+    Succeeded,
+    ToRequest,
+)
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.runs import Progress
+    from dagster_rebalance.core.runs.progress import Progress
 
 EPOCH = 7
 

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.metrics import (
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.reporting.metrics import (
     CAUSE,
     OUTCOME,
     PARTITION,
@@ -22,9 +25,6 @@ from dagster_rebalance.core.metrics import (
     gauge,
     measured,
 )
-from dagster_rebalance.core.occurrences import Occurred, Occurrence
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.settings import DriverSettings
 from tests.core.test_observing import at_work
 from tests.core.world import World, tp
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import Bounds, Log, OffsetAndMetadata
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.core.start_from import StartFrom
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.offsets import Bounds, Log, OffsetAndMetadata
+from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.partitions.state_machine import Phase
 from tests.core.world import Member, World, span, tp
 
 SETTINGS = DriverSettings(lease_s=100_000.0)

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.observing import observed
-from dagster_rebalance.core.occurrences import KINDS, Occurred, Occurrence, plain
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.core.stream_batches import Outcome
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence, plain
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.reporting.diff import observed
+from dagster_rebalance.core.runs.stream_batch import Outcome
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core import offers
-from dagster_rebalance.core.claims import StoredPartition, encode
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.offer import Offer
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.runs import (
+from dagster_rebalance.core.engine import run_requests
+from dagster_rebalance.core.model.claims import StoredPartition, encode
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.partitions.ledger import OffsetLedger
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
     InFlight,
@@ -23,7 +23,7 @@ from dagster_rebalance.core.runs import (
     ToRequest,
     Trouble,
 )
-from dagster_rebalance.core.setbacks import NEVER
+from dagster_rebalance.core.runs.retry import NEVER
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def offers_of(
     partitions: Iterable[OwnedPartition], *, most_runs: int = 4, orders: Sequence[Order] = ()
 ) -> tuple[Offer, ...]:
     """What is offered now."""
-    return offers.offers_of(partitions, NOW, most_runs=most_runs, orders=orders)
+    return run_requests.offers_of(partitions, NOW, most_runs=most_runs, orders=orders)
 
 
 def owned(
@@ -113,8 +113,8 @@ def test_a_range_is_not_asked_for_before_its_time() -> None:
     assert offers_of([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (
         Offer("b", 2, (span(1, 0, 5),)),
     )
-    assert offers.batches_under_way([later], NOW) == frozenset()
-    assert offers.batches_under_way([later], NOW + 1) == {"b"}
+    assert run_requests.batches_under_way([later], NOW) == frozenset()
+    assert run_requests.batches_under_way([later], NOW + 1) == {"b"}
 
 
 def test_a_range_that_has_failed_gets_a_run_of_its_own() -> None:
@@ -180,7 +180,7 @@ def test_a_run_created_for_the_batch_that_a_range_was_taken_from_is_asked_for() 
     assert taken.ledger is not None
     taken = replace(taken, ledger=taken.ledger.note(1, span(0, 0, 9), again))
     assert offers_of([taken]) == (Offer("b", 2, run.ranges),)
-    assert offers.asked_for_in(taken, offers_of([taken]), NOW) == (
+    assert run_requests.asked_for_in(taken, offers_of([taken]), NOW) == (
         span(0, 0, 9),
         Offer("b", 2, run.ranges),
     )
@@ -239,7 +239,7 @@ def test_batches_under_way_are_those_that_take_room() -> None:
         replace(pending, pending=pending.claim_write("claiming", 5, now=0.0)),
         replace(pending, pending=pending.first_write(0.0)),
     ]
-    assert offers.batches_under_way(partitions, NOW) == {
+    assert run_requests.batches_under_way(partitions, NOW) == {
         "requested",
         "works",
         "draining",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dagster_rebalance.core import own_work
-from dagster_rebalance.core.offer import Offer
-from dagster_rebalance.core.own_work import OwnWork, Urge
-from dagster_rebalance.core.partition import Log
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.stream_batches import Outcome
+from dagster_rebalance.core.model.offsets import Log
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.stream_batch import Outcome
+from dagster_rebalance.core.streaming import worker
+from dagster_rebalance.core.streaming.worker import OwnWork, Urge
 from tests.core.world import span, tp
 
 FIRST, SECOND = "s.r1.1.1", "s.r1.2.3"
@@ -119,7 +119,7 @@ def test_what_is_still_at_work_is_not_taken_for_told() -> None:
 def test_what_was_told_long_ago_is_forgotten() -> None:
     """A run that lives for a week tells of each failed attempt."""
     work = OwnWork("r1")
-    claims = [(f"s.r1.{number}.1", RANGE) for number in range(own_work._TOLD_KEPT + 5)]
+    claims = [(f"s.r1.{number}.1", RANGE) for number in range(worker._TOLD_KEPT + 5)]
     for claim in claims:
         work.leave([claim])
         work.told([claim])

@@ -6,9 +6,15 @@ import itertools
 
 import pytest
 
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.ownership import TRANSITIONS, Change, Phase, after, diagram
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.state_machine import (
+    TRANSITIONS,
+    Change,
+    Phase,
+    after,
+    diagram,
+)
 from tests.core.world import tp
 
 LEGAL = {

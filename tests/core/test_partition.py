@@ -7,8 +7,12 @@ import sys
 
 import pytest
 
-from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.partition import (
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    PartitionLostError,
+    RebalanceInProgressError,
+)
+from dagster_rebalance.core.model.offsets import (
     MAX_OFFSET,
     OffsetRange,
     TopicPartition,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.pipes import EXTRAS_KEY, SentBatch
+from dagster_rebalance.core.batches.pipes_payload import EXTRAS_KEY, SentBatch
+from dagster_rebalance.core.model.errors import ConfigurationError
 from tests.core.world import span
 
 BATCH = SentBatch("b-1", "etl", (span(0, 0, 10), span(1, 5, 6)), "read_uncommitted")

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.planning import (
+from dagster_rebalance.core.batches.planning import (
     MOST_CLAIMS,
     Backlog,
     Batch,
@@ -20,6 +19,7 @@ from dagster_rebalance.core.planning import (
     runs_at_once,
     waits_for,
 )
+from dagster_rebalance.core.model.errors import ConfigurationError
 from tests.core.world import span, tp
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.runs.liveness import Pulse
 from tests.core.world import span
 
 RUN = RunSeen("r1", "b", (span(0, 0, 10),), RunState.STARTED, heartbeat="1")

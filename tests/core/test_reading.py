@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.partition import Bounds, OffsetRange
-from dagster_rebalance.core.reading import Unread, read_rounds
+from dagster_rebalance.core.batches.range_progress import Unread, read_rounds
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
 from tests.core.world import span, tp
 
 

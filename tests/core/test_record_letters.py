@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.core.record_letters import MOST_REASON_CHARACTERS, RecordLetter
+from dagster_rebalance.decoding.record_letter import MOST_REASON_CHARACTERS, RecordLetter
 
 LETTER = RecordLetter("orders", 3, 7, 5, "why", b"k", b"v", (("trace", b"\x01"), ("trace", None)))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.explain import explain_partition
-from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import explain_partition
 from tests.core.world import World, tp
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.offer import Offer
-from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
-from dagster_rebalance.core.rerun_steps import Cancel, RerunSteps, steps
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.runs import MOST_IN_A_ROW
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.operators.rerun_schedule import Cancel, RerunSteps, steps
+from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.progress import MOST_IN_A_ROW
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from tests.core.world import span
 
 S = RunState

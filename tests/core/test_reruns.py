@@ -10,9 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import Bounds, OffsetRange
-from dagster_rebalance.core.rerun_batches import (
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.operators.rerun_selection import (
+    Apart,
+    Past,
+    Processed,
+    Selection,
+    Span,
+    parts_of,
+    select,
+)
+from dagster_rebalance.core.runs.rerun_batch import (
     MOST_RANGES_PER_RUN,
     MOST_RUNS,
     Rerun,
@@ -22,9 +32,7 @@ from dagster_rebalance.core.rerun_batches import (
     rerun_of,
     unpacked,
 )
-from dagster_rebalance.core.reruns import Apart, Past, Processed, Selection, Span, parts_of, select
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.stream_batches import StreamBatch
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:

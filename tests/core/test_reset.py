@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.events import Found
-from dagster_rebalance.core.group_status import Assigned, MemberSeen, Owners
-from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
-from dagster_rebalance.core.reset import AtWork, moves, unreadable
-from dagster_rebalance.core.restoring import judge
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.settings import ForeignMetadata
+from dagster_rebalance.core.batches.settings import ForeignMetadata
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.operators.reset_offsets import AtWork, moves, unreadable
+from dagster_rebalance.core.partitions.recovery import judge
+from dagster_rebalance.core.reporting.group_status import Assigned, MemberSeen, Owners
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:

@@ -6,21 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, encode
-from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.events import Found, LastRecorded
-from dagster_rebalance.core.occurrences import Occurred
-from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
-from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, LogPosition, OffsetAndMetadata
-from dagster_rebalance.core.restoring import (
+from dagster_rebalance.core.batches.settings import ForeignMetadata
+from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, encode
+from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.events import Found, LastRecorded
+from dagster_rebalance.core.model.member_events import Occurred
+from dagster_rebalance.core.model.offsets import (
+    ANY_BOUNDS,
+    Bounds,
+    Log,
+    LogPosition,
+    OffsetAndMetadata,
+)
+from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
+from dagster_rebalance.core.partitions.recovery import (
     is_news,
     judge,
     moved_offset,
     position_to_verify,
     take_in,
 )
-from dagster_rebalance.core.settings import ForeignMetadata
-from dagster_rebalance.core.start_from import StartFrom
 from tests.core.world import span, tp
 
 BOUNDS = Bounds(0, 500)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.roster import Kind, Roster, Said, roster
+from dagster_rebalance.core.reporting.members import Kind, Roster, Said, roster
 from tests.core.world import tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 
 def told(*events: tuple[str, Kind, tuple[int, ...]]) -> Roster:

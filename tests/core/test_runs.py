@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.runs import (
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.runs.progress import (
     Exhausted,
     InFlight,
     Progress,

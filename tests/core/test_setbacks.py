@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.runs import (
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import summary
+from dagster_rebalance.core.runs.progress import (
     Exhausted,
     InFlight,
     Setback,
@@ -21,12 +22,11 @@ from dagster_rebalance.core.runs import (
     Trouble,
     blocking,
 )
-from dagster_rebalance.core.setbacks import NEVER, RetryPace, why_blocked
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.runs.retry import NEVER, RetryPace, why_blocked
 from tests.core.world import Member, World, span, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.offer import Offer
+    from dagster_rebalance.core.runs.offer import Offer
 
 PACE = RetryPace()
 NOTHING: tuple[Offer, ...] = ()

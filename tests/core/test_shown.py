@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.core.errors import BrokerError, ClaimError, ConfigurationError
-from dagster_rebalance.core.partition import TopicPartition
-from dagster_rebalance.core.shown import one_line, shown
+from dagster_rebalance.core.model.errors import BrokerError, ClaimError, ConfigurationError
+from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.core.model.printable import one_line, shown
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.partition import TopicPartition
-from dagster_rebalance.core.standstill import LOOK_EVERY_S, STANDSTILL_S, Standstill
+from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.reading.stalled_partitions import (
+    LOOK_EVERY_S,
+    STANDSTILL_S,
+    Standstill,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 import pytest
 
-from dagster_rebalance.core.claims import Claim, StoredPartition, encode
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.start_check import refusal, rerun_refusal
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
+from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
 from tests.core.world import span, tp
 
 S = RunState

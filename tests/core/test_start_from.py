@@ -6,9 +6,15 @@ import re
 
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import Bounds
-from dagster_rebalance.core.start_from import Start, StartFrom, StartTime, first_offset, start_of
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import Bounds
+from dagster_rebalance.core.model.start_position import (
+    Start,
+    StartFrom,
+    StartTime,
+    first_offset,
+    start_of,
+)
 
 BOUNDS = Bounds(30, 500)
 

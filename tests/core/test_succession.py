@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_rebalance.core.succession import PATIENCE_S, MadeWay
+from dagster_rebalance.core.revokes.succession import PATIENCE_S, MadeWay
 
 
 def test_nobody_joins_while_the_successor_shows_that_it_lives() -> None:

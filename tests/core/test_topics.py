@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.topics import Topics
 
 THERE = ["__consumer_offsets", "orders", "orders.eu", "orders.us", "payments", "returns"]
 

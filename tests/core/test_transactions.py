@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.core.explain import explain_partition
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import explain_partition
 from tests.core.world import Member, World, tp
 
 LONGER_THAN_BROKERS_ALLOW_S = 1000.0

@@ -16,17 +16,22 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.run import WORKING, RunState
-from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LossPolicy
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import (
+    DeadlinePolicy,
+    DriverSettings,
+    HoldBudget,
+    LossPolicy,
+)
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.run import WORKING, RunState
+from dagster_rebalance.core.runs.liveness import Pulse
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.runs.offer import Offer
 
 PARTITIONS = (tp(0), tp(1), tp(2))
 NEVER_S = 1e9

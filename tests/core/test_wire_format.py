@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.errors import UndecodableError
-from dagster_rebalance.core.wire_format import Frame, frame_of
+from dagster_rebalance.core.model.errors import UndecodableError
+from dagster_rebalance.decoding.wire_format import Frame, frame_of
 
 ID = b"\x00\x00\x00\x01\x02"
 

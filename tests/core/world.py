@@ -16,34 +16,34 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.events import Found, LastRecorded
-from dagster_rebalance.core.observing import observed
-from dagster_rebalance.core.occurrences import KINDS, plain
-from dagster_rebalance.core.partition import (
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.events import Found, LastRecorded
+from dagster_rebalance.core.model.member_events import KINDS, plain
+from dagster_rebalance.core.model.offsets import (
     ANY_BOUNDS,
     Bounds,
     OffsetAndMetadata,
     OffsetRange,
     TopicPartition,
 )
-from dagster_rebalance.core.restoring import position_to_verify
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.core.start_check import refusal
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.partitions.recovery import position_to_verify
+from dagster_rebalance.core.reporting.diff import observed
+from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.start_check import refusal
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.occurrences import Occurred, Occurrence
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.receipts import Receipt
+    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+    from dagster_rebalance.core.model.receipt import Receipt
+    from dagster_rebalance.core.runs.offer import Offer
 
 ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})
 

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_rebalance.core.errors import UndecodableError
-from dagster_rebalance.core.schemas import SchemaText
+from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding.arrow import decoded_array
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
+from dagster_rebalance.decoding.schema import SchemaText
 from tests.decoding.records import ORDER, avro, framed
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)

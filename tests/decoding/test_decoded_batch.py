@@ -25,8 +25,8 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.consumer import dead_letters, record_letters
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
-from dagster_rebalance.core.record_letters import RecordLetter
 from dagster_rebalance.decoding.decoder import KnownSchemas
+from dagster_rebalance.decoding.record_letter import RecordLetter
 from dagster_rebalance.orchestration import decoded
 from tests.consumer.fake_producer import FakeProducer
 from tests.decoding.records import ORDER, avro, batch

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
-from dagster_rebalance.core.errors import UndecodableError
-from dagster_rebalance.core.schemas import SchemaText
+from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding.json_check import Check
+from dagster_rebalance.decoding.schema import SchemaText
 
 NAMES = st.sampled_from(["a", "b", "c"])
 NUMBERS = st.integers(-4, 4) | st.sampled_from([0.5, 1.5, 2.0])

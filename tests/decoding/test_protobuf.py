@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import descriptor_pool, message_factory
 
 from dagster_rebalance.consumer.registry import Registry
-from dagster_rebalance.core.errors import ConfigurationError, UndecodableError
+from dagster_rebalance.core.model.errors import ConfigurationError, UndecodableError
 from dagster_rebalance.decoding.arrow import decoded_array
 from dagster_rebalance.decoding.decoder import Decoder
 from tests.decoding.records import framed, proto_file, proto_message

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dagster_rebalance.core.ownership import diagram
+from dagster_rebalance.core.partitions.state_machine import diagram
 from tests.docs.blocks import ROOT, blocks
 
 FILE = "ARCHITECTURE.md"

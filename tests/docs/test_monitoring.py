@@ -13,8 +13,8 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from dagster_rebalance.core.metrics import OF_EACH, Form, Metric
-from dagster_rebalance.core.occurrences import KINDS
+from dagster_rebalance.core.model.member_events import KINDS
+from dagster_rebalance.core.reporting.metrics import OF_EACH, Form, Metric
 from tests.docs.blocks import ROOT, block_with
 from tests.orchestration.scrape import everything, series
 

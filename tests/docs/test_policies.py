@@ -9,8 +9,8 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, OffsetRange
-from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
-from dagster_rebalance.core.settings import DeadlinePolicy, LossPolicy
+from dagster_rebalance.core.batches.settings import DeadlinePolicy, LossPolicy
+from dagster_rebalance.core.model.commands import RecordCommit, StoreDeadLetter
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS, DeadLetters
 from dagster_rebalance.orchestration.group_assets import GroupAssets

@@ -18,7 +18,7 @@ from dagster_rebalance import (
     TopicPartition,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.core.receipts import Outcome
+from dagster_rebalance.core.model.receipt import Outcome
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.testing.fake_group import FakeGroup

@@ -13,7 +13,7 @@ import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource
 from dagster_rebalance.consumer.client_defaults import TABLE
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import DriverSettings
 from dagster_rebalance.orchestration import members, storage
 from tests.docs.blocks import ROOT
 

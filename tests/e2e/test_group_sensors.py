@@ -17,7 +17,7 @@ from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.group_status import SensorSeen
+    from dagster_rebalance.core.reporting.group_status import SensorSeen
 
 pytestmark = pytest.mark.e2e
 GROUP = GroupAssets.of("etl").group

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.control import Action
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK

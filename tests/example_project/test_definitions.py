@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ from dagster_rebalance import (
     TopicPartition,
 )
 from dagster_rebalance.consumer.events import CommitResult
-from dagster_rebalance.core.errors import RebalanceInProgressError
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
+from dagster_rebalance.core.model.errors import RebalanceInProgressError
+from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
 

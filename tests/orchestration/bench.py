@@ -14,12 +14,12 @@ import pytest
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.events import CommitResult
 from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.lag import NO_LIMIT
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.reporting.lag import NO_LIMIT
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.group_assets import GroupAssets
@@ -37,10 +37,10 @@ from tests.orchestration.parts import give_sign, make_run, tp
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from dagster_rebalance.core import commands as do
-    from dagster_rebalance.core.events import LastRecorded
-    from dagster_rebalance.core.lag import LagLimit
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model import commands as do
+    from dagster_rebalance.core.model.events import LastRecorded
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.reporting.lag import LagLimit
 
 E = TypeVar("E")
 Status = dg.DagsterRunStatus

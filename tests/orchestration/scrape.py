@@ -11,10 +11,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dagster_rebalance.core.events import RevokeRequested
-from dagster_rebalance.core.metrics import MemberState
-from dagster_rebalance.core.occurrences import Occurred, Occurrence
-from dagster_rebalance.core.receipts import Cause, Outcome
+from dagster_rebalance.core.model.events import RevokeRequested
+from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+from dagster_rebalance.core.model.receipt import Cause, Outcome
+from dagster_rebalance.core.reporting.metrics import MemberState
 from dagster_rebalance.orchestration.meter import MemberMeter, Meters
 from tests.core.test_observing import at_work
 from tests.core.world import World, tp

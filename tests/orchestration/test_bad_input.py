@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
-from dagster_rebalance.core.partition import TopicPartition as OurPartition
+from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
+from dagster_rebalance.core.model.offsets import TopicPartition as OurPartition
 from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.group_assets import GroupAssets

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from confluent_kafka import Message
 
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.stream_body import Body
 from tests.orchestration.parts import span

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.batch_values import values_by_batch
@@ -31,7 +31,7 @@ from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dagster_rebalance.core.offer import Offer
+    from dagster_rebalance.core.runs.offer import Offer
 
 Seen = list[tuple[str, list[str]]]
 """The batch of a run, and the value that its asset got."""

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.claims import StoredPartition, encode
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.events import LastRecorded
-from dagster_rebalance.core.partition import (
+from dagster_rebalance.core.model.claims import StoredPartition, encode
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.events import LastRecorded
+from dagster_rebalance.core.model.offsets import (
     Bounds,
     Log,
     LogPosition,
     OffsetAndMetadata,
     TopicPartition,
 )
-from dagster_rebalance.core.start_from import StartTime
+from dagster_rebalance.core.model.start_position import StartTime
 from dagster_rebalance.orchestration.bounds import BoundsReader, allowed, find, read_bounds
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG

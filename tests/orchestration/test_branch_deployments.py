@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration import sensor, stream_sensor
 from dagster_rebalance.orchestration.branch import IS_BRANCH
 from dagster_rebalance.orchestration.group_assets import GroupAssets

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.commands import RecordCommit, ShowHold
-from dagster_rebalance.core.events import LastRecorded
-from dagster_rebalance.core.lag import Standing
-from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
+from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
+from dagster_rebalance.core.model.events import LastRecorded
+from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
+from dagster_rebalance.core.reporting.lag import Standing
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.commit_records import commits_in
 from dagster_rebalance.orchestration.group_assets import GroupAssets

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.runs import Succeeded, ToRequest, progress_of
+from dagster_rebalance.core.runs.progress import Succeeded, ToRequest, progress_of
 from dagster_rebalance.orchestration.coverage import UNKNOWN, Coverage
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import run_config, run_tags
@@ -19,7 +19,7 @@ from tests.orchestration.parts import offer, span
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dagster_rebalance.core.runs import Progress
+    from dagster_rebalance.core.runs.progress import Progress
 
 
 @dg.asset(required_resource_keys={"kafka_batch"})

@@ -11,9 +11,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.errors import BatchRefusedError
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.errors import BatchRefusedError
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import dead_lettered_range
 from dagster_rebalance.orchestration.group_assets import GroupAssets

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.core.commands import StoreDeadLetter
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.commands import StoreDeadLetter
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from tests.orchestration.parts import span
 

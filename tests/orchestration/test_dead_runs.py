@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.runs.liveness import Pulse
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.claims import StoredPartition, encode
-from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import Log, OffsetAndMetadata
+from dagster_rebalance.core.model.claims import StoredPartition, encode
+from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata
 from dagster_rebalance.orchestration import definitions
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue

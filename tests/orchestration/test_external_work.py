@@ -15,7 +15,7 @@ from dagster_rebalance import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.external_work import FRESH_S, WorkStopper, stopping
 from dagster_rebalance.orchestration.run_ender import at_once
 from tests.orchestration.parts import kafka_in_memory

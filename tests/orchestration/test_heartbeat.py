@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.runs import Setback, setback_of
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.runs.progress import Setback, setback_of
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
@@ -27,7 +27,7 @@ from tests.orchestration.parts import make_run, offer, tp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 Status = dg.DagsterRunStatus
 PATIENT_S = 1000.0

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.commands import RecordCommit, ShowHold
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
-from dagster_rebalance.core.reset import Move
-from dagster_rebalance.core.roster import Kind, Said
+from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
+from dagster_rebalance.core.operators.reset_offsets import Move
+from dagster_rebalance.core.reporting.members import Kind, Said
 from dagster_rebalance.orchestration import history_checks, roster
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets

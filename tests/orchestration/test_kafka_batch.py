@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.batch import KafkaBatch
@@ -47,9 +47,9 @@ from tests.orchestration.parts import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.runs.offer import Offer
 
 Status = dg.DagsterRunStatus
 

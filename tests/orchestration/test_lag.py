@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.control import Action
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, LagLimit, PartitionLag
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, LagLimit, PartitionLag
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.group_assets import GroupAssets
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dagster_rebalance.consumer.port import OffsetAndTimestamp
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_rebalance.core.events import LeaveRequested, TickArrived
+from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
 from dagster_rebalance.orchestration.mailbox import Mailbox
 
 

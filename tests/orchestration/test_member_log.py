@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.occurrences import KINDS, Occurred, Occurrence
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence
 from dagster_rebalance.orchestration.member_log import MemberLog
 from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import tp

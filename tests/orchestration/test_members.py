@@ -17,9 +17,9 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import Host, Seat

@@ -16,8 +16,15 @@ from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from dagster_rebalance.core.metrics import GROUP, MEMBER, SYSTEM, TOPIC, MemberState, Metric
-from dagster_rebalance.core.occurrences import Occurred, Occurrence
+from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+from dagster_rebalance.core.reporting.metrics import (
+    GROUP,
+    MEMBER,
+    SYSTEM,
+    TOPIC,
+    MemberState,
+    Metric,
+)
 from dagster_rebalance.orchestration import meter as meter_module
 from dagster_rebalance.orchestration.meter import Meters, is_installed, meter_of
 from tests.orchestration.bench import Bench, Status

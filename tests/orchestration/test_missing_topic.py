@@ -17,9 +17,9 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance import build_kafka_stream_defs
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.lag import LagLimit
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration import group_report
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
@@ -39,7 +39,7 @@ from tests.orchestration.parts import make_run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.offer import Offer
+    from dagster_rebalance.core.runs.offer import Offer
     from dagster_rebalance.orchestration.batch import KafkaBatch
     from dagster_rebalance.testing.broker import KafkaCluster
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.events import LastRecorded
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.events import LastRecorded
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs

@@ -16,7 +16,7 @@ from dagster_rebalance.orchestration.runs import RunLedger
 from tests.orchestration.parts import make_run, offer
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSeen
 
 Status = dg.DagsterRunStatus
 HEARTBEAT = "dagster_rebalance/heartbeat"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.control import Action
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.group_status import Assigned, MemberSeen, Owners
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.reporting.group_status import Assigned, MemberSeen, Owners
 from dagster_rebalance.orchestration.bounds import READ_LIMIT_S
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give
@@ -35,8 +35,8 @@ from tests.orchestration.parts import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.core.group_status import PartitionStatus
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.reporting.group_status import PartitionStatus
 
 Status = dg.DagsterRunStatus
 NOBODY_THERE = Owners(())

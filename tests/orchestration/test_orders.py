@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give, groups_of
 from dagster_rebalance.orchestration.control_job import build_kafka_control_job
@@ -26,7 +26,7 @@ from tests.orchestration.parts import EACH_STORAGE, kafka_in_memory, tp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dagster_rebalance.core.claims import Claim
+    from dagster_rebalance.core.model.claims import Claim
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 

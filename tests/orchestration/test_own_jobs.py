@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.runs import InFlight, Succeeded, ToRequest, progress_of
+from dagster_rebalance.core.runs.progress import InFlight, Succeeded, ToRequest, progress_of
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import make_run, offer, span
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.runs import Progress
+    from dagster_rebalance.core.runs.progress import Progress
 
 MINE = JobName("r", "idle_job")
 

@@ -16,9 +16,9 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import ExternalWork, KafkaBatch, build_kafka_batch_defs
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.core.pipes import EXTRAS_KEY, SentBatch
-from dagster_rebalance.core.stream_batches import StreamBatch
+from dagster_rebalance.core.batches.pipes_payload import EXTRAS_KEY, SentBatch
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from dagster_rebalance.orchestration.interruptions import Interruptions
 from dagster_rebalance.orchestration.marks import Mark, marks_of
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource

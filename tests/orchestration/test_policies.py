@@ -13,12 +13,17 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError
 
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.core.lag import Standing
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LossPolicy
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import (
+    DeadlinePolicy,
+    DriverSettings,
+    HoldBudget,
+    LossPolicy,
+)
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.reporting.lag import Standing
 from dagster_rebalance.orchestration import pump as pump_module
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource

@@ -16,17 +16,17 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.consumer.events import CommitResult, RequestFailed
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.control import Action, Order
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
-from dagster_rebalance.core.lag import Standing
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.reporting.lag import Standing
+from dagster_rebalance.core.runs.liveness import Pulse
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.testing.postgres import Postgres
 
 

@@ -12,20 +12,20 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.consumer.events import CommitResult
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.errors import BrokerError, PartitionLostError
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsAssigned,
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.lag import Standing
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.lag import Standing
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import NOBODY
@@ -40,8 +40,8 @@ from tests.orchestration.parts import make_run, span, tp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.orchestration.port import RunError
     from dagster_rebalance.testing.postgres import Postgres
 

@@ -10,12 +10,12 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import KafkaBatch, build_kafka_batch_defs, build_kafka_stream_defs
-from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.control import Action
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
-from dagster_rebalance.core.reruns import Span
+from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.operators.rerun_selection import Span
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration import rerun_tick
 from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.catalogue import Catalogue
@@ -55,8 +55,8 @@ from tests.orchestration.parts import (
 from tests.orchestration.test_asset_table import outcome_of
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.offer import Offer
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.core.runs.offer import Offer
 
 Status = dg.DagsterRunStatus
 ALL = Span(since=0.0)

@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.start_from import StartTime
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.start_position import StartTime
+from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource

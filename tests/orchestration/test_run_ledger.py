@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 import sqlalchemy
 
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.orchestration import runs as runs_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
@@ -42,7 +42,7 @@ from tests.orchestration.parts import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.testing.postgres import Postgres
 
 Status = dg.DagsterRunStatus

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.mailbox import Mail
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dagster_rebalance.core.offer import Offer
+    from dagster_rebalance.core.runs.offer import Offer
     from tests.orchestration.parts import KafkaInMemory
 
 

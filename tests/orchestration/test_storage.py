@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.storage import Job, StorageWorker
 from dagster_rebalance.testing.deadline import wait_until

@@ -14,10 +14,10 @@ import pytest
 import sqlalchemy
 
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.asset_results import Results
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from dagster_rebalance import ExternalWork
     from dagster_rebalance.consumer.events import MemberEvent
-    from dagster_rebalance.core.events import LeaveRequested
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.events import LeaveRequested
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 BY_THE_SENSOR = {STREAM_TAG: "here:stream_sensor", SLOT_TAG: "0"}
 """The tags of a run that the sensor has started."""

@@ -11,13 +11,13 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import build_kafka_stream_defs
-from dagster_rebalance.core.commands import ShowHold
-from dagster_rebalance.core.control import Action
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag, Standing
-from dagster_rebalance.core.offer import Offer
-from dagster_rebalance.core.receipts import Cause
-from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
+from dagster_rebalance.core.model.commands import ShowHold
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.receipt import Cause
+from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, PartitionLag, Standing
+from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration import stream_sensor as sensor_module
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give

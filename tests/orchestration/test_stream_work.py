@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dagster_rebalance.core.offer import Offer
-from dagster_rebalance.core.partition import Log
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.stream_batches import Outcome
+from dagster_rebalance.core.model.offsets import Log
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.stream_batch import Outcome
 from dagster_rebalance.orchestration.stream_work import StreamWork
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.orchestration.port import RunsPort
 
 CLAIM = ("s.r1.1.1", span(0, 0, 5))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.failed_attempts import FailedAttempt
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.failure_notes import FailureNotes
 from dagster_rebalance.orchestration.left_claims import LeftClaims
@@ -19,8 +19,8 @@ from dagster_rebalance.orchestration.tags import STREAM_TAG
 from tests.orchestration.parts import EACH_STORAGE, give_sign, make_run, offer, span, status_of
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.run import RunSeen
+    from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.run import RunSeen
 
 Status = dg.DagsterRunStatus
 GONE = "elsewhere:1:1"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.offer import Offer
-from dagster_rebalance.core.partition import OffsetRange, is_topic_name
+from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
+from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.orchestration.tags import (
     BATCH_TAG,
     GROUP_TAG,

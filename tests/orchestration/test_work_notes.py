@@ -10,8 +10,8 @@ import multiprocessing
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.run import RunSeen, RunState
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.orchestration import work_notes
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs import RunLedger

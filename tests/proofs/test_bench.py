@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from dagster_rebalance.core.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from proofs.bench import hold, idle, poll, stream_spark, structured_streaming
 from proofs.bench.deploy import duplicates_entries, gap_entries, has_settled
 from proofs.bench.deploy_work import BLOCKING, POLLED, Work, Written, lost_and_doubled, ranges_of

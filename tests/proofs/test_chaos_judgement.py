@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from proofs.chaos.bystander import SQLITE_FILES, Bystander, wait_for_writes
 from proofs.chaos.draw import Draw
 from proofs.chaos.faults import Fault, Kind
@@ -482,7 +482,7 @@ def test_a_member_that_ends_with_an_error_is_told_with_it() -> None:
     log = [
         "the member blue/kafka_batches_sensor failed",
         "Traceback (most recent call last):",
-        "dagster_rebalance.core.errors.BrokerError: reading offsets failed for numbers-0",
+        "dagster_rebalance.core.model.errors.BrokerError: reading offsets failed for numbers-0",
         "owns numbers-0",
         "the member blue/kafka_batches_sensor failed",
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 from proofs.chaos.faults import Fault, Kind
 from proofs.chaos.journal import BodySeen, Journal, read_journals
 from proofs.chaos.parts import member_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 from proofs.demo.checks import Check, check_committed, check_output
 from proofs.demo.per_batch.checks import check_holds, check_materialisations, is_retained
 from proofs.witness.catalogue import HoldSeen

@@ -10,9 +10,9 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
+from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import Host

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.claims import Claim, StoredPartition, encode
-from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.stream_batches import StreamBatch
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from proofs.demo.checks import Check
 from proofs.demo.streaming.acts import Act
 from proofs.demo.streaming.board import StreamBoard

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from proofs.witness.offsets_topic import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 from proofs.witness.offsets_topic import (
     GenerationAssigned,
     GroupRecord,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.runs.liveness import Pulse
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core import commands as do
+    from dagster_rebalance.core.model import commands as do
 
 SETTINGS = DriverSettings(
     limits=BatchLimits(max_ranges_per_run=1),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.events import LostReason
-from dagster_rebalance.core.receipts import Outcome
-from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.events import LostReason
+from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.model.run import RunState
 from tests.core.world import World, tp
 from tests.orchestration.bench import Bench, Status
 from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all

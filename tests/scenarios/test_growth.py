@@ -8,9 +8,9 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.test_rebalance_aware import CONFIG
 from tests.core.world import World, tp

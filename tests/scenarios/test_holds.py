@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core.partition import TopicPartition
-from dagster_rebalance.core.receipts import Outcome
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.settings import DeadlinePolicy
+from dagster_rebalance.core.batches.settings import DeadlinePolicy
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.test_rebalance_aware import Diary, alone
 from tests.core.world import World, tp

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.core import commands as do
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.run import RunState
-from dagster_rebalance.core.start_from import StartFrom
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.start_position import StartFrom
 from tests.core.world import World, tp
 from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all
 

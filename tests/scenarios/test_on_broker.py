@@ -15,9 +15,9 @@ from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance.consumer.leaving import leave
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.errors import PartitionLostError
-from dagster_rebalance.core.events import PartitionsLost, RevokeRequested
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.errors import PartitionLostError
+from dagster_rebalance.core.model.events import PartitionsLost, RevokeRequested
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play

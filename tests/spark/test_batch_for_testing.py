@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Message, Producer
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.tags import spelled

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from dagster_rebalance import KafkaSparkResource
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.spark import connector
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from dagster_rebalance import (
     UndecodableError,
     plain_json,
 )
-from dagster_rebalance.core.schemas import SchemaText
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
+from dagster_rebalance.decoding.schema import SchemaText
 from dagster_rebalance.orchestration.tags import spelled
 from dagster_rebalance.spark.decoded import decoded_frame
 from dagster_rebalance.spark.delta import write_delta

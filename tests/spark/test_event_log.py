@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.schemas import SchemaText
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
+from dagster_rebalance.decoding.schema import SchemaText
 from dagster_rebalance.spark.decoded import write_letters
 from dagster_rebalance.spark.options import OPTIONS_REDACTION, REDACTION, spark_kafka_options
 from dagster_rebalance.spark.ranges import read_ranges

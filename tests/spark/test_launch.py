@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.spark.launch import (
     one_fetch_at_a_time,
     only_the_given_server,

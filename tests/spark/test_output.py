@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.spark import output as output_module
 from dagster_rebalance.spark import publication
 from dagster_rebalance.spark.jobs import is_connect

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow.fs
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.output import _no_moves
 from dagster_rebalance.spark.publication import (

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.options import spark_kafka_options
 from dagster_rebalance.spark.output import write_parquet_by_range

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.spark.ranges import explained_read_errors, read_ranges
 
 UNKNOWN_TOPIC = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name

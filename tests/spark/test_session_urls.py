@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql.connect.client import DefaultChannelBuilder
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.spark.sessions import (
     check_reachable,

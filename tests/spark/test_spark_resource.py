@@ -11,7 +11,7 @@ import pytest
 from pydantic import PrivateAttr
 
 from dagster_rebalance import FixedResource
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.spark import KafkaSparkResource, _is_over
 from dagster_rebalance.testing.ports import free_port
 

@@ -18,7 +18,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    ConfigurationError,
+    DagsterRebalanceError,
+)
 from dagster_rebalance.testing import java
 from dagster_rebalance.testing.broker import KAFKA_VERSION, VERSION_VARIABLE, KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until

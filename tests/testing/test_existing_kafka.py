@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.testing.existing_kafka import BROKERS_VARIABLE, ExistingKafka
 from dagster_rebalance.testing.ports import free_port
 from tests.docs.blocks import block_with

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.testing import jars
 from dagster_rebalance.testing.broker import kafka_jars
 from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.processes import ChildProcess
 

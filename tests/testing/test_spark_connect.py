@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql.connect.session import SparkSession
 
-from dagster_rebalance.core.errors import DagsterRebalanceError, IllegalStateError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError, IllegalStateError
 from dagster_rebalance.testing.ports import accepts_connections
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 

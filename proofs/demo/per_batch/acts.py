@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from proofs.demo.per_batch.board import LaneBoard, painted
 from proofs.demo.per_batch.parts import BLUE, GREEN, SENSOR, WORK_S
 from proofs.demo.story import check_running

@@ -14,7 +14,7 @@ from proofs.demo.checks import Check, some
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
     from proofs.witness.catalogue import HoldSeen
     from proofs.witness.offsets_topic import Commit
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster_rebalance
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.scratch import private_folder

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from proofs.demo.story import check_running
 from proofs.demo.streaming.board import StreamBoard, painted
 from proofs.demo.streaming.parts import LOCATION, PARTITIONS, SENSOR, SESSION_TIMEOUT_S

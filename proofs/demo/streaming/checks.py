@@ -16,7 +16,7 @@ from proofs.demo.checks import Check, some
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.model.offsets import OffsetRange
     from proofs.demo.streaming.state import StreamingRun
 
 

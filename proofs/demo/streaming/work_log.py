@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.stream_batches import StreamBatch
+from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from proofs.witness.offsets_topic import StoredOffset
 from proofs.witness.owners import Owners
 

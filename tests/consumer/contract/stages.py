@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.consumer.port import GroupMember
-    from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, RevokeRequested
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.model.events import (
+        PartitionsAssigned,
+        PartitionsLost,
+        RevokeRequested,
+    )
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.testing.broker import KafkaCluster
 
 PROBE_INTERVAL_S = 0.3

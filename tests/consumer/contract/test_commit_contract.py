@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.consumer.events import CommitAnswered
-from dagster_rebalance.core import commit_requests
-from dagster_rebalance.core.errors import BrokerError, PartitionLostError
-from dagster_rebalance.core.events import PartitionsLost, RevokeRequested
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model import commit_requests
+from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
+from dagster_rebalance.core.model.events import PartitionsLost, RevokeRequested
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from tests.consumer.contract.stages import Actor, Stage, pass_time, play
 
 if TYPE_CHECKING:

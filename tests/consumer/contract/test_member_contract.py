@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
-from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
-from dagster_rebalance.core.events import (
+from dagster_rebalance.core.model.errors import IllegalStateError, PartitionLostError
+from dagster_rebalance.core.model.events import (
     LostReason,
     PartitionsAssigned,
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from tests.consumer.contract.stages import Actor, Stage, pass_time, play
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from tests.consumer.contract.stages import Actor, KafkaStage, MockCluster, play
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as Partition
 from dagster_pipes import open_dagster_pipes
 
 from dagster_rebalance import PipesBatch
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange
 
 ROOT = Path(os.environ["E2E_ROOT"])
 

@@ -8,31 +8,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core import control as control_module
-from dagster_rebalance.core import driver as driver_module
-from dagster_rebalance.core import events as seen
-from dagster_rebalance.core import explain as explain_module
-from dagster_rebalance.core import holds as holds_module
-from dagster_rebalance.core import planning as planning_module
-from dagster_rebalance.core import restoring as restoring_module
-from dagster_rebalance.core import run_news as run_news_module
-from dagster_rebalance.core import runs as runs_module
-from dagster_rebalance.core import start_check as start_check_module
-from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.held_partitions import HeldPartitions
-from dagster_rebalance.core.holds import Hold
-from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.offers import offers_of
-from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.pulse import Pulse, Sign
-from dagster_rebalance.core.receipts import Cause
-from dagster_rebalance.core.restoring import take_in
-from dagster_rebalance.core.run import RunSeen, RunState
-from dagster_rebalance.core.runs import InFlight, Setback, Succeeded, ToRequest
-from dagster_rebalance.core.start_from import StartFrom
-from dagster_rebalance.core.succession import MadeWay
+from dagster_rebalance.core.batches import planning as planning_module
+from dagster_rebalance.core.engine import engine as driver_module
+from dagster_rebalance.core.engine import run_results as run_news_module
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.engine.run_requests import offers_of
+from dagster_rebalance.core.model import directives as control_module
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.receipt import Cause
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.partitions import recovery as restoring_module
+from dagster_rebalance.core.partitions.ledger import OffsetLedger
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.recovery import take_in
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting import explain as explain_module
+from dagster_rebalance.core.revokes import hold as holds_module
+from dagster_rebalance.core.revokes.hold import Hold
+from dagster_rebalance.core.revokes.holds import HeldPartitions
+from dagster_rebalance.core.revokes.succession import MadeWay
+from dagster_rebalance.core.runs import progress as runs_module
+from dagster_rebalance.core.runs import start_check as start_check_module
+from dagster_rebalance.core.runs.liveness import Pulse, Sign
+from dagster_rebalance.core.runs.progress import InFlight, Setback, Succeeded, ToRequest
 from dagster_rebalance.orchestration import pump as pump_module
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dagster_rebalance.core import commands as do
-    from dagster_rebalance.core.claims import LastCommit
-    from dagster_rebalance.core.commands import OffsetWrite
-    from dagster_rebalance.core.offer import Offer
+    from dagster_rebalance.core.model import commands as do
+    from dagster_rebalance.core.model.claims import LastCommit
+    from dagster_rebalance.core.model.commands import OffsetWrite
+    from dagster_rebalance.core.runs.offer import Offer
 
 
 def _age(pulse: Pulse, run: RunSeen) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.events import CommitAnswered
-from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.events import PartitionsAssigned, RevokeRequested
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from proofs.simulation.coordinator import TOPIC, Grant
 from proofs.simulation.world import World
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.errors import BrokerError
+    from dagster_rebalance.core.model.errors import BrokerError
 
 
 def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll() -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
-from dagster_rebalance.core.ownership import Change
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partitions.state_machine import Change
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.dagster_runs import SimulatedDagster

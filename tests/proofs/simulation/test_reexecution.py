@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import TopicPartition
-from dagster_rebalance.core.setbacks import RetryPace
+from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.runs.retry import RetryPace
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.world import World
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dagster_rebalance.cli.app import build_app
-from dagster_rebalance.core.ownership import TRANSITIONS
+from dagster_rebalance.core.partitions.state_machine import TRANSITIONS
 from proofs.__main__ import COMMANDS
 from proofs.simulation.proof import fresh_seed, prove
 from proofs.simulation.schedule import play, play_all_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.core.events import TickArrived
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.run import RunState
+from dagster_rebalance.core.model.events import TickArrived
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.core.model.run import RunState
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.world import World

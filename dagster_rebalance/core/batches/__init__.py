@@ -1,0 +1,1 @@
+"""Batches: planning, settings, progress of a range, and the form for Dagster Pipes."""

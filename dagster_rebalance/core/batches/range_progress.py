@@ -1,0 +1,121 @@
+"""Reading exact ranges: what is read together, how far it was read, and what can never come.
+
+Owns when a range is done. Its last offsets may be marks of transactions, records of aborted ones,
+or compacted away, so nobody may wait for a record with the last offset. Owns also what counts as
+gone: an offset is never skipped because the log has no record for it any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.model.errors import IllegalStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dagster_rebalance.core.model.offsets import Bounds, OffsetRange, TopicPartition
+
+# Ranges of one partition that follow each other without a gap: read as one.
+Span = tuple["OffsetRange", ...]
+
+
+def read_rounds(ranges: Iterable[OffsetRange]) -> list[list[Span]]:
+    """Group ranges so that each round has one gapless span per partition.
+
+    A reader takes one start and one end per partition.
+
+    Raises:
+        IllegalStateError: There are no ranges, or they overlap: a record would be read twice.
+    """
+    in_order = sorted(ranges)
+    if not in_order:
+        msg = "a batch without ranges cannot be read: give at least one range."
+        raise IllegalStateError(msg)
+    rounds: list[list[Span]] = []
+    spans_of: dict[TopicPartition, int] = {}
+    for span in _spans(in_order):
+        position = spans_of.get(span[0].topic_partition, 0)
+        spans_of[span[0].topic_partition] = position + 1
+        if position == len(rounds):
+            rounds.append([])
+        rounds[position].append(span)
+    return rounds
+
+
+def _spans(in_order: Sequence[OffsetRange]) -> Iterator[Span]:
+    span: list[OffsetRange] = []
+    for following in in_order:
+        if span and following.overlaps(span[-1]):
+            msg = (
+                f"the ranges {span[-1]} and {following} overlap: reading them together would read "
+                "records twice. Plan them without overlap."
+            )
+            raise IllegalStateError(msg)
+        if span and (
+            following.topic_partition != span[-1].topic_partition
+            or following.start != span[-1].until
+        ):
+            yield tuple(span)
+            span = []
+        span.append(following)
+    yield tuple(span)
+
+
+class Unread:
+    """What is left to read of the spans of one round.
+
+    Attributes:
+        positions: The next offset of each partition that is not done.
+        ends: The offset at which each of these is done.
+    """
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self.positions: dict[TopicPartition, int] = {}
+        self.ends: dict[TopicPartition, int] = {}
+        for span in spans:
+            self.positions[span[0].topic_partition] = span[0].start
+            self.ends[span[0].topic_partition] = span[-1].until
+
+    def read_to(self, partition: TopicPartition, offset: int) -> bool:
+        """Note that nothing is left to read before an offset; whether that was news.
+
+        The offset may lie behind the end of the span: then nothing is left of it.
+        """
+        if self.positions.get(partition, offset) >= offset:
+            return False
+        if offset >= self.ends[partition]:
+            del self.positions[partition], self.ends[partition]
+        else:
+            self.positions[partition] = offset
+        return True
+
+    def why_gone(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, str]:
+        """Tell which partitions cannot be read to their end, and why.
+
+        Args:
+            bounds: The first offset of each log, and its high watermark as `until`.
+        """
+        found = {}
+        for partition, position in self.positions.items():
+            log, end = bounds.get(partition), self.ends[partition]
+            if log is None:
+                continue
+            if log.start > position:
+                found[partition] = (
+                    f"the log of {partition} begins at {log.start}: the offsets [{position}, "
+                    f"{min(log.start, end)}) were deleted (retention, or by hand) before they were "
+                    "processed. Nothing was committed. To go on without them, set the group's "
+                    "committed offset of this partition to where the log begins "
+                    "(dagster-rebalance reset). Against retention, set retention.ms "
+                    "above the longest backlog"
+                )
+            elif log.until < end:
+                found[partition] = (
+                    f"the log of {partition} ends at {log.until}, before {end}: it was truncated "
+                    "(unclean leader election), or the topic was made anew. Nothing was committed. "
+                    "New records will take these offsets: to go on, set the group's committed "
+                    f"offset of this partition to {log.until} or, if the topic is new, to its "
+                    "beginning (dagster-rebalance reset)"
+                )
+        return found

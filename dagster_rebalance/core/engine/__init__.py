@@ -1,0 +1,1 @@
+"""The decision core of a member: events in, commands out."""

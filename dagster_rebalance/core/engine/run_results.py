@@ -1,0 +1,169 @@
+"""A look at the runs tells how far each claimed range of one partition is.
+
+It also tells whether the claims of the partition are in doubt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dagster_rebalance.core.engine import dead_letters
+from dagster_rebalance.core.runs.progress import (
+    Exhausted,
+    InFlight,
+    Setback,
+    Succeeded,
+    ToRequest,
+    Trouble,
+    blocking,
+    progress_of,
+    refused_last,
+    setback_of,
+)
+from dagster_rebalance.core.runs.retry import NEVER
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.partitions.ledger import Entry, OffsetLedger
+    from dagster_rebalance.core.partitions.owned import OwnedPartition
+    from dagster_rebalance.core.runs.progress import Progress
+
+
+class RunNews(NamedTuple):
+    """The partition after a look at its runs.
+
+    Attributes:
+        owned: The partition.
+        covers_all: Whether the runs of all its claims were looked up.
+        refused: The runs that refused themselves and have no successor, so that the claims are to
+            be looked up again.
+        notes: Sentences for people.
+    """
+
+    owned: OwnedPartition
+    covers_all: bool
+    refused: frozenset[str]
+    notes: tuple[str, ...]
+
+
+def taken_in(
+    owned: OwnedPartition,
+    ledger: OffsetLedger,
+    batch_ids: frozenset[str],
+    runs: Mapping[str, Sequence[RunSeen]],
+    *,
+    settings: DriverSettings,
+    now: float,
+) -> RunNews:
+    """Note what the runs say of the claimed ranges of a partition.
+
+    Args:
+        owned: The partition.
+        ledger: Its ledger.
+        batch_ids: The batches whose runs were read.
+        runs: The runs of each batch that has some, oldest first.
+        settings: How often a range is tried, and how fast.
+        now: On the member's clock.
+    """
+    refused: set[str] = set()
+    notes = []
+    for entry in ledger.entries:
+        if not batch_ids.issuperset(entry.looked_up_as):
+            continue
+        mine, earlier = runs.get(entry.batch_id, ()), entry.earlier
+        progress = progress_of(
+            entry.range, entry.batch_id, mine, max_attempts=settings.max_attempts
+        )
+        before: Progress | None = None
+        if entry.taken_from:
+            # A run that had looked at the claim before it was taken may work on the range.
+            before = progress_of(
+                entry.range,
+                entry.taken_from,
+                runs.get(entry.taken_from, ()),
+                max_attempts=settings.max_attempts,
+            )
+        if isinstance(before, InFlight | Succeeded):
+            progress = before
+        else:
+            if isinstance(before, ToRequest | Exhausted):
+                ledger, earlier = ledger.taken(entry.range, before), before.next_attempt
+            progress = _after(earlier, entry, progress, mine)
+        settled = dead_letters.settled(owned, entry.range, progress)
+        ledger = ledger.note(
+            owned.epoch,
+            entry.range,
+            settled,
+            due_at=_due_at(owned, entry, settled, mine, settings=settings, now=now),
+            since=_since(entry, settled, now),
+        )
+        if isinstance(progress, ToRequest | Exhausted):
+            refused |= refused_last(entry.range, entry.batch_id, mine)
+        obsolete = dead_letters.obsolete(owned, entry, progress)
+        if obsolete is not None:
+            notes.append(obsolete)
+    covers_all = batch_ids >= {
+        batch_id for entry in ledger.entries for batch_id in entry.looked_up_as
+    }
+    known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
+    return RunNews(known, covers_all, frozenset(refused), tuple(notes))
+
+
+def _after(
+    earlier: ToRequest | Exhausted | None, entry: Entry, progress: Progress, runs: Sequence[RunSeen]
+) -> Progress:
+    """How far a range is, given what is known of it from before it was given to its batch.
+
+    The id of the batch counts the attempts before it, and does not name their runs.
+    """
+    batch = StreamBatch.read(entry.batch_id)
+    if earlier is None or batch is None:
+        return progress
+    if isinstance(progress, InFlight) and progress.despite is not None:
+        return replace(progress, despite=blocking(earlier))
+    has_begun = any(entry.range in run.ranges and run.attempt >= batch.attempt for run in runs)
+    return progress if has_begun or not entry.is_own else earlier
+
+
+def _due_at(
+    owned: OwnedPartition,
+    entry: Entry,
+    progress: Progress,
+    runs: Sequence[RunSeen],
+    *,
+    settings: DriverSettings,
+    now: float,
+) -> float:
+    """When a run may be asked for.
+
+    A new owner tries at once what a run of another owner could not do. It waits where the process
+    of a streaming run died, or too many runs were interrupted, because its own may end as well,
+    unless its code is newer.
+    """
+    wait_s = settings.pace.wait_s(progress, has_dead_letters=settings.dead_letter_topic is not None)
+    if entry.is_own or entry.progress != ToRequest() or wait_s == NEVER:
+        return now + wait_s
+    before = next((known for known in owned.known_before if known.range == entry.range), None)
+    if before is not None:
+        return before.due_at if before.progress == progress else now + wait_s
+    last = next((run for run in reversed(runs) if entry.range in run.ranges), None)
+    if last is None or setback_of(last) not in {Setback.FAILED, Setback.INTERRUPTED}:
+        return now + wait_s
+    has_new_code = settings.code_version not in {"", last.code_version}
+    is_risk = last.has_died or isinstance(blocking(progress), Trouble)
+    return now + wait_s if is_risk and not has_new_code else now
+
+
+def _since(entry: Entry, progress: Progress, now: float) -> float | None:
+    """Since when a run works on a range."""
+    if not isinstance(progress, InFlight):
+        return None
+    if progress.works_for_s is not None:
+        return now - progress.works_for_s
+    # A streaming run claims a range again right before it begins it.
+    return entry.claimed_at

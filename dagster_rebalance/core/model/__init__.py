@@ -1,0 +1,1 @@
+"""Types of the core: offsets, topics, runs, claims, directives, events, commands."""

@@ -1,0 +1,271 @@
+"""A claim says that a batch works on a range of offsets that is not committed yet.
+
+This module owns the text that a member stores as metadata of the committed offset: which ranges
+after the offset are claimed by which batch, and what the last commit was. The member writes it
+before any work starts, so the next owner of the partition finds the same ranges under the same
+batch ids.
+
+Format: `dr2 <crc32> <json>`, JSON with `o` = the offset that it is stored beside, `c` = `[[until,
+batch_id], ...]` in offset order (with a third id for a batch that the range was taken from), `l` =
+`[start, batch_id, run_id]`, with a `1` behind it for a range that went to the dead-letter topic,
+`t` = the id of the topic and `e` = the leader epoch (see `Log`). What is empty or unknown is left
+out. Format 1, of release 0.1.0, has `c` and `l` only: it is read, and never written. Text that is
+empty means "no claims". Text by others, by a newer version, damaged, or copied to another offset is
+refused with a reason, never guessed at: overwriting it could erase somebody's work.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+from dagster_rebalance.core.model.commit_requests import MAX_METADATA_BYTES
+from dagster_rebalance.core.model.errors import ClaimError, IllegalStateError
+from dagster_rebalance.core.model.offsets import (
+    MAX_OFFSET,
+    Log,
+    OffsetAndMetadata,
+    OffsetRange,
+    TopicPartition,
+)
+
+_HEADER = re.compile(r"dr(?P<version>[0-9]{1,4}) (?P<crc>[0-9a-f]{8}) (?P<body>.*)", re.DOTALL)
+_VERSION = "2"
+_READABLE = {"1": {"c", "l"}, _VERSION: {"o", "c", "l", "t", "e"}}
+"""The fields of each format that can be read."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_TOPIC_ID = re.compile(r"[A-Za-z0-9+/_=-]{1,32}")
+_LARGEST_EPOCH = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim is a range that a batch works on.
+
+    It starts where the claim before it ends, or at the committed offset. `taken_from` is the batch
+    that had claimed it before, as long as runs of that one may work on it.
+    """
+
+    until: int
+    batch_id: str
+    taken_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LastCommit:
+    """The last commit says where the committed offset came from.
+
+    A member that crashes may have committed without recording the commit in Dagster; the next owner
+    records it from this.
+
+    An empty `run_id` never occurs in a commit of this package; `start` is the first offset that the
+    commit covered. Of a range that went to the dead-letter topic, `run_id` is the last run that
+    failed.
+    """
+
+    start: int
+    batch_id: str
+    run_id: str
+    is_dead_letter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPartition:
+    """This is everything that a group stores for one partition.
+
+    It is the next offset, the claims behind it, the last commit, and the log that the offsets
+    belong to.
+    """
+
+    next_offset: int
+    claims: tuple[Claim, ...] = ()
+    last_commit: LastCommit | None = None
+    log: Log = Log()  # noqa: RUF009 - frozen, so sharing the default is safe
+
+    @property
+    def claimed_until(self) -> int:
+        """The largest offset that is named."""
+        return self.claims[-1].until if self.claims else self.next_offset
+
+    def ranges(self, partition: TopicPartition) -> tuple[tuple[OffsetRange, str], ...]:
+        """The claimed ranges with their batch ids, in offset order."""
+        bounds = (self.next_offset, *(claim.until for claim in self.claims))
+        return tuple(
+            (OffsetRange(partition.topic, partition.partition, start, until), claim.batch_id)
+            for (start, until), claim in zip(pairwise(bounds), self.claims, strict=True)
+        )
+
+
+def encode(stored: StoredPartition) -> OffsetAndMetadata:
+    """Turn what is to be stored into an offset and its metadata.
+
+    Raises:
+        IllegalStateError: The claims are out of order, an id has characters that could not be read
+            back, or the text is over 4,095 bytes.
+    """
+    problem = _problem(stored)
+    if problem is not None:
+        msg = f"refusing to store {stored}: {problem}"
+        raise IllegalStateError(msg)
+    if stored == StoredPartition(stored.next_offset):
+        return OffsetAndMetadata(stored.next_offset)
+    body: dict[str, object] = {"o": stored.next_offset}
+    if stored.claims:
+        body["c"] = [
+            [claim.until, claim.batch_id, *([claim.taken_from] if claim.taken_from else [])]
+            for claim in stored.claims
+        ]
+    if stored.last_commit is not None:
+        last = stored.last_commit
+        body["l"] = [last.start, last.batch_id, last.run_id, *([1] if last.is_dead_letter else [])]
+    if stored.log.topic_id:
+        body["t"] = stored.log.topic_id
+    if stored.log.leader_epoch is not None:
+        body["e"] = stored.log.leader_epoch
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    metadata = f"dr{_VERSION} {_crc(text)} {text}"
+    if len(metadata) > MAX_METADATA_BYTES:
+        msg = (
+            f"{len(stored.claims)} claims need {len(metadata)} bytes of metadata; "
+            f"{MAX_METADATA_BYTES} fit: claim fewer batches"
+        )
+        raise IllegalStateError(msg)
+    return OffsetAndMetadata(stored.next_offset, metadata)
+
+
+def decode(committed: OffsetAndMetadata) -> StoredPartition:
+    """Read what a group has stored for a partition.
+
+    Raises:
+        ClaimError: The metadata was not written by this package, by a newer version of it, beside
+            another offset, or is damaged. The message says which, and what to do.
+    """
+    text = committed.metadata
+    if not text:
+        return StoredPartition(committed.offset)
+    header = _HEADER.fullmatch(text)
+    if header is None:
+        raise _unreadable(
+            text,
+            "was not written by dagster_rebalance: another application commits to this group. Stop "
+            "the other application, or give this "
+            "one a group of its own",
+        )
+    version = header["version"]
+    if version not in _READABLE:
+        raise _unreadable(
+            text,
+            f"has format version {version}, this release reads versions up to {_VERSION}: upgrade "
+            "it",
+        )
+    if header["crc"] != _crc(header["body"]):
+        raise _unreadable(text, "is damaged: its checksum does not match")
+    fields = _fields(header["body"], _READABLE[version])
+    written_beside = committed.offset if version == "1" or fields is None else fields.get("o")
+    stored = (
+        None
+        if fields is None or not _is_whole(written_beside)
+        else _parse(committed.offset, fields)
+    )
+    if stored is None:
+        raise _unreadable(text, "is damaged: it does not have the fields of a claim")
+    if written_beside != committed.offset:
+        raise _unreadable(
+            text,
+            f"was written beside offset {written_beside}, but is stored beside {committed.offset}: "
+            "a tool that synchronises offsets "
+            "between clusters, such as MirrorMaker, copied it to an offset that it translated",
+        )
+    problem = _problem(stored)
+    if problem is not None:
+        raise _unreadable(text, f"does not fit the committed offset {committed.offset}: {problem}")
+    return stored
+
+
+def _unreadable(text: str, why: str) -> ClaimError:
+    return ClaimError(f"the metadata {_excerpt(text)} {why}")
+
+
+def _fields(body: str, known: set[str]) -> dict[str, object] | None:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) and fields.keys() <= known else None
+
+
+def _parse(offset: int, fields: dict[str, Any]) -> StoredPartition | None:
+    try:
+        claims = tuple(_claim(*parts) for parts in fields.get("c", ()))
+        last = None
+        if "l" in fields:
+            start, batch_id, run_id, *mark = fields["l"]
+            if mark not in ([], [1]):
+                return None
+            last = LastCommit(
+                _whole(start), _text(batch_id), _text(run_id), is_dead_letter=bool(mark)
+            )
+        log = Log(_text(fields.get("t", "")), _whole(fields["e"]) if "e" in fields else None)
+    except (ValueError, TypeError):
+        return None
+    return StoredPartition(offset, claims, last, log)
+
+
+def _claim(until: object, batch_id: object, taken_from: object = "") -> Claim:
+    return Claim(_whole(until), _text(batch_id), _text(taken_from))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_OFFSET
+
+
+def _whole(value: object) -> int:
+    if not _is_whole(value):
+        raise TypeError(value)
+    return cast("int", value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _problem(stored: StoredPartition) -> str | None:
+    """Why `stored` cannot be right, or None."""
+    if stored.next_offset < 0:
+        return f"the offset {stored.next_offset} is negative"
+    bounds = (stored.next_offset, *(claim.until for claim in stored.claims))
+    not_growing = [pair for pair in pairwise(bounds) if pair[0] >= pair[1]]
+    if not_growing:
+        return f"the claims do not grow from the offset: {not_growing[0]}"
+    last = stored.last_commit
+    if last is not None and not 0 <= last.start < stored.next_offset:
+        return (
+            f"the last commit starts at {last.start}, which is not below the offset "
+            f"{stored.next_offset}"
+        )
+    log = stored.log
+    if log.topic_id and not _TOPIC_ID.fullmatch(log.topic_id):
+        return f"{_excerpt(log.topic_id)} is not the id of a topic"
+    if log.leader_epoch is not None and not 0 <= log.leader_epoch <= _LARGEST_EPOCH:
+        return f"{log.leader_epoch} is not a leader epoch"
+    identifiers = [claim.batch_id for claim in stored.claims]
+    identifiers += [claim.taken_from for claim in stored.claims if claim.taken_from]
+    if last is not None:
+        identifiers += [last.batch_id, last.run_id]
+    bad = [identifier for identifier in identifiers if not _IDENTIFIER.fullmatch(identifier)]
+    return f"{_excerpt(bad[0])} is not an id of a batch or a run" if bad else None
+
+
+def _crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode(errors='surrogatepass')):08x}"
+
+
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")  # noqa: PLR2004 - a line of a log

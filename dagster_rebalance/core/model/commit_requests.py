@@ -1,0 +1,101 @@
+"""The limits of commit requests, and how offsets are divided into requests within them.
+
+Owns the sizes, and when a partition counts as gone. Must never split the offset of a partition from
+its metadata.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+
+MAX_METADATA_BYTES = 4_095
+"""The broker's default `offset.metadata.max.bytes`, less the NUL that confluent-kafka sends behind
+the text. The broker counts characters."""
+MAX_CARRIED_BYTES = 32_766
+"""The broker closes the connection on a longer text, for all partitions of the request."""
+MAX_REQUEST_BYTES = 500_000
+"""The broker stores a request as one batch of `__consumer_offsets`, of 1 MB by default."""
+_BYTES_BESIDE_TEXTS = 80
+GONE_AFTER_S = 5.0
+"""A broker that has not received the metadata of a new topic refuses it as unknown, too."""
+
+
+def requests(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata], group_id: str, share: int = 1
+) -> Iterator[dict[TopicPartition, OffsetAndMetadata]]:
+    """Divide offsets into requests that the broker can store, in their order.
+
+    Args:
+        offsets: The offsets.
+        group_id: The group, whose name is stored with each offset.
+        share: How many requests share the limit, where the broker has a smaller one.
+    """
+    most = MAX_REQUEST_BYTES // share
+    request: dict[TopicPartition, OffsetAndMetadata] = {}
+    total = 0
+    for tp, offset in offsets.items():
+        size = len(group_id) + len(tp.topic) + _size(offset) + _BYTES_BESIDE_TEXTS
+        if request and total + size > most:
+            yield request
+            request, total = {}, 0
+        request[tp] = offset
+        total += size
+    if request:
+        yield request
+
+
+def too_long(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+) -> dict[TopicPartition, BrokerError]:
+    """The errors of the partitions whose metadata no request can carry."""
+    sizes = {tp: _size(offset) for tp, offset in offsets.items()}
+    return {
+        tp: BrokerError(
+            f"commit for {tp} refused: its metadata has {size:,} bytes, and a request can carry "
+            f"{MAX_CARRIED_BYTES:,}, of which a broker with default settings stores "
+            f"{MAX_METADATA_BYTES:,}: shorten it",
+            partitions={tp: "its metadata is too long"},
+        )
+        for tp, size in sizes.items()
+        if size > MAX_CARRIED_BYTES
+    }
+
+
+def _size(offset: OffsetAndMetadata) -> int:
+    return len(offset.metadata.encode(errors="surrogatepass"))
+
+
+class UnknownPartitions:
+    """The partitions that the broker has refused as unknown, and since when."""
+
+    def __init__(self) -> None:
+        self._since: dict[TopicPartition, float] = {}
+
+    def refused(self, partitions: Collection[TopicPartition], now: float) -> None:
+        """The broker has refused a commit for these as unknown."""
+        for tp in partitions:
+            self._since.setdefault(tp, now)
+
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """The broker knows these, or they are not assigned any more."""
+        for tp in partitions if self._since else ():
+            self._since.pop(tp, None)
+
+    def gone(self, partition: TopicPartition, now: float) -> PartitionLostError | None:
+        """The error of a commit for a partition that has been unknown for a while."""
+        since = self._since.get(partition)
+        if since is None or now - since < GONE_AFTER_S:
+            return None
+        return PartitionLostError(
+            f"commit for {partition} refused: its topic was deleted, or made again with fewer "
+            "partitions; stop the work on it",
+            partitions={partition: "its topic was deleted"},
+            topics=[partition.topic],
+        )

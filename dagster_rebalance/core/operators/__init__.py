@@ -1,0 +1,1 @@
+"""Requests of operators: which ranges to rerun, and which offsets may be reset."""

@@ -1,0 +1,1 @@
+"""One owned partition: state machine, ledger of offsets, recovery on assignment."""

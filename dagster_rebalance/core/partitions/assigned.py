@@ -1,0 +1,70 @@
+"""The partitions that a member owns, and which of them need a look.
+
+Owns the cost of those that have nothing to do: a member may have thousands of them, and looks at
+its partitions ten times a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.model.offsets import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dagster_rebalance.core.partitions.owned import OwnedPartition
+
+
+class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
+    """A mapping that knows which of its partitions are idle, in the order of their assignment."""
+
+    def __init__(self) -> None:
+        self._all: dict[TopicPartition, OwnedPartition] = {}
+        self._busy: dict[TopicPartition, OwnedPartition] = {}
+        self._rota: list[TopicPartition] = []
+
+    @property
+    def busy(self) -> tuple[OwnedPartition, ...]:
+        """Those for which something is to be done, or may be as time goes on."""
+        return tuple(sorted(self._busy.values(), key=lambda owned: owned.epoch))
+
+    def known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
+        """Those of the partitions that this member has."""
+        return [self._all[partition] for partition in partitions if partition in self._all]
+
+    def next_idle(self, most: int) -> list[TopicPartition]:
+        """Up to `most` of the idle ones: others at each call, until all had their turn."""
+        if len(self._all) - len(self._busy) <= most:
+            return [partition for partition in self._all if partition not in self._busy]
+        found: dict[TopicPartition, None] = {}
+        while len(found) < most:
+            self._rota = self._rota or list(reversed(self._all))
+            partition = self._rota.pop()
+            if partition in self._all and partition not in self._busy:
+                found[partition] = None
+        return list(found)
+
+    def __getitem__(self, partition: TopicPartition) -> OwnedPartition:
+        return self._all[partition]
+
+    def __setitem__(self, partition: TopicPartition, owned: OwnedPartition) -> None:
+        self._all[partition] = owned
+        if owned.is_idle:
+            self._busy.pop(partition, None)
+        else:
+            self._busy[partition] = owned
+
+    def __delitem__(self, partition: TopicPartition) -> None:
+        del self._all[partition]
+        self._busy.pop(partition, None)
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self._all

@@ -1,0 +1,1 @@
+"""Reports for people: explain, lag, gaps, metrics and the status of a group."""

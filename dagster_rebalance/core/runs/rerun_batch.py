@@ -1,0 +1,163 @@
+"""A rerun and its batches: who has past ranges processed again, why, and what each run processes.
+
+Owns the id of such a batch, which no batch of the group can have, and the short text in which many
+ranges are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.model.directives import check_lengths
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.printable import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_RUNS = 1_000
+"""More would flood Dagster, and nobody would look at them."""
+MOST_RANGES_PER_RUN = 200
+_MOST_TEXT = 1_000
+"""A batch is kept as a key of a database, which must not be longer than some 2,000 bytes."""
+_ID = re.compile(r"r\.(?P<rerun>[A-Za-z0-9]{1,20})\.(?P<number>[0-9]{1,6})")
+
+
+def rerun_of(batch_id: str) -> str:
+    """The rerun that a batch belongs to; empty when it is a batch of the group."""
+    found = _ID.fullmatch(batch_id)
+    return found["rerun"] if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What a person has asked for.
+
+    Attributes:
+        rerun_id: Its name.
+        by: Who wants it.
+        reason: Why.
+        at: When it was asked for, in seconds since 1970.
+        runs_at_once: How many of its runs may be at work at the same time.
+        batches: How many runs it has.
+
+    Raises:
+        ConfigurationError: A part is missing or too long.
+    """
+
+    rerun_id: str
+    by: str
+    reason: str
+    at: float
+    runs_at_once: int = 2
+    batches: int = 1
+
+    def __post_init__(self) -> None:
+        for what, text in (("name", self.by), ("reason", self.reason)):
+            if not text.strip():
+                msg = f"give a {what} for the rerun, for those who find its runs"
+                raise ConfigurationError(msg)
+        check_lengths(self.by, self.reason)
+        if self.runs_at_once < 1:
+            msg = f"{self.runs_at_once} runs at once are not enough: give at least 1"
+            raise ConfigurationError(msg)
+
+    def __str__(self) -> str:
+        return f"rerun {self.rerun_id} by {one_line(self.by)}: {one_line(self.reason)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RerunBatch:
+    """What one run of a rerun processes.
+
+    Attributes:
+        rerun: The rerun.
+        number: Which of its batches it is.
+        ranges: The ranges, in order.
+    """
+
+    rerun: Rerun
+    number: int
+    ranges: tuple[OffsetRange, ...]
+
+    @property
+    def batch_id(self) -> str:
+        """The id of the batch, which no batch of the group can have."""
+        return f"r.{self.rerun.rerun_id}.{self.number}"
+
+
+def batches_of(
+    rerun: Rerun, ranges: Iterable[OffsetRange], *, records_per_run: int
+) -> tuple[RerunBatch, ...]:
+    """Split a rerun into batches.
+
+    Args:
+        rerun: What a person has asked for.
+        ranges: What is repeated, in order.
+        records_per_run: How many offsets one run processes; a range that has more is alone.
+
+    Raises:
+        ConfigurationError: There would be too many, or `records_per_run` is not positive.
+    """
+    if records_per_run < 1:
+        msg = f"{records_per_run} records for each run are not enough: give at least 1"
+        raise ConfigurationError(msg)
+    groups: list[list[OffsetRange]] = []
+    for range_ in ranges:
+        if groups and _fits(groups[-1], range_, records_per_run):
+            groups[-1].append(range_)
+        else:
+            groups.append([range_])
+    if len(groups) > MOST_RUNS:
+        msg = (
+            f"this would take {len(groups)} runs, and a rerun has {MOST_RUNS} at most: ask for a "
+            "shorter time or fewer partitions, or let each run process more records"
+        )
+        raise ConfigurationError(msg)
+    counted = replace(rerun, batches=len(groups))
+    return tuple(
+        RerunBatch(counted, number, tuple(group)) for number, group in enumerate(groups, 1)
+    )
+
+
+def _fits(group: list[OffsetRange], range_: OffsetRange, records_per_run: int) -> bool:
+    return (
+        len(group) < MOST_RANGES_PER_RUN
+        and sum(map(len, group)) + len(range_) <= records_per_run
+        and len(packed([*group, range_])) <= _MOST_TEXT
+    )
+
+
+def packed(ranges: Iterable[OffsetRange]) -> str:
+    """Ranges as a short text: `orders:3:120+60+60 orders:4:0+80`."""
+    text, last = "", None
+    for range_ in ranges:
+        follows = (
+            last is not None
+            and last.topic_partition == range_.topic_partition
+            and last.until == range_.start
+        )
+        if not follows:
+            text += f" {range_.topic}:{range_.partition}:{range_.start}"
+        text += f"+{len(range_)}"
+        last = range_
+    return text.lstrip()
+
+
+def unpacked(text: str) -> tuple[OffsetRange, ...]:
+    """Read what `packed` wrote.
+
+    Raises:
+        ValueError: The text is something else.
+    """
+    found = []
+    for part in text.split():
+        topic, partition, numbers = part.split(":")
+        start, *lengths = map(int, numbers.split("+"))
+        for length in lengths:
+            found.append(OffsetRange(topic, int(partition), start, start + length))
+            start += length
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Streaming runs: claims, the worker, and the number of replicas."""

@@ -1,0 +1,1 @@
+"""`AsyncRebalanceAwareConsumer`, the asyncio form of the consumer."""

@@ -1,0 +1,1 @@
+"""Clients of librdkafka: settings, credentials, errors, and conversions of types."""

@@ -1,0 +1,1 @@
+"""Queries to the cluster: topics, offsets, groups, and the truncation of logs."""

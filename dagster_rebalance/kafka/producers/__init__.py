@@ -1,0 +1,1 @@
+"""Producers: dead letters of ranges and of records."""
