@@ -13,17 +13,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_rebalance.components.kafka_batch import KafkaBatchComponent
-    from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
-    from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
-    from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
-    from dagster_rebalance.consumer.listener import (
-        CompositeRebalanceListener,
-        ConsumerRebalanceListener,
-        RebalanceListener,
-    )
-    from dagster_rebalance.consumer.offset_tracker import OffsetTracker
-    from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
-    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.model.errors import (
         BatchRefusedError,
         BrokerError,
@@ -44,6 +33,17 @@ if TYPE_CHECKING:
         RevokeRequested,
     )
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+    from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+    from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
+    from dagster_rebalance.kafka.aio.operations import AsyncRebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
+    from dagster_rebalance.kafka.consumer.listener import (
+        CompositeRebalanceListener,
+        ConsumerRebalanceListener,
+        RebalanceListener,
+    )
+    from dagster_rebalance.kafka.offset_tracker import OffsetTracker
     from dagster_rebalance.orchestration.batch import KafkaBatch
     from dagster_rebalance.orchestration.batch_values import values_by_batch
     from dagster_rebalance.orchestration.control_job import build_kafka_control_job
@@ -111,15 +111,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncRebalanceAwareConsumer": "consumer.async_consumer",
-    "AsyncRebalanceConsumer": "consumer.async_operations",
-    "AsyncRebalanceListener": "consumer.listener",
+    "AsyncRebalanceAwareConsumer": "kafka.aio.consumer",
+    "AsyncRebalanceConsumer": "kafka.aio.operations",
+    "AsyncRebalanceListener": "kafka.consumer.listener",
     "BatchRefusedError": "core.model.errors",
     "BrokerError": "core.model.errors",
     "ClaimError": "core.model.errors",
-    "CompositeRebalanceListener": "consumer.listener",
+    "CompositeRebalanceListener": "kafka.consumer.listener",
     "ConfigurationError": "core.model.errors",
-    "ConsumerRebalanceListener": "consumer.listener",
+    "ConsumerRebalanceListener": "kafka.consumer.listener",
     "DagsterRebalanceError": "core.model.errors",
     "ExternalJobs": "orchestration.external_work",
     "ExternalWork": "orchestration.external_work",
@@ -132,17 +132,17 @@ _HOMES = {
     "LostReason": "core.model.events",
     "OffsetAndMetadata": "core.model.offsets",
     "OffsetRange": "core.model.offsets",
-    "OffsetTracker": "consumer.offset_tracker",
+    "OffsetTracker": "kafka.offset_tracker",
     "PartitionLostError": "core.model.errors",
     "PartitionsAssigned": "core.model.events",
     "PartitionsLost": "core.model.events",
     "PartitionsRevoked": "core.model.events",
     "PipesBatch": "spark.pipes_batch",
-    "PollResult": "consumer.rebalance_aware",
-    "RebalanceAwareConsumer": "consumer.rebalance_aware",
-    "RebalanceConsumer": "consumer.view",
+    "PollResult": "kafka.consumer.consumer",
+    "RebalanceAwareConsumer": "kafka.consumer.consumer",
+    "RebalanceConsumer": "kafka.consumer.callback_view",
     "RebalanceInProgressError": "core.model.errors",
-    "RebalanceListener": "consumer.listener",
+    "RebalanceListener": "kafka.consumer.listener",
     "RevokeRequested": "core.model.events",
     "SchemaRegistryResource": "orchestration.registry",
     "TopicPartition": "core.model.offsets",

@@ -14,16 +14,16 @@ import typer
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from dagster_rebalance.cli.target import CommandConfig, client_config, told_of_logins
-from dagster_rebalance.consumer.client_defaults import DELIVERY_LIMIT_S, ClientKind
-from dagster_rebalance.consumer.clients import made
-from dagster_rebalance.consumer.cluster import Cluster
-from dagster_rebalance.consumer.kafka_errors import (
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S, ClientKind
+from dagster_rebalance.kafka.client.errors import (
     Attempt,
     broker_error,
     kafka_error,
 )
-from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.kafka.client.factory import made
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.kafka.client.settings import Settings
 
     _OnDelivery = Callable[[KafkaError | None, Message[bytes, bytes]], None]
 

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from dagster_rebalance.cli.target import Target
-    from dagster_rebalance.consumer.port import ClusterView
     from dagster_rebalance.core.model.events import Found
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.operators.reset_offsets import Move
+    from dagster_rebalance.kafka.ports import ClusterView
 
 _NO_REASON = ""
 

@@ -39,10 +39,10 @@ from dagster_rebalance.orchestration.runs import RunLedger
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from dagster_rebalance.consumer.group_admin import GroupAdmin
-    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.reporting.group_status import SensorSeen
+    from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
+    from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
 Partitions: TypeAlias = Annotated[
     list[str] | None,

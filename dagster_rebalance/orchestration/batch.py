@@ -15,14 +15,14 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 from typing_extensions import Self
 
-from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeReader
-from dagster_rebalance.consumer.settings import isolation_level
 from dagster_rebalance.core.batches.pipes_payload import SentBatch
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import BatchRefusedError, BrokerError, IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
 from dagster_rebalance.core.runs.rerun_batch import rerun_of
 from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
+from dagster_rebalance.kafka.client.settings import isolation_level
+from dagster_rebalance.kafka.reading.range_reader import DEFAULT_TIMEOUT_S, RangeReader
 from dagster_rebalance.orchestration.arrow import decoded_schema, pyarrow, record_batches
 from dagster_rebalance.orchestration.decoded import (
     DecodedMessage,

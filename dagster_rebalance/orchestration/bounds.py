@@ -19,10 +19,10 @@ from dagster_rebalance.core.partitions.recovery import position_to_verify
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.model.events import LastRecorded
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.model.start_position import Start
+    from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
 _Answer = TypeVar("_Answer")
 READ_LIMIT_S = 10.0

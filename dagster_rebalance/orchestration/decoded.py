@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_rebalance.consumer import record_letters
-from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, UndecodableError
 from dagster_rebalance.core.model.offsets import is_topic_name
 from dagster_rebalance.core.model.topics import Topics
@@ -22,6 +20,8 @@ from dagster_rebalance.decoding.batches import (
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
 from dagster_rebalance.decoding.record_letter import RecordLetter
+from dagster_rebalance.kafka.producers import record_letters
+from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
 from dagster_rebalance.orchestration.arrow import as_bytes, chunks
 
 if TYPE_CHECKING:

@@ -34,13 +34,13 @@ from dagster_rebalance.orchestration.port import RunError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.batches.settings import DriverSettings
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.events import Found
     from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.model.start_position import Start
+    from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
 
 _MOST_ERRORS = 5

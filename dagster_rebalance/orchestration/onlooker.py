@@ -24,11 +24,11 @@ from dagster_rebalance.orchestration.group_look import look_at_group
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.batches.settings import DriverSettings
     from dagster_rebalance.core.model.events import Found
     from dagster_rebalance.core.model.offsets import Bounds, TopicPartition
     from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
 
 

@@ -13,9 +13,9 @@ from dagster_rebalance.orchestration.run_ender import in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.engine.engine import Driver
     from dagster_rebalance.core.reporting.lag import LagLimit
+    from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
     from dagster_rebalance.orchestration.port import (
         CataloguePort,
         DeadLettersPort,

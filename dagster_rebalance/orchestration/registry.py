@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from dagster_rebalance.consumer.registry import Registry
 from dagster_rebalance.core.model.errors import ConfigurationError, UndecodableError
 from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
 from dagster_rebalance.decoding.schema import SchemaText, SchemaType
+from dagster_rebalance.kafka.schema_registry import Registry
 from dagster_rebalance.orchestration.client_settings import as_texts
 from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings
 

@@ -14,11 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import dagster as dg
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
-from dagster_rebalance.consumer.group_admin import GroupAdmin
-from dagster_rebalance.consumer.range_reader import RangeReader
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import CALLBACKS, validated, with_login
 from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, waits_for
 from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
@@ -34,7 +29,12 @@ from dagster_rebalance.core.model.start_position import StartTime, start_of
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.core.runs.liveness import Pulse
 from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.kafka.client.settings import CALLBACKS, validated, with_login
 from dagster_rebalance.kafka.client.transport_security import insecurity
+from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.orchestration.branch import is_branch_deployment
 from dagster_rebalance.orchestration.client_settings import Function, as_texts, function_named
 from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings

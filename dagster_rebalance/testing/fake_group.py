@@ -2,7 +2,7 @@
 
 Its rebalances are cooperative, with held revokes, fencing, supersession and committed metadata. It
 owns what Kafka's coordinator and the client decide together, with a clock of its own that moves
-only while its members poll. It plays the ports of `consumer.port`, and the contract tests of the
+only while its members poll. It plays the ports of `kafka.ports`, and the contract tests of the
 member hold it to what the real one does. It keeps offsets, not records.
 """
 
@@ -11,14 +11,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.consumer.events import (
-    CallbackFailed,
-    CommitAnswered,
-    CommitResult,
-    MemberEvent,
-    RequestFailed,
-)
-from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.core.model.commit_requests import (
     MAX_METADATA_BYTES,
     UnknownPartitions,
@@ -37,6 +29,14 @@ from dagster_rebalance.core.model.offsets import (
     OffsetAndMetadata,
     TopicPartition,
 )
+from dagster_rebalance.kafka.events import (
+    CallbackFailed,
+    CommitAnswered,
+    CommitResult,
+    MemberEvent,
+    RequestFailed,
+)
+from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import Consumer
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition

@@ -12,8 +12,8 @@ import tracemalloc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.offset_tracker import OffsetTracker
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.offset_tracker import OffsetTracker
 from proofs.bench.entries import Entry, Goal, Sample
 
 if TYPE_CHECKING:

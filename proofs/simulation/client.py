@@ -1,4 +1,4 @@
-"""A simulated member stands for librdkafka, `consumer.session` and `consumer.membership`.
+"""A simulated member stands for librdkafka, `kafka.member.session` and `kafka.member.member`.
 
 It implements `GroupMember`, and does what those do with the coordinator's answers. Heartbeats
 go on in the background, as long as the process lives; the next poll tells what they bring. Nobody
@@ -12,7 +12,6 @@ from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, MemberEvent
 from dagster_rebalance.core.model.errors import (
     BrokerError,
     PartitionLostError,
@@ -24,6 +23,7 @@ from dagster_rebalance.core.model.events import (
     PartitionsLost,
     RevokeRequested,
 )
+from dagster_rebalance.kafka.events import CommitAnswered, CommitResult, MemberEvent
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import Grant, Refusal

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.core.model.offsets import LogPosition
+from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
 from proofs.simulation.coordinator import TOPIC
 
 if TYPE_CHECKING:

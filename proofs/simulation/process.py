@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.engine.engine import Driver
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
@@ -19,6 +18,7 @@ from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceErr
 from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.stream_batch import batch_ids
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.parts import Parts
 from dagster_rebalance.orchestration.pump import Pump

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.model.errors import (
     BrokerError,
@@ -19,6 +18,7 @@ from dagster_rebalance.core.model.errors import (
     DagsterRebalanceError,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import public_settings

@@ -8,9 +8,9 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.cli.target import client_config, open_target
-from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import public_settings

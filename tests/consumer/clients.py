@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from dagster_rebalance.consumer import leaving
-from dagster_rebalance.consumer import session as session_module
-from dagster_rebalance.consumer.membership import Member
-from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.consumer.translation import as_committed, ours, to_commit
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.client.types import as_committed, ours, to_commit
+from dagster_rebalance.kafka.member import leave
+from dagster_rebalance.kafka.member import session as session_module
+from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dagster_rebalance.consumer.events import MemberEvent
-    from dagster_rebalance.consumer.session import Session
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.kafka.events import MemberEvent
+    from dagster_rebalance.kafka.member.session import Session
 
 CONFIG: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
 LIMIT_S = 10.0
@@ -175,7 +175,7 @@ class ScriptedMember:
         monkeypatch.setattr(confluent_kafka, "Consumer", self._make)
         monkeypatch.setattr(session_module, "_SLICE_S", 0.001)
         monkeypatch.setattr(
-            leaving, "_LEAVE_LIMIT_S", 0.01
+            leave, "_LEAVE_LIMIT_S", 0.01
         )  # nobody calls back that something was given up
         config = {**CONFIG, **(settings or {})}
         self.member = Member(validated(config, hold_limit_s=10), clock=clock, probe_interval_s=0.02)

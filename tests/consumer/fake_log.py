@@ -127,6 +127,6 @@ def fake_log(
     for partition, count in records.items():
         log.produce("orders", partition, count)
     monkeypatch.setattr(
-        "dagster_rebalance.consumer.fetcher.confluent_kafka.Consumer", lambda _settings: log
+        "dagster_rebalance.kafka.reading.fetcher.confluent_kafka.Consumer", lambda _settings: log
     )
     return log

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 
-from dagster_rebalance.consumer.listener import RebalanceListener
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.listener import RebalanceListener
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from dagster_rebalance.consumer.listener import AnyRebalanceListener
-    from dagster_rebalance.consumer.pausing_consumer import PauseMarksPolicy
-    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.listener import AnyRebalanceListener
+    from dagster_rebalance.kafka.consumer.pausing import PauseMarksPolicy
     from dagster_rebalance.testing.broker import KafkaCluster
 
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_log import fake_log
 from tests.consumer.readers import CommitOnRevoke

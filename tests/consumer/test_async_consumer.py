@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.consumer.async_listener import AsyncRebalanceListener
-from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.core.model.errors import IllegalStateError, PartitionLostError
 from dagster_rebalance.core.model.events import LostReason, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
+from dagster_rebalance.kafka.consumer.listener import RebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine
     from typing import Any
 
-    from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
-    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.model.errors import BrokerError
+    from dagster_rebalance.kafka.aio.operations import AsyncRebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
 
 T = TypeVar("T")
 

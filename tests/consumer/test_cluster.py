@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition, Uuid
 from confluent_kafka.admin import AclOperation
 
-from dagster_rebalance.consumer.cluster import Cluster
-from dagster_rebalance.consumer.port import PartitionInfo
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model import offsets
 from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.cluster.queries import Cluster
+from dagster_rebalance.kafka.ports import PartitionInfo
 from dagster_rebalance.testing.fake_group import ManualClock
 
 if TYPE_CHECKING:

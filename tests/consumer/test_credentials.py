@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.consumer import credentials as under_test
-from dagster_rebalance.consumer.credentials import ASK_EVERY_S, Credentials, Login
-from dagster_rebalance.consumer.range_reader import RangeReader
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import validated, with_login
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.kafka.client import credentials as under_test
+from dagster_rebalance.kafka.client.credentials import ASK_EVERY_S, Credentials, Login
+from dagster_rebalance.kafka.client.settings import validated, with_login
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.secured import SecuredKafka

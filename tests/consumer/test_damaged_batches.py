@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.consumer import fetcher as fetcher_module
-from dagster_rebalance.consumer.cluster import Cluster
-from dagster_rebalance.consumer.range_reader import RangeReader
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import LogPosition, OffsetRange, TopicPartition
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.cluster.queries import Cluster
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.reading import fetcher as fetcher_module
 from dagster_rebalance.kafka.reading import stalled_partitions
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from dagster_rebalance.consumer.dead_letters import DeadLetterProducer, Delivery
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer, Delivery
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.consumer.fake_producer import FakeProducer

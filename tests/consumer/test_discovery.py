@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.consumer.discovery import Discovery
-from dagster_rebalance.consumer.events import RequestFailed
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.events import RequestFailed
+from dagster_rebalance.kafka.member.topic_discovery import Discovery
 from dagster_rebalance.testing.fake_group import ManualClock
 from tests.consumer.clients import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.consumer.session_view import SessionView
+    from dagster_rebalance.kafka.member.session_view import SessionView
 
 INTERVAL_S = 30.0
 ORDERS = re.compile("orders-.*")

@@ -9,12 +9,12 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from dagster_rebalance.consumer.fetcher import Fetcher
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.reading.fetcher import Fetcher
+from dagster_rebalance.kafka.reading.start_positions import Starts
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup, ManualClock
 from tests.consumer.contract.stages import MockCluster
@@ -22,8 +22,8 @@ from tests.consumer.contract.stages import MockCluster
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dagster_rebalance.consumer.starts import Start
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+    from dagster_rebalance.kafka.reading.start_positions import Start
 
 EACH = 20
 

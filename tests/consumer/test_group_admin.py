@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import ConsumerGroupState
 
-from dagster_rebalance.consumer import group_admin
-from dagster_rebalance.consumer.group_admin import GroupAdmin
-from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.cluster import group_admin
+from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
 
 if TYPE_CHECKING:
     import pytest

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.range_reader import RangeReader
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.deadline import wait_until
 from tests.consumer.contract.stages import MockCluster
 

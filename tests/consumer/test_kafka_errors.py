@@ -12,8 +12,14 @@ import traceback
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from dagster_rebalance.consumer.clients import made
-from dagster_rebalance.consumer.kafka_errors import (
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    ConfigurationError,
+    PartitionLostError,
+    RebalanceInProgressError,
+)
+from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.client.errors import (
     Attempt,
     answered,
     broker_error,
@@ -23,13 +29,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     is_final,
     kafka_error,
 )
-from dagster_rebalance.core.model.errors import (
-    BrokerError,
-    ConfigurationError,
-    PartitionLostError,
-    RebalanceInProgressError,
-)
-from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.client.factory import made
 
 P0 = TopicPartition("orders", 0)
 COMMIT = Attempt("commit in group 'etl'", "kafka:9092")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import confluent_kafka
 import pytest
 
-from dagster_rebalance.consumer.leaving import leave
 from dagster_rebalance.core.model.events import LostReason, PartitionsLost
+from dagster_rebalance.kafka.member.leave import leave
 from tests.consumer.contract.stages import Actor, KafkaStage, play
 
 if TYPE_CHECKING:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dagster_rebalance.consumer.listener import (
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+from dagster_rebalance.kafka.consumer.listener import (
     AnyRebalanceListener,
     CompositeRebalanceListener,
     ConsumerRebalanceListener,
     RebalanceListener,
     consumer_aware,
 )
-from dagster_rebalance.consumer.view import RebalanceConsumer
-from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.model.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
+    from dagster_rebalance.kafka.consumer.pausing import PausingConsumer
 
 GONE = (TopicPartition("orders", 0),)
 VIEW = RebalanceConsumer(cast("PausingConsumer", None))

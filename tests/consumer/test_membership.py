@@ -1,6 +1,6 @@
 """What a member makes of its client's news, without a broker.
 
-The tests cover losses, probes, releases and leaving.
+The tests cover losses, probes, releases and leave.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.consumer import leaving
-from dagster_rebalance.consumer import session as session_module
-from dagster_rebalance.consumer.caller_commits import CallerCommits
-from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, RequestFailed
 from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
@@ -27,6 +23,10 @@ from dagster_rebalance.core.model.errors import (
 )
 from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.consumer.commits import CallerCommits
+from dagster_rebalance.kafka.events import CallbackFailed, CommitAnswered, RequestFailed
+from dagster_rebalance.kafka.member import leave
+from dagster_rebalance.kafka.member import session as session_module
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 from tests.consumer.clients import LIMIT_S, ScriptedMember, trouble
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from dagster_rebalance.consumer.events import MemberEvent
+    from dagster_rebalance.kafka.events import MemberEvent
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LATE = KafkaError._MAX_POLL_EXCEEDED
@@ -213,7 +213,7 @@ def test_an_unanswered_question_for_the_metadata_of_the_group_is_an_error_of_the
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of the member waits for a coordinator that is away."""
-    monkeypatch.setattr("dagster_rebalance.consumer.membership._READ_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("dagster_rebalance.kafka.member.member._READ_TIMEOUT_S", 0.01)
     scene = scripted()
     scene.client.may_answer.clear()
     scene.member.commit_async({P0: OffsetAndMetadata(1)})
@@ -729,7 +729,7 @@ def test_a_loss_is_told_before_the_old_client_has_left(
 
     def slow(client: Any) -> None:  # noqa: ANN401 - the client
         assert may_leave.wait(10)
-        leaving.leave(client)
+        leave.leave(client)
 
     monkeypatch.setattr(session_module, "leave", slow)
     scene = scripted()
@@ -893,7 +893,7 @@ def test_a_client_that_breaks_ends_a_poll_that_waits(
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The poll does not look again by itself for a while."""
-    monkeypatch.setattr("dagster_rebalance.consumer.membership._WAIT_SLICE_S", 10 * LIMIT_S)
+    monkeypatch.setattr("dagster_rebalance.kafka.member.member._WAIT_SLICE_S", 10 * LIMIT_S)
     scene, told = scripted(), queue.SimpleQueue[list["MemberEvent"]]()
     poll = partial(scene.member.poll, 10 * LIMIT_S)
     threading.Thread(target=lambda: told.put(poll()), daemon=True).start()
@@ -909,7 +909,8 @@ def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_releas
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the revoke to be told")
     monkeypatch.setattr(
-        "dagster_rebalance.consumer.discovery.Discovery.look", lambda *_: looked.append("looked")
+        "dagster_rebalance.kafka.member.topic_discovery.Discovery.look",
+        lambda *_: looked.append("looked"),
     )
     scene.member.release()
     scene.until(lambda: scene.client.unassigned, "the release")

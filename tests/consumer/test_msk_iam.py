@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from dagster_rebalance.consumer.msk_iam import token
-from dagster_rebalance.consumer.tokens import Tokens
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.kafka.client.msk_iam import token
+from dagster_rebalance.kafka.client.oauth import Tokens
 
 
 @pytest.fixture(autouse=True)

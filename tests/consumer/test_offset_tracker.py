@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.consumer.offset_tracker import OffsetTracker
 from dagster_rebalance.core.model.errors import (
     BrokerError,
     PartitionLostError,
     RebalanceInProgressError,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.offset_tracker import OffsetTracker
 from tests.core.world import tp
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from dagster_rebalance import RebalanceAwareConsumer
-from dagster_rebalance.consumer import stable_offsets
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.cluster import committed_offsets
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Coordinator:
 
     def read(self, timeout_s: float) -> tuple[list[int], list[int]]:
         """The partitions that are answered, and those that wait."""
-        found, waiting = stable_offsets.read(self, PARTITIONS, timeout_s, lambda: self.now)  # type: ignore[arg-type]
+        found, waiting = committed_offsets.read(self, PARTITIONS, timeout_s, lambda: self.now)  # type: ignore[arg-type]
         return sorted(at.partition for at in found), sorted(at.partition for at in waiting)
 
 
@@ -72,7 +72,7 @@ def test_a_read_that_runs_out_of_time_counts_the_rest_as_waiting() -> None:
     """The next read asks for fewer."""
     coordinator = Coordinator(1)
     assert coordinator.read(1.0) == ([4, 5, 6, 7], [0, 1, 2, 3])
-    assert coordinator.now <= stable_offsets.longest(1.0)
+    assert coordinator.now <= committed_offsets.longest(1.0)
 
 
 def test_a_coordinator_that_is_away_is_no_transaction() -> None:

@@ -8,10 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
-from dagster_rebalance.consumer.listener import RebalanceListener
-from dagster_rebalance.consumer.pause_marks import with_mark
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.events import (
@@ -21,14 +17,18 @@ from dagster_rebalance.core.model.events import (
     RevokeRequested,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.listener import RebalanceListener
+from dagster_rebalance.kafka.consumer.pauses import with_mark
+from dagster_rebalance.kafka.events import CommitAnswered, CommitResult
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from dagster_rebalance.consumer.pausing_consumer import PauseMarksPolicy
-    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.pausing import PauseMarksPolicy
 
     NewConsumer = Callable[[PauseMarksPolicy], RebalanceAwareConsumer]
 

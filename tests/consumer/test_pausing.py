@@ -7,9 +7,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.consumer.pause_marks import PauseMarks, with_mark, without_mark
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.consumer.pauses import PauseMarks, with_mark, without_mark
 
 EU, US = (TopicPartition(f"orders-{where}", 0) for where in ("eu", "us"))
 CLICKS = TopicPartition("clicks", 3)

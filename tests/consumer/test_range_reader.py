@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from dagster_rebalance.consumer.range_reader import RangeReader
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name

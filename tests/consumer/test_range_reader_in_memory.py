@@ -9,12 +9,12 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, Message, ThrottleEvent
 
-from dagster_rebalance.consumer.cluster import Cluster
-from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, OFFSET_RESET_FORBIDDEN
-from dagster_rebalance.consumer.range_reader import RangeReader
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.kafka.client.errors import END_OF_PARTITION, OFFSET_RESET_FORBIDDEN
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.cluster.queries import Cluster
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -108,7 +108,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     def make(*batches: list[Message]) -> tuple[RangeReader, ScriptedClient]:
         client = ScriptedClient(list(batches))
         monkeypatch.setattr(
-            "dagster_rebalance.consumer.range_reader.confluent_kafka.Consumer", lambda _: client
+            "dagster_rebalance.kafka.reading.range_reader.confluent_kafka.Consumer",
+            lambda _: client,
         )
         return RangeReader(validated(CONFIG, hold_limit_s=10), Clock()), client
 
@@ -187,7 +188,9 @@ def test_what_a_client_reports_in_its_callbacks_is_the_reason_of_a_silence(
         made.append(settings)
         return client
 
-    monkeypatch.setattr("dagster_rebalance.consumer.range_reader.confluent_kafka.Consumer", make)
+    monkeypatch.setattr(
+        "dagster_rebalance.kafka.reading.range_reader.confluent_kafka.Consumer", make
+    )
     reader = RangeReader(validated(config, hold_limit_s=10), Clock())
     records = reader.read([OffsetRange("orders", 0, 0, 3)], 60.0)
     assert next(records).offset() == 0
@@ -260,7 +263,7 @@ def test_a_forked_child_takes_no_client_of_its_parent(
     assert len(list(reader.read(wanted))) == 1
     own = ScriptedClient([[record(0, 0)]])
     monkeypatch.setattr(
-        "dagster_rebalance.consumer.range_reader.confluent_kafka.Consumer", lambda _: own
+        "dagster_rebalance.kafka.reading.range_reader.confluent_kafka.Consumer", lambda _: own
     )
     monkeypatch.setattr("os.getpid", lambda: -1)
     assert len(list(reader.read(wanted))) == 1

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.listener import RebalanceListener
-from dagster_rebalance.consumer.port import OffsetAndTimestamp
-from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.model.events import (
     LostReason,
@@ -18,12 +15,15 @@ from dagster_rebalance.core.model.events import (
     RevokeRequested,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.listener import RebalanceListener
+from dagster_rebalance.kafka.ports import OffsetAndTimestamp
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.core.model.errors import (
     BrokerError,
     IllegalStateError,
@@ -22,13 +21,14 @@ from dagster_rebalance.core.model.errors import (
     UnsupportedOperationError,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.consumer.listener import RebalanceListener
 from tests.consumer.eviction import evict
 from tests.consumer.readers import Reader, Readers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.broker

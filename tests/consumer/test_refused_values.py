@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 import pytest
 
-from dagster_rebalance.consumer.listener import CompositeRebalanceListener
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.listener import CompositeRebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
 
 if TYPE_CHECKING:

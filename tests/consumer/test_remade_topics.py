@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.consumer import remade_topics
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.remade_topics import RemadeTopics
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.reading import recreated_topics
+from dagster_rebalance.kafka.reading.recreated_topics import RemadeTopics
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 from dagster_rebalance.testing.fixtures import unique_name
@@ -141,7 +141,7 @@ def test_no_record_of_a_topic_that_was_made_again_is_left_out_or_doubled_in_sile
     kafka_broker: KafkaCluster, monkeypatch: pytest.MonkeyPatch, protocol: str, reset: str
 ) -> None:
     """The client goes on at offset 20 of the new log (classic), or begins it twice."""
-    monkeypatch.setattr(remade_topics, "_ASK_EVERY_S", 0.5)
+    monkeypatch.setattr(recreated_topics, "_ASK_EVERY_S", 0.5)
     topic = unique_name("orders")
     kafka_broker.create_topic(topic, 1)
     produce(kafka_broker, topic, "old", 20)

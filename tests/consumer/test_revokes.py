@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dagster_rebalance.consumer.revokes import PollStarted, RevokeLists
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.consumer.revoke_lists import PollStarted, RevokeLists
 
 A, B, C = (TopicPartition("orders", number) for number in range(3))
 NOTHING = frozenset[TopicPartition]()

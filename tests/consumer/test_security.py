@@ -18,10 +18,6 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
-from dagster_rebalance.consumer.range_reader import RangeReader
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.events import PartitionsLost
 from dagster_rebalance.core.model.offsets import (
@@ -30,6 +26,10 @@ from dagster_rebalance.core.model.offsets import (
     OffsetRange,
     TopicPartition,
 )
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play

@@ -10,12 +10,12 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.consumer.client_defaults import TABLE, ClientKind, configured
-from dagster_rebalance.consumer.clients import made
-from dagster_rebalance.consumer.membership import Member
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import HOLD_MARGIN_S, Settings, validated
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.kafka.client.defaults import TABLE, ClientKind, configured
+from dagster_rebalance.kafka.client.factory import made
+from dagster_rebalance.kafka.client.settings import HOLD_MARGIN_S, Settings, validated
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 

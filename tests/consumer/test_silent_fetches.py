@@ -8,9 +8,9 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, ThrottleEvent
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.reading.stalled_partitions import STANDSTILL_S
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_log import FakeLog

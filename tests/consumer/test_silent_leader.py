@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance import RebalanceAwareConsumer, TopicPartition
-from dagster_rebalance.consumer.cluster import Cluster
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import LogPosition
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 

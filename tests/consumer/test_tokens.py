@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from dagster_rebalance.consumer.clients import made
-from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.consumer.tokens import Given, Tokens
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.kafka.client.factory import made
+from dagster_rebalance.kafka.client.oauth import Given, Tokens
+from dagster_rebalance.kafka.client.settings import validated
 
 NOW = 1_000_000.0
 SECRET = "the-token-itself"  # noqa: S105 - what must not be shown

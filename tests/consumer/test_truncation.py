@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from dagster_rebalance.consumer import truncation
-from dagster_rebalance.consumer.cluster import Cluster
-from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.consumer.truncation import ask_leaders
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import LogPosition, TopicPartition
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.cluster import truncation
+from dagster_rebalance.kafka.cluster.queries import Cluster
+from dagster_rebalance.kafka.cluster.truncation import ask_leaders
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.ports import free_port
 

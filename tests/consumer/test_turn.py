@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from dagster_rebalance.consumer.turn import Turn
+from dagster_rebalance.kafka.consumer.guard import Turn
 
 
 class Records(list[int]):

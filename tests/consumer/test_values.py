@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 import pytest
 
-from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.consumer.port import OffsetAndTimestamp
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.ports import OffsetAndTimestamp
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_log import fake_log
 from tests.consumer.readers import CommitOnRevoke
@@ -23,7 +23,7 @@ from tests.consumer.readers import CommitOnRevoke
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))

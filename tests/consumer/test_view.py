@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
-from dagster_rebalance.consumer.pausing_consumer import PausingConsumer
-from dagster_rebalance.consumer.view import RebalanceConsumer
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.aio.operations import AsyncRebalanceConsumer
+from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+from dagster_rebalance.kafka.consumer.pausing import PausingConsumer
 
 P0 = TopicPartition("orders", 0)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.consumer.listener import RebalanceListener
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.listener import RebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_log import FakeLog, fake_log
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from confluent_kafka import TopicPartition as ClientPartition
 
-    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0 = TopicPartition("orders", 0)

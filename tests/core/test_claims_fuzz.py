@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.consumer.pause_marks import with_mark
 from dagster_rebalance.core.batches.settings import ForeignMetadata
 from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, decode, encode
 from dagster_rebalance.core.model.errors import ClaimError
@@ -18,6 +17,7 @@ from dagster_rebalance.core.model.offsets import MAX_OFFSET, Bounds, OffsetAndMe
 from dagster_rebalance.core.model.start_position import StartFrom
 from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
 from dagster_rebalance.core.partitions.recovery import take_in
+from dagster_rebalance.kafka.consumer.pauses import with_mark
 from tests.core.world import tp
 
 LONGEST_REASON = 1000

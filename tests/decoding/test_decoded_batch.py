@@ -23,10 +23,10 @@ from dagster_rebalance import (
     UndecodableError,
     plain_json,
 )
-from dagster_rebalance.consumer import dead_letters, record_letters
-from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.decoding.decoder import KnownSchemas
 from dagster_rebalance.decoding.record_letter import RecordLetter
+from dagster_rebalance.kafka.producers import dead_letters, record_letters
+from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
 from dagster_rebalance.orchestration import decoded
 from tests.consumer.fake_producer import FakeProducer
 from tests.decoding.records import ORDER, avro, batch

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from google.protobuf import descriptor_pool, message_factory
 
-from dagster_rebalance.consumer.registry import Registry
 from dagster_rebalance.core.model.errors import ConfigurationError, UndecodableError
 from dagster_rebalance.decoding.arrow import decoded_array
 from dagster_rebalance.decoding.decoder import Decoder
+from dagster_rebalance.kafka.schema_registry import Registry
 from tests.decoding.records import framed, proto_file, proto_message
 
 if TYPE_CHECKING:

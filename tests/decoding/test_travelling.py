@@ -11,10 +11,10 @@ import pytest
 from pyspark.cloudpickle import cloudpickle
 
 from dagster_rebalance import ConfigurationError, SchemaRegistryResource
-from dagster_rebalance.consumer.registry import Registry
 from dagster_rebalance.decoding.batches import batch_decoder, letter_maker
 from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
 from dagster_rebalance.decoding.schema import SchemaText
+from dagster_rebalance.kafka.schema_registry import Registry
 from dagster_rebalance.orchestration.decoded import with_known_schemas
 from dagster_rebalance.spark.decoded import let_travel
 from tests.decoding.http_registry import PASSWORD, USER

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
 import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource
-from dagster_rebalance.consumer.client_defaults import TABLE
 from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.kafka.client.defaults import TABLE
 from dagster_rebalance.orchestration import members, storage
 from tests.docs.blocks import ROOT
 

@@ -16,9 +16,9 @@ from dagster_rebalance import (
     RebalanceAwareConsumer,
     TopicPartition,
 )
-from dagster_rebalance.consumer.events import CommitResult
 from dagster_rebalance.core.model.errors import RebalanceInProgressError
 from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
+from dagster_rebalance.kafka.events import CommitResult
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dagster_rebalance import OffsetTracker
-    from dagster_rebalance.consumer.rebalance_aware import PollResult
+    from dagster_rebalance.kafka.consumer.consumer import PollResult
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 P0 = TopicPartition("orders", 0)

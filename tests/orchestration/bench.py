@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 import dagster as dg
 import pytest
 
-from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
-from dagster_rebalance.consumer.events import CommitResult
-from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
 from dagster_rebalance.core.engine.engine import Driver
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.reporting.lag import NO_LIMIT
+from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
+from dagster_rebalance.kafka.events import CommitResult
+from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.group_assets import GroupAssets

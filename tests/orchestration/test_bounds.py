@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.claims import StoredPartition, encode
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.events import LastRecorded
@@ -18,6 +17,7 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
 )
 from dagster_rebalance.core.model.start_position import StartTime
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.bounds import BoundsReader, allowed, find, read_bounds
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG
@@ -26,7 +26,7 @@ from tests.orchestration.parts import tp
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from dagster_rebalance.consumer.port import OffsetAndTimestamp
+    from dagster_rebalance.kafka.ports import OffsetAndTimestamp
 
 
 def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:

@@ -24,8 +24,8 @@ from tests.orchestration.parts import GROUPS, kafka_in_memory, tp
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dagster_rebalance.consumer.port import OffsetAndTimestamp
     from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.kafka.ports import OffsetAndTimestamp
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 

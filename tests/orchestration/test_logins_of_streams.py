@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.consumer import credentials
+from dagster_rebalance.kafka.client import credentials
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource

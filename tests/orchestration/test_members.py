@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.batches.settings import DriverSettings
 from dagster_rebalance.core.engine.engine import Driver
 from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import Host, Seat
@@ -32,7 +32,7 @@ from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember, ManualCl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dagster_rebalance.consumer.events import MemberEvent
+    from dagster_rebalance.kafka.events import MemberEvent
 
 ETERNAL = DriverSettings(lease_s=1e9)
 """The clock of a group in memory runs as fast as its members poll."""

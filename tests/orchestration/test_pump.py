@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, get_args
 import dagster as dg
 import pytest
 
-from dagster_rebalance.consumer.events import CommitResult, RequestFailed
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import DriverSettings
 from dagster_rebalance.core.model import commands as do
@@ -27,6 +26,7 @@ from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, 
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.reporting.lag import Standing
 from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.kafka.events import CommitResult, RequestFailed
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
@@ -39,8 +39,8 @@ from tests.orchestration.parts import idle_job, new_on_postgres, status_of, tp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
     from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
     from dagster_rebalance.testing.postgres import Postgres
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.consumer.events import CommitResult
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import DriverSettings
 from dagster_rebalance.core.model import commands as do
@@ -26,6 +25,7 @@ from dagster_rebalance.core.model.events import (
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.lag import Standing
+from dagster_rebalance.kafka.events import CommitResult
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import NOBODY

@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.kafka.client.types import to_commit
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,

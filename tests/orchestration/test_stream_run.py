@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dagster_rebalance import ExternalWork
-    from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.core.model.events import LeaveRequested
     from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.kafka.events import MemberEvent
 
 BY_THE_SENSOR = {STREAM_TAG: "here:stream_sensor", SLOT_TAG: "0"}
 """The tags of a run that the sensor has started."""

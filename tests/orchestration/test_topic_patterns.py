@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_stream_defs
-from dagster_rebalance.consumer.discovery import Discovery
+from dagster_rebalance.kafka.member.topic_discovery import Discovery
 from dagster_rebalance.orchestration.group_look import look_at_group
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.orchestration.tags import STREAM_TAG

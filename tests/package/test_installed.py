@@ -21,7 +21,7 @@ pytestmark = pytest.mark.package
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CORE_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 MODULES = {
-    "msk": ("dagster_rebalance.consumer.msk_iam", "aws_msk_iam_sasl_signer"),
+    "msk": ("dagster_rebalance.kafka.client.msk_iam", "aws_msk_iam_sasl_signer"),
     "registry": (
         "dagster_rebalance.orchestration.registry",
         "confluent_kafka.schema_registry",

@@ -7,10 +7,10 @@ from collections import deque
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.test_rebalance_aware import CONFIG
 from tests.core.world import World, tp

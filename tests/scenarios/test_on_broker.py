@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.consumer.leaving import leave
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.errors import PartitionLostError
 from dagster_rebalance.core.model.events import PartitionsLost, RevokeRequested
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.member.leave import leave
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play
@@ -28,7 +28,7 @@ from tests.consumer.readers import CommitOnRevoke
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
     from tests.consumer.contract.stages import Stage

@@ -6,8 +6,8 @@ import re
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.test_rebalance_aware import CONFIG, Diary
 

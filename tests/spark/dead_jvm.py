@@ -20,9 +20,9 @@ from dagster_rebalance import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
-from dagster_rebalance.consumer.events import MemberEvent
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.kafka.events import MemberEvent
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import marks_of
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, run_config, run_tags

@@ -35,8 +35,8 @@ from dagster_rebalance import (
     TopicPartition,
     UnsupportedOperationError,
 )
-from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
-from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.kafka.consumer.operations import ConsumerGroupMetadata
+from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

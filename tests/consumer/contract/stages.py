@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientsPartition
 
-from dagster_rebalance.consumer.membership import Member
-from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.eviction import evict
@@ -20,14 +20,14 @@ from tests.consumer.eviction import evict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.consumer.events import MemberEvent
-    from dagster_rebalance.consumer.port import GroupMember
     from dagster_rebalance.core.model.events import (
         PartitionsAssigned,
         PartitionsLost,
         RevokeRequested,
     )
     from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.kafka.events import MemberEvent
+    from dagster_rebalance.kafka.ports import GroupMember
     from dagster_rebalance.testing.broker import KafkaCluster
 
 PROBE_INTERVAL_S = 0.3

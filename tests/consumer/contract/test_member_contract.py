@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.core.model.errors import IllegalStateError, PartitionLostError
 from dagster_rebalance.core.model.events import (
     LostReason,
@@ -16,6 +15,7 @@ from dagster_rebalance.core.model.events import (
     RevokeRequested,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.events import CommitAnswered, CommitResult
 from tests.consumer.contract.stages import Actor, Stage, pass_time, play
 
 if TYPE_CHECKING:

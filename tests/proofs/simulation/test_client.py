@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.events import CommitAnswered
 from dagster_rebalance.core.model.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.events import CommitAnswered
 from proofs.simulation.coordinator import TOPIC, Grant
 from proofs.simulation.world import World
 
