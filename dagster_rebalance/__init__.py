@@ -44,20 +44,23 @@ if TYPE_CHECKING:
         RebalanceListener,
     )
     from dagster_rebalance.kafka.offset_tracker import OffsetTracker
-    from dagster_rebalance.orchestration.batch import KafkaBatch
-    from dagster_rebalance.orchestration.batch_values import values_by_batch
-    from dagster_rebalance.orchestration.control_job import build_kafka_control_job
+    from dagster_rebalance.orchestration.batch.batch_values import values_by_batch
+    from dagster_rebalance.orchestration.batch.resource import KafkaBatch
     from dagster_rebalance.orchestration.definitions import (
         build_kafka_batch_defs,
         build_kafka_stream_defs,
     )
-    from dagster_rebalance.orchestration.external_work import ExternalJobs, ExternalWork
-    from dagster_rebalance.orchestration.fixed import FixedResource
-    from dagster_rebalance.orchestration.registry import SchemaRegistryResource, plain_json
-    from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
-    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-    from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
-    from dagster_rebalance.orchestration.spark import KafkaSparkResource
+    from dagster_rebalance.orchestration.operators.directives_job import build_kafka_control_job
+    from dagster_rebalance.orchestration.operators.reruns_job import build_kafka_rerun_job
+    from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
+    from dagster_rebalance.orchestration.resources.fixed import FixedResource
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.schema_registry import (
+        SchemaRegistryResource,
+        plain_json,
+    )
+    from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+    from dagster_rebalance.orchestration.runs.external_jobs import ExternalJobs, ExternalWork
     from dagster_rebalance.spark.pipes_batch import PipesBatch
 
     __version__: str
@@ -121,14 +124,14 @@ _HOMES = {
     "ConfigurationError": "core.model.errors",
     "ConsumerRebalanceListener": "kafka.consumer.listener",
     "DagsterRebalanceError": "core.model.errors",
-    "ExternalJobs": "orchestration.external_work",
-    "ExternalWork": "orchestration.external_work",
-    "FixedResource": "orchestration.fixed",
+    "ExternalJobs": "orchestration.runs.external_jobs",
+    "ExternalWork": "orchestration.runs.external_jobs",
+    "FixedResource": "orchestration.resources.fixed",
     "IllegalStateError": "core.model.errors",
-    "KafkaBatch": "orchestration.batch",
+    "KafkaBatch": "orchestration.batch.resource",
     "KafkaBatchComponent": "components.kafka_batch",
-    "KafkaConsumerResource": "orchestration.resource",
-    "KafkaSparkResource": "orchestration.spark",
+    "KafkaConsumerResource": "orchestration.resources.kafka",
+    "KafkaSparkResource": "orchestration.resources.spark",
     "LostReason": "core.model.events",
     "OffsetAndMetadata": "core.model.offsets",
     "OffsetRange": "core.model.offsets",
@@ -144,17 +147,17 @@ _HOMES = {
     "RebalanceInProgressError": "core.model.errors",
     "RebalanceListener": "kafka.consumer.listener",
     "RevokeRequested": "core.model.events",
-    "SchemaRegistryResource": "orchestration.registry",
+    "SchemaRegistryResource": "orchestration.resources.schema_registry",
     "TopicPartition": "core.model.offsets",
     "UndecodableError": "core.model.errors",
     "UnsupportedOperationError": "core.model.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
-    "build_kafka_batch_sensor": "orchestration.sensor",
-    "build_kafka_control_job": "orchestration.control_job",
-    "build_kafka_rerun_job": "orchestration.rerun_job",
+    "build_kafka_batch_sensor": "orchestration.per_batch.sensor",
+    "build_kafka_control_job": "orchestration.operators.directives_job",
+    "build_kafka_rerun_job": "orchestration.operators.reruns_job",
     "build_kafka_stream_defs": "orchestration.definitions",
-    "plain_json": "orchestration.registry",
-    "values_by_batch": "orchestration.batch_values",
+    "plain_json": "orchestration.resources.schema_registry",
+    "values_by_batch": "orchestration.batch.batch_values",
 }
 
 

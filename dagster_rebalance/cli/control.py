@@ -20,7 +20,7 @@ from dagster_rebalance.cli.target import (
 )
 from dagster_rebalance.core.model.directives import EVERYTHING, Action
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.control import Wanted, give
+from dagster_rebalance.orchestration.operators.directives import Wanted, give
 
 _NO_REASON = ""
 

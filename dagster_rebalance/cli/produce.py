@@ -24,7 +24,7 @@ from dagster_rebalance.kafka.client.errors import (
 from dagster_rebalance.kafka.client.factory import made
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster.queries import Cluster
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from dagster_rebalance.cli.target import (
 )
 from dagster_rebalance.core.model.directives import EVERYTHING
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.rerun import (
+from dagster_rebalance.orchestration.operators.reruns import (
     RECORDS_PER_RUN,
     RUNS_AT_ONCE,
     Reruns,
@@ -35,7 +35,7 @@ from dagster_rebalance.orchestration.rerun import (
 )
 
 if TYPE_CHECKING:
-    from dagster_rebalance.orchestration.rerun import Planned
+    from dagster_rebalance.orchestration.operators.reruns import Planned
 
 _NO_REASON = ""
 _WIDE = 160

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus
-    from dagster_rebalance.orchestration.onlooker import GroupSeen
+    from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]
 _WIDE = 200

@@ -26,15 +26,15 @@ from dagster_rebalance.core.model.errors import (
     DagsterRebalanceError,
 )
 from dagster_rebalance.core.reporting.group_status import Owners
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.control import groups_of, partitions_of
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_sensors import sensors_of
-from dagster_rebalance.orchestration.group_settings import GroupSettings
-from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.onlooker import GroupSeen, look_on
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.operators.directives import groups_of, partitions_of
+from dagster_rebalance.orchestration.operators.group_sensors import sensors_of
+from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen, look_on
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

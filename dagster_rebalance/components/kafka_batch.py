@@ -22,9 +22,9 @@ from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
-from dagster_rebalance.orchestration.registry import SchemaRegistryResource
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 
 KafkaSettings = settings_of(
     KafkaConsumerResource, known_at_load=frozenset({"group_id", "start_from"})

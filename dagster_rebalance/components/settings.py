@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from dagster_rebalance.components.words import written_word
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.client_settings import as_text
+from dagster_rebalance.orchestration.resources.client_settings import as_text
 
 _VARIABLE = re.compile(r"\s*\{\{\s*env(?:\.(\w+)|\(\s*(?:'(\w+)'|\"(\w+)\")\s*\))\s*\}\}\s*")
 _MARKS = ("{{", "{%")

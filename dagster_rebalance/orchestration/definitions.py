@@ -19,46 +19,46 @@ import dagster as dg
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.core.streaming.replicas import Fleet
-from dagster_rebalance.orchestration.asset_forms import check_makes_assets
-from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.batch_values import with_values_by_batch
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.code_version import code_version
-from dagster_rebalance.orchestration.control_job import build_kafka_control_job
-from dagster_rebalance.orchestration.external_work import stopper_of
-from dagster_rebalance.orchestration.fixed import fixed
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.history_checks import build_history_checks
-from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.job_checks import (
+from dagster_rebalance.orchestration.batch.batch_values import with_values_by_batch
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
+from dagster_rebalance.orchestration.batch.validation import (
     check_assets,
     check_config,
     check_resources,
     check_retries,
     check_steps,
 )
-from dagster_rebalance.orchestration.lag import build_lag_check
-from dagster_rebalance.orchestration.lineage import downstream, topic_assets
-from dagster_rebalance.orchestration.registry import SchemaRegistryResource
-from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor, check_lease
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
-from dagster_rebalance.orchestration.stopped import build_stopped_check
-from dagster_rebalance.orchestration.stream_body import Body, in_order
-from dagster_rebalance.orchestration.stream_definitions import RerunKafkaBatch, stream_asset
-from dagster_rebalance.orchestration.stream_sensor import build_kafka_stream_sensor
-from dagster_rebalance.orchestration.tags import GROUP_TAG
-from dagster_rebalance.orchestration.written_secrets import (
+from dagster_rebalance.orchestration.operators.directives_job import build_kafka_control_job
+from dagster_rebalance.orchestration.operators.reruns_job import build_kafka_rerun_job
+from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor, check_lease
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.history_checks import build_history_checks
+from dagster_rebalance.orchestration.reporting.lag_check import build_lag_check
+from dagster_rebalance.orchestration.reporting.lineage import downstream, topic_assets
+from dagster_rebalance.orchestration.reporting.stopped_check import build_stopped_check
+from dagster_rebalance.orchestration.resources.fixed import fixed
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+from dagster_rebalance.orchestration.resources.secrets import (
     unshown_settings,
     written_registry_secrets,
     written_secrets,
 )
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_tags import GROUP_TAG
+from dagster_rebalance.orchestration.streaming.asset_calls import Body, in_order
+from dagster_rebalance.orchestration.streaming.asset_forms import check_makes_assets
+from dagster_rebalance.orchestration.streaming.code_version import code_version
+from dagster_rebalance.orchestration.streaming.sensor import build_kafka_stream_sensor
+from dagster_rebalance.orchestration.streaming.step import RerunKafkaBatch, stream_asset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dagster_rebalance.orchestration.external_work import ExternalWork
+    from dagster_rebalance.orchestration.runs.external_jobs import ExternalWork
 
 SHORTEST_RUN_S = 60.0
 """A streaming run that is replaced sooner would hardly have joined."""

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException
 
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.orchestration.tags import STREAM_TAG
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.processes import ChildProcess
 from proofs.witness.committed import committed_offsets

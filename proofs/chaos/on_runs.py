@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
+from dagster_rebalance.orchestration.storage.run_tags import BATCH_TAG, GROUP_TAG, ranges_in
 from proofs.chaos.exchange import GROUP
 from proofs.chaos.faults import Fault, Ground, Kind, UnderWay
 from proofs.chaos.parts import member_of

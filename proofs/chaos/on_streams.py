@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.orchestration.tags import GROUP_TAG, VERSION_TAG
+from dagster_rebalance.orchestration.storage.run_tags import GROUP_TAG, VERSION_TAG
 from proofs.chaos.exchange import GROUP, HEARTBEAT_TIMEOUT_S
 from proofs.chaos.faults import Fault, Ground, Kind, UnderWay
 from proofs.chaos.on_members import bring_back

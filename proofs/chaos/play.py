@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import dagster as dg
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.orchestration.tags import GROUP_TAG
+from dagster_rebalance.orchestration.storage.run_tags import GROUP_TAG
 from proofs.chaos import on_kafka, on_members, on_runs, on_storage, on_streams
 from proofs.chaos.draw import Draw
 from proofs.chaos.exchange import GROUP, RUNS, SENSOR, TOPIC

@@ -17,7 +17,7 @@ import dagster as dg
 
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
+from dagster_rebalance.orchestration.storage.run_tags import BATCH_TAG, GROUP_TAG, ranges_in
 from proofs.chaos.exchange import GROUP, SENSOR, TOPIC
 from proofs.chaos.faults import Kind
 from proofs.chaos.reasons import Evidence, reasons

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.commands import recorded_commits
 from dagster_rebalance.core.model.run import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
-from dagster_rebalance.orchestration.port import ShownStops
+from dagster_rebalance.orchestration.ports import ShownStops
 from proofs.simulation.run_life import RunLife
 from proofs.simulation.run_process import RunProcess
 from proofs.simulation.seats import Seats

@@ -14,7 +14,7 @@ from dagster_rebalance.core.model.events import (
     LastRecorded,
     LeaveRequested,
 )
-from dagster_rebalance.orchestration.port import ShownStops
+from dagster_rebalance.orchestration.ports import ShownStops
 from proofs.simulation.clockwork import Violation
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, Standing
     from dagster_rebalance.core.runs.stream_batch import Outcome
-    from dagster_rebalance.orchestration.port import RunError
+    from dagster_rebalance.orchestration.ports import RunError
     from proofs.simulation.dagster_runs import SimulatedDagster
     from proofs.simulation.process import Process
 

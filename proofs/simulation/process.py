@@ -19,9 +19,9 @@ from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.stream_batch import batch_ids
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.orchestration.mailbox import Mailbox
-from dagster_rebalance.orchestration.parts import Parts
-from dagster_rebalance.orchestration.pump import Pump
+from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.mailbox import Mailbox
 from proofs.simulation.client import SimulatedMember
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.cluster import SimulatedCluster

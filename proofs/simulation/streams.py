@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
-from dagster_rebalance.orchestration.stream_work import StreamWork
+from dagster_rebalance.orchestration.streaming.worker import StreamWork
 from proofs.simulation.dagster_runs import SimulatedDagster
 from proofs.simulation.run_process import STOPPING_S, RunProcess
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.runs.offer import Offer
     from dagster_rebalance.core.streaming.worker import BegunBatch
-    from dagster_rebalance.orchestration.port import RunsPort
+    from dagster_rebalance.orchestration.ports import RunsPort
 
 _AGAIN_S = 0.5
 

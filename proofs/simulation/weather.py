@@ -19,7 +19,7 @@ from dagster_rebalance.core.batches.settings import (
 )
 from dagster_rebalance.core.runs.liveness import Pulse
 from dagster_rebalance.core.runs.retry import RetryPace
-from dagster_rebalance.orchestration.run_ender import PATIENCE_S
+from dagster_rebalance.orchestration.runs.canceller import PATIENCE_S
 
 if TYPE_CHECKING:
     from proofs.simulation.clockwork import Clockwork

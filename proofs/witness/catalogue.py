@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

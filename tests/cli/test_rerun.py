@@ -10,12 +10,12 @@ import pytest
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import public_settings
-from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.rerun_book import RerunBook
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.group_settings import public_settings
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.reruns import RerunBook
 from tests.cli.typed import typed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.console import Console
 from dagster_rebalance.cli.status import _table
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus
-from dagster_rebalance.orchestration.onlooker import GroupSeen
+from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen
 
 PARTITION = TopicPartition("orders", 3)
 WHY = f"orders-3: the log lost records, run dagster-rebalance reset orders:3 {'--yes ' * 20}"

@@ -11,11 +11,11 @@ from dagster_rebalance.cli.target import client_config, open_target
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.cluster.queries import Cluster
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import public_settings
-from dagster_rebalance.orchestration.host import Host
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.group_settings import public_settings
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.cli.typed import typed
 
 if TYPE_CHECKING:

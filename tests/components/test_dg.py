@@ -14,7 +14,7 @@ import dagster
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 from tests.components.project import TYPE

@@ -27,7 +27,7 @@ from dagster_rebalance.decoding.decoder import KnownSchemas
 from dagster_rebalance.decoding.record_letter import RecordLetter
 from dagster_rebalance.kafka.producers import dead_letters, record_letters
 from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
-from dagster_rebalance.orchestration import decoded
+from dagster_rebalance.orchestration.batch import decoded
 from tests.consumer.fake_producer import FakeProducer
 from tests.decoding.records import ORDER, avro, batch
 
@@ -286,7 +286,7 @@ def test_no_ranges_have_the_columns_of_a_topic_that_the_batch_has_nothing_of(
 
 def test_large_records_are_read_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand of a megabyte are more than a run, or the queue of a producer, can hold."""
-    monkeypatch.setattr("dagster_rebalance.orchestration.arrow._BYTES_AT_ONCE", 10)
+    monkeypatch.setattr("dagster_rebalance.orchestration.batch.arrow._BYTES_AT_ONCE", 10)
     reading = batch(*[b"12345"] * 5, None).arrow()
     assert [one.num_rows for one in reading] == [2, 2, 2]
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from dagster_rebalance import KafkaConsumerResource
-from dagster_rebalance.orchestration.branch import IS_BRANCH
+from dagster_rebalance.orchestration.resources.branch import IS_BRANCH
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.docs.blocks import ROOT, block_with, blocks, run_block
 

@@ -15,7 +15,7 @@ from dagster_rebalance import (
     RebalanceAwareConsumer,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.docs.blocks import block_with, run_block
 

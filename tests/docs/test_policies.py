@@ -11,10 +11,13 @@ import pytest
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, OffsetRange
 from dagster_rebalance.core.batches.settings import DeadlinePolicy, LossPolicy
 from dagster_rebalance.core.model.commands import RecordCommit, StoreDeadLetter
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS, DeadLetters
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.dead_letters import (
+    MOST_ERROR_CHARACTERS,
+    DeadLetters,
+)
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.docs.blocks import ROOT, block_with, run_block
 from tests.orchestration.parts import span
 

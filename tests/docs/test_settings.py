@@ -14,7 +14,8 @@ import pytest
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource
 from dagster_rebalance.core.batches.settings import DriverSettings
 from dagster_rebalance.kafka.client.defaults import TABLE
-from dagster_rebalance.orchestration import members, storage
+from dagster_rebalance.orchestration.member import storage_worker
+from dagster_rebalance.orchestration.per_batch import members
 from tests.docs.blocks import ROOT
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
         fixed.recheck_s,
         members._SILENCE_S,
         members._ABANDONED_AFTER_S,
-        storage._SAID_AFTER_S,
-        storage._PATIENCE_S,
+        storage_worker._SAID_AFTER_S,
+        storage_worker._PATIENCE_S,
     )
     assert f"nothing new is claimed after {fixed.plan_patience_s:g} s without a tick" in said[1]
     assert f"looked at again every {fixed.recheck_s:g} s" in said[1]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.signs import SignsOfLife
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 

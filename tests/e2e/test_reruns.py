@@ -19,8 +19,12 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.tags import RERUN_BY_TAG, RERUN_REASON_TAG, RERUN_TAG
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_tags import (
+    RERUN_BY_TAG,
+    RERUN_REASON_TAG,
+    RERUN_TAG,
+)
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 

@@ -11,10 +11,10 @@ import pytest
 
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.orchestration.control import Wanted, give
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
-from dagster_rebalance.orchestration.tags import BATCH_TAG
+from dagster_rebalance.orchestration.operators.directives import Wanted, give
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_tags import BATCH_TAG
 from tests.e2e.stage import PATIENCE_S, Group
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as Partition
 
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.tags import VERSION_TAG
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_tags import VERSION_TAG
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import AT_ONCE, CodeLocation, DagsterDeployment
 

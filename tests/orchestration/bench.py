@@ -20,16 +20,16 @@ from dagster_rebalance.core.reporting.lag import NO_LIMIT
 from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.kafka.events import CommitResult
 from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.dead_letters import DeadLetters
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host
-from dagster_rebalance.orchestration.mailbox import Mailbox
-from dagster_rebalance.orchestration.marks import Mark, set_mark
-from dagster_rebalance.orchestration.parts import Parts
-from dagster_rebalance.orchestration.pump import Pump
-from dagster_rebalance.orchestration.run_ender import at_once
-from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.mailbox import Mailbox
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.runs.canceller import at_once
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_producer import FakeProducer
 from tests.orchestration.parts import give_sign, make_run, tp

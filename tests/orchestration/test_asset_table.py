@@ -16,7 +16,7 @@ import pytest
 
 from dagster_rebalance import KafkaBatch, build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from dagster_rebalance.testing.fake_group import FakeMember
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration import asset_table

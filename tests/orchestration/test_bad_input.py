@@ -16,12 +16,12 @@ from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.model.offsets import TopicPartition as OurPartition
-from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.members import Members
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.members import Members
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 

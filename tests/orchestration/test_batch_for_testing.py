@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Message
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.stream_body import Body
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
+from dagster_rebalance.orchestration.streaming.asset_calls import Body
 from tests.orchestration.parts import span
 
 

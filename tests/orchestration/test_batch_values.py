@@ -16,14 +16,14 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration import sensor as sensor_module
-from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.batch_values import values_by_batch
+from dagster_rebalance.orchestration.batch.batch_values import values_by_batch
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
-from dagster_rebalance.orchestration.marks import Mark, set_mark
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
-from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.nested_resources import Nested, Where
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp

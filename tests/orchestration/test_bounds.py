@@ -18,7 +18,7 @@ from dagster_rebalance.core.model.offsets import (
 )
 from dagster_rebalance.core.model.start_position import StartTime
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.orchestration.bounds import BoundsReader, allowed, find, read_bounds
+from dagster_rebalance.kafka.log_bounds import BoundsReader, allowed, find, read_bounds
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG
 from tests.orchestration.parts import tp

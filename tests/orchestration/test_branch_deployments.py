@@ -9,11 +9,12 @@ import pytest
 
 from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration import sensor, stream_sensor
-from dagster_rebalance.orchestration.branch import IS_BRANCH
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.members import MEMBERS
-from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG
+from dagster_rebalance.orchestration.per_batch import sensor as batch_sensor
+from dagster_rebalance.orchestration.per_batch.members import MEMBERS
+from dagster_rebalance.orchestration.resources.branch import IS_BRANCH
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG
+from dagster_rebalance.orchestration.streaming import sensor as stream_sensor
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.parts import GROUPS, kafka_in_memory
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _ticks_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sensor, stream_sensor):
+    for module in (batch_sensor, stream_sensor):
         monkeypatch.setattr(module, "is_real_tick", lambda _context: True)
 
 

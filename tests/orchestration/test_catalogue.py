@@ -13,14 +13,14 @@ from dagster_rebalance.core.model.events import LastRecorded
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
 from dagster_rebalance.core.reporting.lag import Standing
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.commit_records import commits_in
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
-from dagster_rebalance.orchestration.stream_run import StreamCatalogue
-from dagster_rebalance.orchestration.tags import STREAM_TAG
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.commit_history import commits_in
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
+from dagster_rebalance.orchestration.streaming.run import StreamCatalogue
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import span, tp
 

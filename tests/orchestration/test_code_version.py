@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.orchestration.code_version import code_version
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.written_secrets import unshown_settings
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.secrets import unshown_settings
+from dagster_rebalance.orchestration.streaming.code_version import code_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.runs.progress import Succeeded, ToRequest, progress_of
-from dagster_rebalance.orchestration.coverage import UNKNOWN, Coverage
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.orchestration.runs.coverage import UNKNOWN, Coverage
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from tests.orchestration.parts import offer, span
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from confluent_kafka import Consumer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.kafka.client.types import to_commit
-from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.consumer.damage import EACH, break_byte, produce_batches

@@ -14,11 +14,11 @@ import pytest
 from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.errors import BatchRefusedError
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.dead_letters import dead_lettered_range
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.dead_letters import dead_lettered_range
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.parts import span
 
 COMMITS = 130

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_rebalance.core.model.commands import StoreDeadLetter
 from dagster_rebalance.core.model.errors import BrokerError
-from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from tests.orchestration.parts import span
 
 LETTER = StoreDeadLetter(span(0), 1, "b", ("3f61351e-1",))

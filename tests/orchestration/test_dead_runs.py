@@ -10,8 +10,8 @@ import dagster as dg
 
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.runs.liveness import Pulse
-from dagster_rebalance.orchestration import clocks
-from dagster_rebalance.orchestration.dead_runs import end_dead_runs
+from dagster_rebalance.orchestration.runs import boot_clock
+from dagster_rebalance.orchestration.runs.reaper import end_dead_runs
 
 if TYPE_CHECKING:
     import pytest
@@ -41,7 +41,7 @@ def test_a_platform_that_does_not_answer_keeps_no_tick_from_its_end(
 ) -> None:
     """Else its requests would be thrown away, in each tick. All of them have their turn."""
     ledger = Ledger()
-    monkeypatch.setattr(clocks, "seconds", lambda: ledger.now_s)
+    monkeypatch.setattr(boot_clock, "seconds", lambda: ledger.now_s)
     ended: set[str] = set()
     for second in range(6):
         monkeypatch.setattr(time, "time", lambda second=second: 1_000.0 + second)

@@ -18,22 +18,22 @@ from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata
 from dagster_rebalance.orchestration import definitions
-from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
-from dagster_rebalance.orchestration.fixed import FixedResource
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.history_checks import DRAINED_CHECK, GAP_CHECK
-from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.lag import LAG_CHECK
-from dagster_rebalance.orchestration.marks import Mark, set_mark
-from dagster_rebalance.orchestration.registry import SchemaRegistryResource
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.history_checks import DRAINED_CHECK, GAP_CHECK
+from dagster_rebalance.orchestration.reporting.lag_check import LAG_CHECK
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.resources.fixed import FixedResource
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
 from tests.orchestration.nested_resources import House, Lake
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, span, tp
 

@@ -16,8 +16,8 @@ from dagster_rebalance import (
     build_kafka_stream_defs,
 )
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.external_work import FRESH_S, WorkStopper, stopping
-from dagster_rebalance.orchestration.run_ender import at_once
+from dagster_rebalance.orchestration.runs.canceller import at_once
+from dagster_rebalance.orchestration.runs.external_jobs import FRESH_S, WorkStopper, stopping
 from tests.orchestration.parts import kafka_in_memory
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.orchestration.failure_notes import text_of_error
+from dagster_rebalance.orchestration.storage.failure_notes import text_of_error
 
 
 class NoTextError(Exception):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.orchestration import forks
-from dagster_rebalance.orchestration.interruptions import Interruptions
+from dagster_rebalance.orchestration.runs import forks
+from dagster_rebalance.orchestration.runs.signals import Interruptions
 from tests.orchestration.parts import fork_and_leave
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.runs.progress import Setback, setback_of
-from dagster_rebalance.orchestration import clocks
-from dagster_rebalance.orchestration import heartbeat as heartbeat_module
-from dagster_rebalance.orchestration.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.signs import SignsOfLife, spelled_partitions
+from dagster_rebalance.orchestration.runs import boot_clock
+from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
+from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife, spelled_partitions
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
 from dagster_rebalance.testing.deadline import wait_until
 from tests.orchestration.parts import make_run, offer, tp
 
@@ -126,7 +126,7 @@ def test_the_lease_counts_from_before_the_sign_was_written(
         real(signs, run, number, sign)
         at[0] += 50.0
 
-    monkeypatch.setattr(clocks, "seconds", lambda: at[0])
+    monkeypatch.setattr(boot_clock, "seconds", lambda: at[0])
     monkeypatch.setattr(SignsOfLife, "give", slow)
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = begun(instance, run, timeout_s=60.0)
@@ -213,8 +213,8 @@ def test_a_run_that_waited_for_longer_than_its_lease_while_it_looked_must_not_be
     """
     heartbeat = begun(instance, make_run(instance, offer(batch_id), Status.STARTED))
     assert heartbeat.why_too_late() is None
-    later = clocks.seconds() + PATIENT_S
-    monkeypatch.setattr(clocks, "seconds", lambda: later)
+    later = boot_clock.seconds() + PATIENT_S
+    monkeypatch.setattr(boot_clock, "seconds", lambda: later)
     assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 1000 s")
 
 
@@ -227,9 +227,9 @@ def test_a_report_that_hangs_ends_the_run_although_others_beat(
     """The thread that works waits for an answer that never comes, and hears no signal there."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
-    later = clocks.seconds() + PATIENT_S
+    later = boot_clock.seconds() + PATIENT_S
     with heartbeat.reporting():
-        monkeypatch.setattr(clocks, "seconds", lambda: later)
+        monkeypatch.setattr(boot_clock, "seconds", lambda: later)
         heartbeat.beat(instance)
         assert heartbeat._see_to_lease()
         assert interrupts
@@ -420,7 +420,7 @@ def test_the_first_process_of_a_container_ends_hard() -> None:
     ):
         pytest.skip("this machine gives no namespace of process ids to its users")
     code = (
-        "import os; from dagster_rebalance.orchestration.run_process import end_hard; "
+        "import os; from dagster_rebalance.orchestration.runs.process import end_hard; "
         "assert os.getpid() == 1; end_hard()"
     )
     done = subprocess.run([*IN_A_NAMESPACE, sys.executable, "-c", code], check=False)

@@ -13,16 +13,16 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
 from dagster_rebalance.core.operators.reset_offsets import Move
 from dagster_rebalance.core.reporting.members import Kind, Said
-from dagster_rebalance.orchestration import history_checks, roster
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.history_checks import (
+from dagster_rebalance.orchestration.reporting import history_checks, member_tables
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.history_checks import (
     DRAINED_CHECK,
     GAP_CHECK,
     build_history_checks,
     drained_result,
 )
-from dagster_rebalance.orchestration.host import Host
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.parts import kafka_in_memory, span, tp
 
 if TYPE_CHECKING:
@@ -182,8 +182,8 @@ def test_dead_letters_take_no_member_out_of_the_roster(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each one is an event of the group; also a member that begins after them knows the others."""
-    monkeypatch.setattr(roster, "_READ_AT_ONCE", 5)
-    monkeypatch.setattr(roster, "_EVENTS_READ", 40)
+    monkeypatch.setattr(member_tables, "_READ_AT_ONCE", 5)
+    monkeypatch.setattr(member_tables, "_EVENTS_READ", 40)
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     catalogue.record_assigned([tp(0), tp(1)], "m-1")

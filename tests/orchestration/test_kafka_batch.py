@@ -17,18 +17,18 @@ from dagster_rebalance.core.model.directives import Action, Order
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.orchestration import clocks
-from dagster_rebalance.orchestration import heartbeat as heartbeat_module
-from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
-from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
-from dagster_rebalance.orchestration.work_notes import WorkNotes
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs import boot_clock
+from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
+from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.directives import OrderBook
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.range_owners import WorkNotes
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.run_tags import REFUSED_TAG, run_config, run_tags
 from tests.orchestration.parts import (
     GROUPS,
     LEAVES,
@@ -301,11 +301,11 @@ def test_a_run_that_hangs_while_it_notes_its_work_does_not_begin(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread watches the time yet, and its successor may be at work by then."""
-    real, later = WorkNotes.write, clocks.seconds() + 1_000.0
+    real, later = WorkNotes.write, boot_clock.seconds() + 1_000.0
 
     def write(notes: WorkNotes, *work: Any) -> None:  # noqa: ANN401 - a note and its claims
         real(notes, *work)
-        monkeypatch.setattr(clocks, "seconds", lambda: later)
+        monkeypatch.setattr(boot_clock, "seconds", lambda: later)
 
     monkeypatch.setattr(WorkNotes, "write", write)
     stage.is_refused("it could give no sign of life for 1000 s")

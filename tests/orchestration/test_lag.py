@@ -12,12 +12,12 @@ from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, LagLimit, PartitionLag
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.control import Wanted, give
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.lag import LAG_CHECK, build_lag_check
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.operators.directives import Wanted, give
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.lag_check import LAG_CHECK, build_lag_check
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.bench import Bench
 from tests.orchestration.parts import GROUPS, kafka_in_memory, tp
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.ports import OffsetAndTimestamp
-    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 
 @pytest.fixture

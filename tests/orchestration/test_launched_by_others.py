@@ -17,9 +17,9 @@ from dagster_rebalance import (
     KafkaSparkResource,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
-from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_tags import REFUSED_TAG, run_config, run_tags
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, tags_of, tp
 
 if TYPE_CHECKING:

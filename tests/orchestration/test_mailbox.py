@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
-from dagster_rebalance.orchestration.mailbox import Mailbox
+from dagster_rebalance.orchestration.member.mailbox import Mailbox
 
 
 def test_events_are_taken_once_and_in_order() -> None:

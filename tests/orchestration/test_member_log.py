@@ -12,14 +12,14 @@ import pytest
 
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence
-from dagster_rebalance.orchestration.member_log import MemberLog
+from dagster_rebalance.orchestration.member.log import MemberLog
 from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOGGER = "dagster_rebalance.orchestration.member_log"
+LOGGER = "dagster_rebalance.orchestration.member.log"
 OF_EACH = {"group_id": "etl", "member": "blue:sensor"}
 _OWN = vars(logging.makeLogRecord({})).keys() | {"message"}
 

@@ -20,12 +20,12 @@ from dagster_rebalance.core.batches.settings import DriverSettings
 from dagster_rebalance.core.engine.engine import Driver
 from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host, Seat
-from dagster_rebalance.orchestration.members import HostedMember, Members
-from dagster_rebalance.orchestration.parts import Parts
-from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.per_batch.members import HostedMember, Members
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.member_lease import Host, Seat
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember, ManualClock
 
@@ -183,7 +183,7 @@ def test_shut_down_waits_no_longer_than_its_limit(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that hangs must not keep the process."""
-    monkeypatch.setattr("dagster_rebalance.orchestration.members._EXIT_MARGIN_S", 0.0)
+    monkeypatch.setattr("dagster_rebalance.orchestration.per_batch.members._EXIT_MARGIN_S", 0.0)
     farm.stuck.clear()
     members = Members()
     members.tick("key", lambda: farm.make(shutdown_timeout_s=0.05))
@@ -217,7 +217,7 @@ defs = build_kafka_batch_defs(
 topics=["orders"]), assets=[work]
 )
 defs.resolve_job_def("kafka_batches")
-from dagster_rebalance.orchestration.members import MEMBERS
+from dagster_rebalance.orchestration.per_batch.members import MEMBERS
 assert not MEMBERS._members
 assert set(threading.enumerate()) == before, threading.enumerate()
 print("nothing started")

@@ -25,8 +25,8 @@ from dagster_rebalance.core.reporting.metrics import (
     MemberState,
     Metric,
 )
-from dagster_rebalance.orchestration import meter as meter_module
-from dagster_rebalance.orchestration.meter import Meters, is_installed, meter_of
+from dagster_rebalance.orchestration.member import opentelemetry as meter_module
+from dagster_rebalance.orchestration.member.opentelemetry import Meters, is_installed, meter_of
 from tests.orchestration.bench import Bench, Status
 from tests.orchestration.scrape import settle
 
@@ -235,7 +235,7 @@ def test_importing_the_package_imports_no_opentelemetry() -> None:
     """Each run is a process that imports it; only the thread of a meter does."""
     code = (
         "import sys, dagster_rebalance.orchestration.definitions, dagster_rebalance.components\n"
-        "from dagster_rebalance.orchestration.meter import meter_of\n"
+        "from dagster_rebalance.orchestration.member.opentelemetry import meter_of\n"
         "assert meter_of('g', 'm', most_partitions=1) is not None\n"
         "ours = [n for n in sys.modules if n.startswith('opentelemetry.')]\n"
         "assert not ours, ours"

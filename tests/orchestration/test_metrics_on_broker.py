@@ -11,11 +11,11 @@ import pytest
 from confluent_kafka import Producer
 from prometheus_client import start_http_server
 
-from dagster_rebalance.orchestration import meter
-from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.tags import STREAM_TAG
+from dagster_rebalance.orchestration.member import opentelemetry
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import TopicFactory
@@ -33,7 +33,7 @@ def test_a_streaming_run_is_scraped_while_it_works(
     """Its counters are what it has committed, and its names are those of the documentation."""
     topic = kafka_topic(2)
     prometheus = Scrape()
-    monkeypatch.setattr(meter, "METERS", prometheus.meters)
+    monkeypatch.setattr(opentelemetry, "METERS", prometheus.meters)
     server, thread = start_http_server(0, "127.0.0.1", prometheus.registry)
     # All records that are flushed together are one fetch, and so one batch, of the run.
     producer = Producer(kafka_broker.client_config() | {"linger.ms": 10_000})

@@ -20,18 +20,18 @@ from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.core.engine.engine import Driver
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.reporting.lag import LagLimit
-from dagster_rebalance.orchestration import group_report
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host
-from dagster_rebalance.orchestration.lag import LAG_CHECK
-from dagster_rebalance.orchestration.mailbox import Mailbox
-from dagster_rebalance.orchestration.parts import Parts
-from dagster_rebalance.orchestration.pump import Pump
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
-from dagster_rebalance.orchestration.tags import STREAM_TAG
+from dagster_rebalance.orchestration.member import group_report
+from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.mailbox import Mailbox
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.lag_check import LAG_CHECK
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import make_run
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dagster_rebalance.core.runs.offer import Offer
-    from dagster_rebalance.orchestration.batch import KafkaBatch
+    from dagster_rebalance.orchestration.batch.resource import KafkaBatch
     from dagster_rebalance.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.broker

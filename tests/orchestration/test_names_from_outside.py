@@ -16,15 +16,15 @@ from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.events import LastRecorded
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.orchestration import sensor as sensor_module
-from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host
-from dagster_rebalance.orchestration.mailbox import Mail
-from dagster_rebalance.orchestration.members import Members
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.member.mailbox import Mail
+from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.members import Members
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.parts import make_run, offer
 
 if TYPE_CHECKING:

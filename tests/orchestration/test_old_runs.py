@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.orchestration.marks import Mark, set_mark
-from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
 from tests.orchestration.parts import make_run, offer
 
 if TYPE_CHECKING:

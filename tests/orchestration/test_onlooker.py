@@ -11,16 +11,16 @@ from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.reporting.group_status import Assigned, MemberSeen, Owners
-from dagster_rebalance.orchestration.bounds import READ_LIMIT_S
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.control import Wanted, give
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.group_settings import GroupSettings, public_settings
-from dagster_rebalance.orchestration.host import NOBODY, Host
-from dagster_rebalance.orchestration.marks import Mark, set_mark
-from dagster_rebalance.orchestration.onlooker import GroupSeen, look_on
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import STREAM_TAG
+from dagster_rebalance.kafka.log_bounds import READ_LIMIT_S
+from dagster_rebalance.orchestration.operators.directives import Wanted, give
+from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen, look_on
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings, public_settings
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY, Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from tests.orchestration.parts import (
     GROUPS,
     KafkaInMemory,

@@ -11,14 +11,17 @@ import pytest
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import Action, Order
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.control import Wanted, give, groups_of
-from dagster_rebalance.orchestration.control_job import build_kafka_control_job
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
+from dagster_rebalance.orchestration.operators.directives import Wanted, give, groups_of
+from dagster_rebalance.orchestration.operators.directives_job import build_kafka_control_job
+from dagster_rebalance.orchestration.operators.reruns_job import build_kafka_rerun_job
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.stopped_check import (
+    STOPPED_CHECK,
+    build_stopped_check,
+)
+from dagster_rebalance.orchestration.storage.directives import OrderBook
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.bench import SETTINGS, Bench
 from tests.orchestration.parts import EACH_STORAGE, kafka_in_memory, tp
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dagster_rebalance.core.model.claims import Claim
-    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 
 @pytest.fixture(params=EACH_STORAGE)

@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.runs.progress import InFlight, Succeeded, ToRequest, progress_of
-from dagster_rebalance.orchestration.own_jobs import JobName
-from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.runs.own_jobs import JobName
+from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import make_run, offer, span
 

@@ -19,11 +19,11 @@ from dagster_rebalance import ExternalWork, KafkaBatch, build_kafka_batch_defs
 from dagster_rebalance.core.batches.pipes_payload import EXTRAS_KEY, SentBatch
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
-from dagster_rebalance.orchestration.interruptions import Interruptions
-from dagster_rebalance.orchestration.marks import Mark, marks_of
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.signals import Interruptions
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of
+from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
 from tests.orchestration.test_stream_run import Stage, leave
 
@@ -36,7 +36,7 @@ SECRET = "correct horse"  # noqa: S105 - it must be found nowhere
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop that failed is asked for again at once."""
-    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
 
 
 def batch_of(**kafka: Any) -> KafkaBatch:  # noqa: ANN401 - settings of all kinds
@@ -291,7 +291,7 @@ def test_a_streaming_run_ends_the_jobs_of_other_runs_as_well(
             super().__init__(*args, **settings)
             given.append(settings["stop_work"])
 
-    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run.RunLedger", Ledger)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run.RunLedger", Ledger)
     jobs = Jobs()
     stage = Stage(instance, lambda *_: leave(), external_work=[jobs])
     stage.produce(0, 3)

@@ -24,10 +24,10 @@ from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.reporting.lag import Standing
-from dagster_rebalance.orchestration import pump as pump_module
-from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.member import loop as pump_module
+from dagster_rebalance.orchestration.reporting.dead_letters import MOST_ERROR_CHARACTERS
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from tests.orchestration.bench import SETTINGS, Bench, Status
 from tests.orchestration.parts import tp
 

@@ -27,12 +27,12 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.reporting.lag import Standing
 from dagster_rebalance.core.runs.liveness import Pulse
 from dagster_rebalance.kafka.events import CommitResult, RequestFailed
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.host import Host
-from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
-from dagster_rebalance.orchestration.pump import Pump
-from dagster_rebalance.orchestration.run_ender import in_thread
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.runs.canceller import in_thread
+from dagster_rebalance.orchestration.runs.own_jobs import JobName, OwnJobs
+from dagster_rebalance.orchestration.storage.member_lease import Host
 from tests.orchestration.bench import SETTINGS, Bench, Status
 from tests.orchestration.parts import idle_job, new_on_postgres, status_of, tp
 

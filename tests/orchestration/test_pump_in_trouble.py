@@ -26,11 +26,14 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.lag import Standing
 from dagster_rebalance.kafka.events import CommitResult
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.run_ender import in_thread
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.stopped_check import (
+    STOPPED_CHECK,
+    build_stopped_check,
+)
+from dagster_rebalance.orchestration.runs.canceller import in_thread
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.proxy import Proxy
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.model.run import RunSeen
-    from dagster_rebalance.orchestration.port import RunError
+    from dagster_rebalance.orchestration.ports import RunError
     from dagster_rebalance.testing.postgres import Postgres
 
 

@@ -12,13 +12,13 @@ from confluent_kafka import Consumer, Producer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.kafka.client.types import to_commit
-from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.tags import STREAM_TAG, run_config, run_tags
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, run_config, run_tags
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.fixtures import TopicFactory, unique_name
 from tests.orchestration.parts import claimed, offer

@@ -16,20 +16,21 @@ from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.operators.rerun_selection import Span
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
-from dagster_rebalance.orchestration import rerun_tick
-from dagster_rebalance.orchestration import sensor as sensor_module
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.commit_records import processed
-from dagster_rebalance.orchestration.control import Wanted as WantedOrder
-from dagster_rebalance.orchestration.control import give
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.mailbox import Mail
-from dagster_rebalance.orchestration.members import Members
-from dagster_rebalance.orchestration.rerun import Reruns, Wanted, time_of
-from dagster_rebalance.orchestration.rerun_book import RerunBook
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import (
+from dagster_rebalance.orchestration.member.mailbox import Mail
+from dagster_rebalance.orchestration.operators import rerun_scheduler
+from dagster_rebalance.orchestration.operators.directives import Wanted as WantedOrder
+from dagster_rebalance.orchestration.operators.directives import give
+from dagster_rebalance.orchestration.operators.reruns import Reruns, Wanted, time_of
+from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.members import Members
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.commit_history import processed
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.range_owners import WorkNote, WorkNotes
+from dagster_rebalance.orchestration.storage.reruns import RerunBook
+from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
     RERUN_BY_TAG,
@@ -38,7 +39,6 @@ from dagster_rebalance.orchestration.tags import (
     run_config,
     run_tags,
 )
-from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.asset_table import ROWS, SEEN
 from tests.orchestration.parts import (
@@ -230,7 +230,9 @@ def test_no_more_is_read_of_the_past_than_is_needed(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group may have millions of commits."""
-    monkeypatch.setattr("dagster_rebalance.orchestration.commit_records._RECORDS_PER_QUERY", 2)
+    monkeypatch.setattr(
+        "dagster_rebalance.orchestration.storage.commit_history._RECORDS_PER_QUERY", 2
+    )
     ranges = [span(0, 20, 30), span(0, 10, 20), span(0, 0, 10)]
     assert [found for found, _ in past(ground, 0)] == ranges
     assert [found for found, _ in past(ground, 0, start=15)] == ranges[:2]
@@ -479,7 +481,7 @@ def test_one_code_location_looks_after_the_reruns(ground: Ground) -> None:
     ground.begin()
     assert ground.tick(location="blue").run_requests
     assert f"blue:{ground.name}_sensor looks after" in ground.tick(location="green").skip_message
-    ground.monkeypatch.setattr(rerun_tick, "_SEAT_LIMIT_S", -10.0)
+    ground.monkeypatch.setattr(rerun_scheduler, "_SEAT_LIMIT_S", -10.0)
     assert ground.tick(location="green").run_requests
 
 

@@ -15,10 +15,10 @@ from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.start_position import StartTime
 from dagster_rebalance.core.runs.retry import RetryPace
-from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.registry import SchemaRegistryResource
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from tests.orchestration import vault
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.orchestration.run_ender import (
+from dagster_rebalance.orchestration.runs.canceller import (
     MOST_AT_ONCE,
     MOST_OVERTAKEN,
     PATIENCE_S,

@@ -13,14 +13,14 @@ import sqlalchemy
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.orchestration import runs as runs_module
-from dagster_rebalance.orchestration.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
-from dagster_rebalance.orchestration.own_jobs import JobName
-from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.signs import SignsOfLife
-from dagster_rebalance.orchestration.tags import (
+from dagster_rebalance.orchestration.runs import queries as runs_module
+from dagster_rebalance.orchestration.runs.canceller import RunEnder, at_once
+from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.runs.own_jobs import JobName
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.run_tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
     GROUP_TAG,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.orchestration import run_process
+from dagster_rebalance.orchestration.runs import process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ RUN = "b1946ac9"
 
 def _tell_and_wait(pipe: Connection) -> None:
     """Be a process that a code server has started for a run."""
-    pipe.send(run_process.identity())
+    pipe.send(process.identity())
     threading.Event().wait()
 
 
@@ -61,11 +61,11 @@ def test_a_silent_process_of_this_machine_is_gone_after_the_kill(
     """A frozen process would work on beside the next run of its batch when it wakes up."""
     if is_frozen:
         os.kill(started.pid, signal.SIGSTOP)
-    assert not run_process.is_gone(started.name, RUN)
-    run_process.kill(started.name)
+    assert not process.is_gone(started.name, RUN)
+    process.kill(started.name)
     assert not started.is_alive()
-    assert run_process.is_gone(started.name, RUN)
-    run_process.kill(started.name)
+    assert process.is_gone(started.name, RUN)
+    process.kill(started.name)
 
 
 @pytest.mark.parametrize("started_at", ["0", "1", "99999999999"])
@@ -73,7 +73,7 @@ def test_a_process_that_has_the_id_of_an_earlier_one_is_not_killed(
     started: Started, started_at: str
 ) -> None:
     """Systems use ids again."""
-    run_process.kill(f"{started.name.rpartition(':')[0]}:{started_at}")
+    process.kill(f"{started.name.rpartition(':')[0]}:{started_at}")
     assert started.is_alive()
 
 
@@ -81,18 +81,18 @@ def test_a_process_that_has_the_id_of_an_earlier_one_is_not_killed(
 def test_a_process_of_another_place_is_not_killed(started: Started, place: str) -> None:
     """Its id is that of an unrelated process here."""
     _, *numbers = started.name.rsplit(":", 2)
-    run_process.kill(":".join((place, *numbers)))
-    run_process.kill(place)
+    process.kill(":".join((place, *numbers)))
+    process.kill(place)
     assert started.is_alive()
 
 
 def test_a_process_that_does_more_than_one_run_is_not_killed() -> None:
     """A run can be executed in the process of a person, which would end with all its work."""
-    run_process.kill(run_process.identity())
+    process.kill(process.identity())
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        place = run_process.identity().rsplit(":", 2)[0]
-        run_process.kill(f"{place}:{other.pid}:{run_process._started(other.pid)}")
+        place = process.identity().rsplit(":", 2)[0]
+        process.kill(f"{place}:{other.pid}:{process._started(other.pid)}")
         assert other.poll() is None
     finally:
         other.kill()
@@ -108,7 +108,7 @@ def test_a_process_is_left_alone_where_the_kernel_cannot_name_it_for_good(
         raise OSError
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    run_process.kill(started.name)
+    process.kill(started.name)
     assert started.is_alive()
 
 
@@ -116,10 +116,10 @@ def test_a_process_that_the_kernel_does_not_end_is_reported(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for a dead disk goes on afterwards, so its batch must wait."""
-    monkeypatch.setattr(run_process, "_END_LIMIT_MS", 1)
+    monkeypatch.setattr(process, "_END_LIMIT_MS", 1)
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
     with pytest.raises(TimeoutError, match=f"process {started.pid} was killed and has not ended"):
-        run_process.kill(started.name)
+        process.kill(started.name)
 
 
 def test_a_run_whose_process_is_gone_is_not_gone_before_its_children(
@@ -127,15 +127,15 @@ def test_a_run_whose_process_is_gone_is_not_gone_before_its_children(
 ) -> None:
     """The JVM of a local Spark outlives its driver, and goes on writing."""
     monkeypatch.setenv("DAGSTER_REBALANCE_RUN", "before")
-    run_process.claim_children(RUN)
+    process.claim_children(RUN)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        run_process.kill(started.name)
+        process.kill(started.name)
         started.process.join(60)
         assert not Path(f"/proc/{started.pid}").exists()
-        assert not run_process.is_gone(started.name, RUN)
-        assert run_process.is_gone(started.name, "another run")
+        assert not process.is_gone(started.name, RUN)
+        assert process.is_gone(started.name, "another run")
     finally:
         child.kill()
         child.wait(60)
-    assert run_process.is_gone(started.name, RUN)
+    assert process.is_gone(started.name, RUN)

@@ -13,17 +13,17 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
-from dagster_rebalance.orchestration.mailbox import Mail
-from dagster_rebalance.orchestration.members import Members
-from dagster_rebalance.orchestration.sensor import (
+from dagster_rebalance.orchestration.member.mailbox import Mail
+from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.members import Members
+from dagster_rebalance.orchestration.per_batch.sensor import (
     MOST_REQUESTS_PER_TICK,
     build_kafka_batch_sensor,
     is_real_tick,
 )
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
-from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from tests.orchestration.parts import kafka_in_memory, nothing, offer, span
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.orchestration.shutdown import call_on_shutdown
+from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_a_thread_can_ask_for_it_while_the_main_thread_waits() -> None:
     """
     script = """
         import os, signal, sys, threading, time
-        from dagster_rebalance.orchestration.shutdown import call_on_shutdown
+        from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown
 
         def tick():
             call_on_shutdown(lambda: print("told", threading.current_thread() is \

@@ -12,8 +12,8 @@ import pytest
 
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.run_ender import in_thread
-from dagster_rebalance.orchestration.storage import Job, StorageWorker
+from dagster_rebalance.orchestration.member.storage_worker import Job, StorageWorker
+from dagster_rebalance.orchestration.runs.canceller import in_thread
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 

@@ -18,7 +18,7 @@ from pydantic import PrivateAttr
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.kafka.events import MemberEvent
-from dagster_rebalance.orchestration.asset_results import Results
+from dagster_rebalance.orchestration.streaming.asset_results import Results
 from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import GROUPS, KafkaInMemory, kafka_in_memory, tp
 from tests.orchestration.test_stream_run import BY_THE_SENSOR
@@ -146,7 +146,7 @@ def test_each_batch_has_a_data_version_and_names_the_versions_that_it_read(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By them Dagster shows what is unsynced, and conditions fire."""
-    monkeypatch.setattr("dagster_rebalance.orchestration.provenance._LOOK_S", 0.0)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.provenance._LOOK_S", 0.0)
     kafka, batches = kafka_in_memory(), []
 
     @dg.asset(code_version="7", deps=["rates"])

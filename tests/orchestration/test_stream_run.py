@@ -18,16 +18,15 @@ from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
-from dagster_rebalance.orchestration import heartbeat as heartbeat_module
-from dagster_rebalance.orchestration import run_process
-from dagster_rebalance.orchestration.asset_results import Results
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.left_claims import LeftClaims
-from dagster_rebalance.orchestration.marks import Mark, marks_of
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in
-from dagster_rebalance.orchestration.stream_run import StreamCatalogue, StreamRun
-from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG
+from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims
+from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife, partitions_in
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of
+from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG
+from dagster_rebalance.orchestration.streaming.asset_results import Results
+from dagster_rebalance.orchestration.streaming.run import StreamCatalogue, StreamRun
 from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import (
     GROUPS,
@@ -394,7 +393,7 @@ def storage_fails(
         real(context, event)
 
     monkeypatch.setattr(dg.AssetExecutionContext, "log_event", log_event)
-    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
     return fails
 
 
@@ -423,7 +422,7 @@ def test_a_report_that_dagster_refuses_is_a_failed_attempt(
         real(context, event)
 
     monkeypatch.setattr(dg.AssetExecutionContext, "log_event", log_event)
-    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
     stage = Stage(
         instance,
         lambda stage, _: leave() if len(stage.batches) > 1 else None,
@@ -613,13 +612,13 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
     }
     for name, part in parts.items():
         monkeypatch.setattr(run, name, part, raising=False)
-    monkeypatch.setattr(run_process, "is_of_one_run", lambda: True)
-    monkeypatch.setattr(run_process, "end_hard", is_killed.set)
+    monkeypatch.setattr(process, "is_of_one_run", lambda: True)
+    monkeypatch.setattr(process, "end_hard", is_killed.set)
     monkeypatch.setattr(
-        "dagster_rebalance.orchestration.stream_run.set_mark",
+        "dagster_rebalance.orchestration.streaming.run.set_mark",
         lambda *said: marks.append((*said, is_killed.is_set())),
     )
-    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
     member = threading.Thread(target=run._end_body)
     works = SimpleNamespace(is_alive=lambda: not is_killed.is_set())
     run._take_batches(works)  # type: ignore[arg-type]

@@ -18,19 +18,17 @@ from dagster_rebalance.core.model.receipt import Cause
 from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, PartitionLag, Standing
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
-from dagster_rebalance.orchestration import stream_sensor as sensor_module
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.control import Wanted, give
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host
-from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
-from dagster_rebalance.orchestration.rerun_book import RerunBook
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.signs import SignsOfLife
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
-from dagster_rebalance.orchestration.stopped import evaluation
-from dagster_rebalance.orchestration.stream_sensor import streams_of
-from dagster_rebalance.orchestration.tags import (
+from dagster_rebalance.orchestration.operators.directives import Wanted, give
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.stopped_check import evaluation
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.reruns import RerunBook
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
     RERUN_TAG,
@@ -39,6 +37,8 @@ from dagster_rebalance.orchestration.tags import (
     VERSION_TAG,
     ranges_in,
 )
+from dagster_rebalance.orchestration.streaming import sensor as sensor_module
+from dagster_rebalance.orchestration.streaming.sensor import streams_of
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import kafka_in_memory, make_run, nothing, span, tp
 

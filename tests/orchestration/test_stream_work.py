@@ -10,14 +10,14 @@ from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.stream_batch import Outcome
-from dagster_rebalance.orchestration.stream_work import StreamWork
+from dagster_rebalance.orchestration.streaming.worker import StreamWork
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.model.commands import Claimed
-    from dagster_rebalance.orchestration.port import RunsPort
+    from dagster_rebalance.orchestration.ports import RunsPort
 
 CLAIM = ("s.r1.1.1", span(0, 0, 5))
 

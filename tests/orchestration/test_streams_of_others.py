@@ -10,12 +10,12 @@ import pytest
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
-from dagster_rebalance.orchestration import run_process
-from dagster_rebalance.orchestration.failure_notes import FailureNotes
-from dagster_rebalance.orchestration.left_claims import LeftClaims
-from dagster_rebalance.orchestration.marks import Mark, set_mark
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import STREAM_TAG
+from dagster_rebalance.orchestration.runs import process
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims
+from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
+from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from tests.orchestration.parts import EACH_STORAGE, give_sign, make_run, offer, span, status_of
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def test_a_run_that_was_deleted_while_it_works_is_waited_for(
     other.instance.delete_run(other.run.run_id)
     last = other.seen()[-1]
     assert (last.state, last.is_live, last.is_gone) == (RunState.DELETED, True, False)
-    monkeypatch.setattr(run_process, "is_gone", lambda *_: True)
-    monkeypatch.setattr("dagster_rebalance.orchestration.runs.is_gone", lambda *_: True)
+    monkeypatch.setattr(process, "is_gone", lambda *_: True)
+    monkeypatch.setattr("dagster_rebalance.orchestration.runs.queries.is_gone", lambda *_: True)
     assert other.seen()[-1].is_gone
 
 
@@ -154,7 +154,7 @@ def test_notes_of_several_claims_in_one_place_do_not_mix(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Places are shared."""
-    monkeypatch.setattr("dagster_rebalance.orchestration.work_notes.PLACES", 1)
+    monkeypatch.setattr("dagster_rebalance.orchestration.storage.range_owners.PLACES", 1)
     notes = LeftClaims(instance)
     first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))
     notes.tell({first: Outcome.FAILED, second: Outcome.FAILED})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
 from dagster_rebalance.core.runs.offer import Offer
-from dagster_rebalance.orchestration.tags import (
+from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
     RANGES_TAG,

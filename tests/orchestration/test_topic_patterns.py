@@ -15,9 +15,9 @@ from confluent_kafka import Producer
 
 from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_stream_defs
 from dagster_rebalance.kafka.member.topic_discovery import Discovery
-from dagster_rebalance.orchestration.group_look import look_at_group
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
-from dagster_rebalance.orchestration.tags import STREAM_TAG
+from dagster_rebalance.orchestration.reporting.group_scan import look_at_group
+from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:

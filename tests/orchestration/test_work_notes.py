@@ -12,10 +12,10 @@ import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.orchestration import work_notes
-from dagster_rebalance.orchestration.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
+from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage import range_owners
+from dagster_rebalance.orchestration.storage.range_owners import WorkNote, WorkNotes
 from tests.orchestration.parts import EACH_STORAGE, make_run, offer, span
 
 Status = dg.DagsterRunStatus
@@ -188,7 +188,7 @@ def test_notes_share_places_and_are_not_taken_for_each_other(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can delete them; a later run on another range takes the place."""
-    monkeypatch.setattr(work_notes, "PLACES", 1)
+    monkeypatch.setattr(range_owners, "PLACES", 1)
     notes = WorkNotes(instance)
     notes.write(WorkNote("old", 1, is_finished=False), [(batch_id, span(0))])
     notes.write(WorkNote("new", 2, is_finished=False), [(batch_id, span(1)), (batch_id, span(2))])

@@ -13,9 +13,9 @@ from confluent_kafka import KafkaError, KafkaException
 from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
-from dagster_rebalance.orchestration.catalogue import Catalogue
-from dagster_rebalance.orchestration.group_assets import GroupAssets
-from dagster_rebalance.orchestration.host import Host
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
 from proofs.demo.per_batch.board import LaneBoard
 from proofs.demo.per_batch.state import Watcher
 from proofs.interrupts import Interrupts

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from tests.spark.slow_write import write_slowly
 
 where, folder, run_id, number = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])

@@ -13,7 +13,7 @@ import sys
 import dagster as dg
 
 from dagster_rebalance import OffsetRange
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.ranges import read_ranges
 

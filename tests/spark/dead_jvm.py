@@ -23,9 +23,14 @@ from dagster_rebalance import (
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.kafka.events import MemberEvent
-from dagster_rebalance.orchestration.left_claims import LeftClaims
-from dagster_rebalance.orchestration.marks import marks_of
-from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, run_config, run_tags
+from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims
+from dagster_rebalance.orchestration.storage.run_events import marks_of
+from dagster_rebalance.orchestration.storage.run_tags import (
+    SLOT_TAG,
+    STREAM_TAG,
+    run_config,
+    run_tags,
+)
 from dagster_rebalance.testing.fake_group import FakeMember
 from dagster_rebalance.testing.jars import fetch
 from dagster_rebalance.testing.spark_connect import kafka_connector

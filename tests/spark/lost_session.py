@@ -9,7 +9,7 @@ import sys
 
 import dagster as dg
 
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 
 remote, run_id = sys.argv[1:]
 

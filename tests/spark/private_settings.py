@@ -9,7 +9,7 @@ import json
 import os
 from pathlib import Path
 
-from dagster_rebalance.orchestration.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 
 SETTINGS = {
     "spark.ui.enabled": False,

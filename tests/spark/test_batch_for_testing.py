@@ -10,9 +10,9 @@ from confluent_kafka import Message, Producer
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.tags import spelled
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.run_tags import spelled
 from dagster_rebalance.spark.output import write_parquet_by_range
 
 if TYPE_CHECKING:

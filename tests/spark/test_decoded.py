@@ -27,7 +27,7 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.schema import SchemaText
-from dagster_rebalance.orchestration.tags import spelled
+from dagster_rebalance.orchestration.storage.run_tags import spelled
 from dagster_rebalance.spark.decoded import decoded_frame
 from dagster_rebalance.spark.delta import write_delta
 from dagster_rebalance.spark.iceberg import write_iceberg

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from dagster_rebalance.orchestration.spark import stop_abandoned_work
+from dagster_rebalance.orchestration.resources.spark import stop_abandoned_work
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from tests.spark.test_ended_work import process
 

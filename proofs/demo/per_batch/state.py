@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
+from dagster_rebalance.orchestration.storage.run_tags import BATCH_TAG, GROUP_TAG, ranges_in
 from proofs.witness.catalogue import CatalogueReader
 
 if TYPE_CHECKING:

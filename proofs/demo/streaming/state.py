@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.orchestration.tags import VERSION_TAG
+from dagster_rebalance.orchestration.storage.run_tags import VERSION_TAG
 from proofs.demo.streaming.parts import GROUP, JOB, PARTITIONS, TOPIC
 from proofs.demo.streaming.work_log import WorkLog
 from proofs.witness.catalogue import CatalogueReader

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from dagster_rebalance.orchestration.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 
 HEARTBEAT_TIMEOUT_S = 60.0
 

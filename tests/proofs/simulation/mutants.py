@@ -33,10 +33,10 @@ from dagster_rebalance.core.runs import progress as runs_module
 from dagster_rebalance.core.runs import start_check as start_check_module
 from dagster_rebalance.core.runs.liveness import Pulse, Sign
 from dagster_rebalance.core.runs.progress import InFlight, Setback, Succeeded, ToRequest
-from dagster_rebalance.orchestration import pump as pump_module
-from dagster_rebalance.orchestration.pump import Pump
-from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
-from dagster_rebalance.orchestration.storage import StorageWorker
+from dagster_rebalance.orchestration.member import loop as pump_module
+from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.storage_worker import StorageWorker
+from dagster_rebalance.orchestration.runs.canceller import RunEnder, at_once
 from proofs.simulation import run_life, run_process
 from proofs.simulation.dagster_runs import SimulatedDagster
 

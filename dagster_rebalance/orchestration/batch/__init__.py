@@ -1,0 +1,1 @@
+"""`KafkaBatch`, the resource that gives a run its records."""

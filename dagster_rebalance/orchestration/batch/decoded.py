@@ -1,0 +1,272 @@
+"""The decoded records of a batch: with Spark, as Arrow, and one by one.
+
+Owns that no record is left out before its dead letter is stored: each function here stores the
+letters of what it has read before it gives out the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, UndecodableError
+from dagster_rebalance.core.model.offsets import is_topic_name
+from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.decoding.batches import (
+    cannot_be_decoded,
+    decoded_columns,
+    judged,
+    letters_of,
+)
+from dagster_rebalance.decoding.decoder import KnownSchemas
+from dagster_rebalance.decoding.record_letter import RecordLetter
+from dagster_rebalance.kafka.producers import record_letters
+from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
+from dagster_rebalance.orchestration.batch.arrow import as_bytes, chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from confluent_kafka import Message
+    from typing_extensions import Self
+
+    from dagster_rebalance.decoding.batches import OnUndecodable
+    from dagster_rebalance.decoding.decoder import Decoder, OpenDecoder
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.schema_registry import Encoding
+
+_AT_ONCE = 500
+"""Messages of which the letters are stored together, before the first of them is given out."""
+_MOST_UNKNOWN = 100
+
+
+@dataclass(frozen=True)
+class DecodedMessage:
+    """A message with its key and its value decoded.
+
+    Attributes:
+        message: As confluent-kafka gives it.
+        key: Decoded, if that was asked for; else its bytes.
+        value: Decoded, if that was asked for; else its bytes.
+        undecodable: Why it could not be decoded; only of messages that were asked for in spite of
+            that. A part that could not be decoded is None.
+    """
+
+    message: Message
+    key: Any
+    value: Any
+    undecodable: str | None = None
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What is to be decoded, and what becomes of what cannot be.
+
+    Attributes:
+        encodings: Of the key, of the value, or of both.
+        dead_letters: The topic for records that cannot be decoded.
+        keep_undecodable: Whether they are given out, with their reason.
+    """
+
+    encodings: Mapping[Literal["key", "value"], Encoding]
+    dead_letters: str | None
+    keep_undecodable: bool
+
+    @classmethod
+    def of(
+        cls,
+        kafka: KafkaConsumerResource,
+        *,
+        key: Encoding | None,
+        value: Encoding | None,
+        dead_letters: str | None,
+        keep_undecodable: bool,
+    ) -> Decoding:
+        """The same, checked.
+
+        Raises:
+            ConfigurationError: Nothing is to be decoded, or the topic cannot be one of letters.
+        """
+        given: Mapping[Literal["key", "value"], Encoding | None] = {"key": key, "value": value}
+        encodings = {part: encoding for part, encoding in given.items() if encoding is not None}
+        problem = None
+        if not encodings and (dead_letters is not None or keep_undecodable):
+            problem = "nothing is to be decoded: give value= or key= an encoding"
+        elif dead_letters is not None and keep_undecodable:
+            problem = "dead_letters and keep_undecodable exclude each other: give one of them"
+        elif dead_letters is not None and not is_topic_name(dead_letters):
+            problem = f"dead_letters={dead_letters[:249]!r} cannot be the name of a topic"
+        elif dead_letters is not None and Topics.of(kafka.topics).have(dead_letters):
+            problem = (
+                f"dead_letters={dead_letters!r} is a topic of the group: it would read its own "
+                "letters. Name another one"
+            )
+        elif dead_letters is not None and dead_letters == kafka.dead_letter_topic:
+            problem = (
+                f"dead_letters={dead_letters!r} is the topic for ranges that failed, whose letters "
+                "have another form. Name another one"
+            )
+        if problem is not None:
+            raise ConfigurationError(problem)
+        return cls(encodings, dead_letters, keep_undecodable)
+
+    @property
+    def on_undecodable(self) -> OnUndecodable:
+        """What becomes of a record that cannot be decoded once its letter is stored."""
+        if self.keep_undecodable:
+            return "keep"
+        return "fail" if self.dead_letters is None else "drop"
+
+    def decoders(self, topics: frozenset[str]) -> list[Decoder]:
+        """What decodes the records of some topics.
+
+        Raises:
+            BrokerError: A registry could not be asked.
+            ConfigurationError: A reader's schema is missing or cannot be used.
+        """
+        return [encoding.decoder(part, topics) for part, encoding in self.encodings.items()]
+
+
+def with_known_schemas(
+    decoders: Sequence[Decoder], ids: Mapping[str, Sequence[int]]
+) -> list[Decoder]:
+    """Decoders that ask no registry any more, because they have all schemas that are needed.
+
+    Raises:
+        BrokerError: A registry could not be asked.
+        ConfigurationError: It does not know very many of the ids.
+    """
+    known = []
+    for decoder in decoders:
+        found, problems = {}, {}
+        for schema_id in ids.get(decoder.part, ()):
+            try:
+                found[schema_id] = decoder.writer(schema_id)
+            except UndecodableError as problem:
+                problems[schema_id] = str(problem)
+            if len(problems) > _MOST_UNKNOWN:
+                msg = (
+                    f"the {decoder.part}s of the batch name more than {_MOST_UNKNOWN} schemas that "
+                    "the registry does not have: is it the registry of the producers, and are the "
+                    f"{decoder.part}s in its wire format?"
+                )
+                raise ConfigurationError(msg)
+        known.append(replace(decoder, writer=KnownSchemas(found, problems)))
+    return known
+
+
+def decoded_messages(
+    messages: Iterator[Message],
+    decoders: Iterable[Decoder],
+    letters: Letters,
+    *,
+    keep_undecodable: bool,
+) -> Iterator[DecodedMessage]:
+    """Messages with their keys, their values, or both decoded."""
+    opened = [decoder.open(as_python=True) for decoder in decoders]
+    with letters:
+        for chunk in chunks(messages, _AT_ONCE):
+            good, bad = [], []
+            for message in chunk:
+                decoded = _decoded(message, opened)
+                if decoded.undecodable is None or keep_undecodable:
+                    good.append(decoded)
+                else:
+                    bad.append(_letter(message, decoded.undecodable))
+            letters.store(bad)
+            yield from good
+
+
+def decoded_batches(
+    batches: Iterable[Any],
+    decoders: Iterable[Decoder],
+    letters: Letters,
+    on_undecodable: OnUndecodable,
+) -> Iterator[Any]:
+    """Record batches with their keys, their values, or both decoded."""
+    opened = [decoder.open() for decoder in decoders]
+    with letters:
+        for batch in batches:
+            columns, reasons = decoded_columns(batch, opened)
+            if on_undecodable == "drop":
+                letters.store(letters_of(batch, reasons))
+            yield judged(batch, columns, reasons, on_undecodable)
+
+
+class Letters:
+    """Stores the letters of what cannot be decoded; connects with the first of them.
+
+    Args:
+        kafka: The group; None in a test of an asset, whose letters go nowhere.
+        topic: Of the letters; None if such a record fails the batch.
+    """
+
+    def __init__(self, kafka: KafkaConsumerResource | None, topic: str | None) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._producer: DeadLetterProducer | None = None
+
+    def store(self, letters: Sequence[RecordLetter]) -> None:
+        """Store letters, and wait until they are.
+
+        Raises:
+            BrokerError: One could not be stored.
+            UndecodableError: There is no topic for them.
+        """
+        if not letters:
+            return
+        if self._topic is None:
+            first = letters[0]
+            msg = cannot_be_decoded(first.topic, first.partition, first.offset, first.reason)
+            raise UndecodableError(msg)
+        if self._kafka is None:
+            return
+        if self._producer is None:
+            self._producer = DeadLetterProducer(self._kafka.consumer_config(), self._topic)
+        record_letters.store(self._producer, letters)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._producer is not None:
+            self._producer.close()
+
+
+def check_letter_topic(kafka: KafkaConsumerResource, topic: str) -> None:
+    """Find out whether the topic of the letters is there, before Spark waits for it.
+
+    Raises:
+        BrokerError: It is not, or Kafka does not answer.
+    """
+    with kafka.connect() as consumer:
+        if not consumer.partitions_for(topic):
+            msg = f"the topic {topic} for dead letters does not exist: create it"
+            raise BrokerError(msg)
+
+
+def _decoded(message: Message, opened: Iterable[OpenDecoder]) -> DecodedMessage:
+    parts: dict[str, Any] = {"key": message.key(), "value": message.value()}
+    headers: Any = message.headers() or ()
+    names = [name for name, _ in headers]
+    reasons = []
+    for decoder in opened:
+        payload = as_bytes(parts[decoder.part])
+        parts[decoder.part], reason = decoder.decoded(payload, names)
+        reasons.append(reason)
+    return DecodedMessage(message, **parts, undecodable="; ".join(filter(None, reasons)) or None)
+
+
+def _letter(message: Message, reason: str) -> RecordLetter:
+    kind, at_ms = message.timestamp()
+    headers: Any = message.headers() or ()
+    return RecordLetter(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        timestamp_ms=at_ms if kind else None,
+        reason=reason,
+        key=as_bytes(message.key()),
+        value=as_bytes(message.value()),
+        headers=tuple((name, as_bytes(value)) for name, value in headers),
+    )

@@ -1,0 +1,1 @@
+"""The member loop: owns a group member, calls the engine, carries out its commands."""

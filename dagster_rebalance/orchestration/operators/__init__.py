@@ -1,0 +1,1 @@
+"""Operations of people: directives, reruns, and a snapshot of a group."""

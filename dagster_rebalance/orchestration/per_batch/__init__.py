@@ -1,0 +1,1 @@
+"""Per-batch runs: the sensor and its member."""

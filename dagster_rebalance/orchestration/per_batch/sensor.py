@@ -1,0 +1,322 @@
+"""The sensor lets Dagster's daemon exchange ticks with the member in the code server.
+
+A tick makes no network call: it reads a mailbox and returns the runs that the member wants. A tick
+may time out, be a preview, or resume a day later. So the sensor offers a run again until it exists,
+a preview touches nothing, and a run checks for itself whether it may still work.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.reporting.lag import LagLimit
+from dagster_rebalance.orchestration.batch.batch_values import check_values
+from dagster_rebalance.orchestration.batch.validation import (
+    check_executor,
+    check_resources,
+    check_retries,
+    check_steps,
+)
+from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.member.log import MemberLog
+from dagster_rebalance.orchestration.member.opentelemetry import meter_of
+from dagster_rebalance.orchestration.operators.rerun_scheduler import look_after_reruns
+from dagster_rebalance.orchestration.per_batch.members import MEMBERS, HostedMember
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.reporting.group_settings import public_settings
+from dagster_rebalance.orchestration.runs import boot_clock
+from dagster_rebalance.orchestration.runs.external_jobs import stopper_of, stopping
+from dagster_rebalance.orchestration.runs.own_jobs import JobName
+from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
+from dagster_rebalance.orchestration.runs.reaper import DeadRuns, end_dead_runs
+from dagster_rebalance.orchestration.storage.member_lease import Host, Seat, notes_on_home
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.run_tags import (
+    GROUP_TAG,
+    STREAM_TAG,
+    run_config,
+    run_tags,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+    from dagster_rebalance.orchestration.runs.external_jobs import ExternalWork
+
+MOST_REQUESTS_PER_TICK = 20
+"""A run request costs Dagster's daemon 0.2 to 0.3 s, in which no other sensor is evaluated."""
+_LEASE_TICKS = 4
+
+
+def build_kafka_batch_sensor(
+    *,
+    name: str,
+    job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition,
+    kafka_key: str = "kafka",
+    batch_key: str = "kafka_batch",
+    spark_key: str | None = None,
+    external_work: Sequence[ExternalWork] = (),
+    lag_within_records: int | None = None,
+    lag_within_s: float | None = None,
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """Build the sensor that makes its code location a member of a consumer group.
+
+    The sensor requests a run for each batch.
+
+    Args:
+        name: The name of the sensor.
+        job: What processes a batch. Each of its steps needs a `KafkaBatch` under `batch_key`, and
+            the job `dg.in_process_executor`. Where one of its assets takes the value of another,
+            their IO manager must be `values_by_batch`.
+        kafka_key: The resource key of the `KafkaConsumerResource`.
+        batch_key: The resource key of the `KafkaBatch`.
+        spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
+            be stopped.
+        external_work: Ends what runs have begun elsewhere, as for `build_kafka_batch_defs`.
+        lag_within_records: When the check `lag_within` fails, as for `build_kafka_batch_defs`.
+        lag_within_s: Likewise, in seconds.
+        minimum_interval_seconds: Seconds between ticks; Dagster's daemon does not go below 5.
+        default_status: Whether the sensor runs without being turned on.
+
+    Raises:
+        ConfigurationError: The steps of the job run in processes of their own, one does not take
+            its batch or has a retry policy, a resource is configured at launch, or batches would
+            take the values of each other.
+    """
+    lag_limit = LagLimit(lag_within_records, lag_within_s)
+    check_executor(name, job)
+    check_retries(job.name, [], job.op_retry_policy)
+    if isinstance(job, dg.JobDefinition):
+        _check_job(job, batch_key)
+    stopper = stopper_of(name, external_work)
+
+    @dg.sensor(
+        name=name,
+        job=job,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={kafka_key} | ({spark_key} if spark_key else set()),
+        description=(
+            "A member of a Kafka consumer group: requests a run for each batch of offsets, and "
+            "drains them before partitions move."
+        ),
+    )
+    def kafka_batches(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        if kafka.why_not_to_join:
+            return dg.SkipReason(kafka.why_not_to_join)
+        spark: KafkaSparkResource | None = (
+            getattr(context.resources, spark_key) if spark_key else None
+        )
+        stop_work = stopping(spark, stopper)
+        key = (kafka.group_id, context.sensor_name, kafka.bootstrap_servers)
+        if not is_real_tick(context):
+            return _preview(key)
+        check_lease(name, kafka, minimum_interval_seconds)
+        seat = Seat(
+            context.instance,
+            GroupAssets.of(kafka.group_id),
+            location_of(context),
+            context.sensor_name,
+        )
+        mail, notes = MEMBERS.tick(
+            key,
+            lambda: _host(
+                context,
+                _checked_job(context, job.name, batch_key),
+                kafka,
+                spark,
+                stop_work,
+                lag_limit=lag_limit,
+            ),
+            seat.sign,
+        )
+        for note in notes:
+            context.log.info(note)
+        ledger = RunLedger(
+            context.instance,
+            kafka.group_id,
+            stop_work=stop_work,
+        )
+        location = location_of(context)
+        reruns = look_after_reruns(context, location, kafka.group_id, ledger, batch_key)
+        dead = DeadRuns()
+        if reruns.runs:
+            dead = end_dead_runs(context, ledger, reruns.runs, kafka.driver_settings().pulse)
+        # Dagster shows the cursor in the list of ticks, unlike a reason.
+        context.update_cursor(dead.cursor(mail.glance))
+        streams = _streams_leaving(context, kafka.group_id)
+        skip = "; ".join((*mail.summary, *streams, *reruns.notes, *notes_on_home(context.instance)))
+        requests = [
+            dg.RunRequest(
+                run_key=offer.run_key,
+                tags=run_tags(offer, kafka.group_id),
+                run_config=run_config(offer, batch_key),
+            )
+            for offer in mail.offers
+        ]
+        requests += reruns.requests
+        if not requests:
+            return dg.SkipReason(skip)
+        context.log.info(skip)
+        return dg.SensorResult(run_requests=requests[:MOST_REQUESTS_PER_TICK])
+
+    return kafka_batches
+
+
+def _check_job(job: dg.JobDefinition, batch_key: str) -> None:
+    nodes = [job.graph]
+    check_steps(job.name, nodes, batch_key)
+    check_retries(job.name, nodes, job.op_retry_policy)
+    check_values(job)
+    check_resources(job.name, job.required_resource_keys, job.resource_defs)
+
+
+def _checked_job(context: dg.SensorEvaluationContext, name: str, batch_key: str) -> str:
+    """Check the job with all that definitions that were merged bring. Returns its name."""
+    if context.repository_def is not None:
+        _check_job(context.repository_def.get_job(name), batch_key)
+    return name
+
+
+def check_lease(name: str, kafka: KafkaConsumerResource, minimum_interval_seconds: int) -> None:
+    """Check that a member outlives the time between two ticks.
+
+    Args:
+        name: The name of the sensor.
+        kafka: The group.
+        minimum_interval_seconds: Seconds between ticks.
+
+    Raises:
+        ConfigurationError: Its lease is too short.
+    """
+    lease_s = _LEASE_TICKS * minimum_interval_seconds
+    if kafka.lease_s < lease_s:
+        msg = (
+            f"lease_s={kafka.lease_s:g} of group {kafka.group_id} must be at least {lease_s} "
+            f"(4 intervals of sensor {name}): "
+            "the member would leave between two ticks"
+        )
+        raise ConfigurationError(msg)
+
+
+def is_real_tick(context: dg.SensorEvaluationContext) -> bool:
+    """Whether Dagster's daemon evaluates the sensor.
+
+    "Preview tick result" runs the same function and must touch nothing.
+    """
+    return bool(context.log_key and context.log_key[-1].isdigit())
+
+
+def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
+    member = MEMBERS.get(key)
+    if member is None:
+        return dg.SkipReason("preview: nothing is started. Turn the sensor on to join the group")
+    mail = member.mail
+    wanted = "; ".join(
+        f"would request {offer.run_key} for {', '.join(map(str, offer.ranges))}"
+        for offer in mail.offers
+    )
+    return dg.SkipReason(
+        f"preview, nothing is requested: {wanted or 'no run is wanted'}; {'; '.join(mail.summary)}"
+    )
+
+
+def _host(
+    context: dg.SensorEvaluationContext,
+    job: str,
+    kafka: KafkaConsumerResource,
+    spark: KafkaSparkResource | None,
+    stop_work: Callable[[str], None] | None,
+    *,
+    lag_limit: LagLimit,
+) -> HostedMember:
+    """Start a member for the sensor, checking first what can be checked without a broker."""
+    settings = kafka.driver_settings(has_local_spark=spark is not None and spark.is_local)
+    kafka.consumer_config()
+    instance_ref = context.instance.get_ref()
+    origin = context.code_location_origin
+    own_job = JobName((context.repository_name or "") if origin else "", job)
+    host = Host(
+        location=location_of(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12]
+    )
+
+    name = f"{host.location}:{host.sensor}"
+
+    @contextmanager
+    def parts() -> Iterator[Parts]:
+        with ExitStack() as stack:
+            instance = stack.enter_context(dg.DagsterInstance.from_ref(instance_ref))
+            consumer = stack.enter_context(kafka.connect())
+            ledger = RunLedger(
+                instance,
+                kafka.group_id,
+                own_job=own_job,
+                stop_work=stop_work,
+            )
+            producer = kafka.dead_letters()
+            yield Parts(
+                consumer=consumer,
+                driver=Driver(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
+                runs=ledger,
+                dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id)
+                if producer
+                else None,
+                catalogue=Catalogue(
+                    instance, GroupAssets.of(kafka.group_id), host, public_settings(kafka)
+                ),
+                topics=kafka.topics,
+                clock_with_suspension=boot_clock.seconds,
+                lag_limit=lag_limit,
+                log=MemberLog({"group_id": kafka.group_id, "member": name}),
+                meter=meter_of(kafka.group_id, name, most_partitions=kafka.metrics_partitions),
+            )
+
+    return HostedMember(
+        f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s
+    )
+
+
+def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list[str]:
+    """Ask the streaming runs that this code location had for the group to leave, and say so.
+
+    Their own sensor went with the code that made it, and nobody else would end them.
+    """
+    # Not by the tag as well: that reads all runs that the group ever had.
+    live = context.instance.get_runs(dg.RunsFilter(statuses=LIVE_STATUSES))
+    mine = f"{location_of(context)}:"
+    streams = [
+        run
+        for run in live
+        if run.tags.get(GROUP_TAG) == group_id and run.tags.get(STREAM_TAG, "").startswith(mine)
+    ]
+    for run in streams:
+        if Mark.LEAVE not in marks_of(context.instance, run.run_id):
+            why = f"sensor {context.sensor_name} has a run for each batch"
+            set_mark(context.instance, run, Mark.LEAVE, why)
+    said = named_runs(sorted(run.run_id for run in streams))
+    return [f"{said} of the streaming form before: asked to leave"] if streams else []
+
+
+def location_of(context: dg.SensorEvaluationContext) -> str:
+    """The code location of a sensor."""
+    origin = context.code_location_origin
+    return origin.location_name if origin else "unknown"
+
+
+def _new_batch_id(_attempt: int) -> str:
+    return f"b-{uuid.uuid4().hex[:16]}"

@@ -1,0 +1,1 @@
+"""Reports in Dagster: events of the group's assets, and asset checks."""

@@ -1,0 +1,162 @@
+"""A dead letter is one JSON record for each range whose attempts are exhausted, keyed by the range.
+
+This module owns the fields of the record, and which range a record that comes back may name: others
+may write to the topic as well. A dead letter holds no record of the range itself: those stay in
+their topic for as long as its retention lets them.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections import deque
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Protocol
+
+import dagster as dg
+
+from dagster_rebalance.core.model.errors import BatchRefusedError
+from dagster_rebalance.core.model.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.core.model.commands import StoreDeadLetter
+    from dagster_rebalance.kafka.producers.dead_letters import Delivery
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+
+_RECORDS_PER_QUERY = 100
+MOST_ERROR_CHARACTERS = 8_000
+"""A stack trace may be as long as it likes; a record may not."""
+
+
+class Sender(Protocol):
+    """What sends the records: `kafka.producers.dead_letters.DeadLetterProducer`."""
+
+    def send(self, key: str, value: str) -> None:
+        """Begin to send a record, unless one with its key is under way."""
+
+    def deliveries(self) -> tuple[Delivery, ...]:
+        """The records that ended since the last call."""
+
+
+class DeadLetters:
+    """The dead letters of one member.
+
+    Args:
+        sender: Sends them.
+        group_id: The consumer group.
+    """
+
+    def __init__(self, sender: Sender, group_id: str) -> None:
+        self._sender = sender
+        self._group_id = group_id
+        self._under_way: dict[str, StoreDeadLetter] = {}
+        self._ended: deque[Delivery] = deque()
+
+    def is_under_way(self, range_: OffsetRange) -> bool:
+        """Whether the letter of a range is on its way."""
+        return range_.key in self._under_way
+
+    def store(self, letter: StoreDeadLetter, error: str) -> None:
+        """Begin to store a letter, with what its last run failed with. Does not wait."""
+        if not self.is_under_way(letter.range):
+            value = self._value(letter, error)
+            self._sender.send(letter.range.key, value)
+            self._under_way[letter.range.key] = letter  # not if it raises: it is asked for again
+
+    def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
+        """What became of the letters. Answers that are not taken come again with the next call.
+
+        Each letter is under way until its answer is taken, so that it is not asked for again.
+        """
+        self._ended.extend(self._sender.deliveries())
+        while self._ended:
+            delivery = self._ended.popleft()
+            letter = self._under_way.pop(delivery.key)
+            yield (
+                DeadLetterFailed(letter, delivery.problem)
+                if delivery.problem
+                else DeadLetterStored(letter)
+            )
+
+    def _value(self, letter: StoreDeadLetter, error: str) -> str:
+        range_ = letter.range
+        return json.dumps(
+            {
+                "topic": range_.topic,
+                "partition": range_.partition,
+                "start": range_.start,
+                "until": range_.until,
+                "group_id": self._group_id,
+                "batch_id": letter.batch_id,
+                "run_ids": list(letter.run_ids),
+                "error": error[:MOST_ERROR_CHARACTERS],
+                "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            }
+        )
+
+
+def dead_lettered_range(
+    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, letter: str | bytes
+) -> OffsetRange:
+    """Return the range that a dead letter names, if the group really recorded it.
+
+    The caller may process that range again, under the same range. The letter alone proves nothing,
+    because whoever may write to its topic could name a range that is done, or one of another topic.
+
+    Args:
+        instance: Where the group records its commits.
+        kafka: The group.
+        letter: The value of the record.
+
+    Raises:
+        BatchRefusedError: It is no dead letter of the group, or Dagster has no record of the
+            dead letter.
+    """
+    try:
+        value = json.loads(letter)
+        range_ = OffsetRange(
+            value["topic"],
+            *(operator.index(value[name]) for name in ("partition", "start", "until")),
+        )
+        group_id = value["group_id"]
+    except (ValueError, TypeError, KeyError) as error:
+        msg = (
+            "this is not a dead letter: it needs the fields topic, partition, start, until and "
+            "group_id"
+        )
+        raise BatchRefusedError(msg) from error
+    if group_id != kafka.group_id or not Topics.of(kafka.topics).have(range_.topic):
+        msg = (
+            f"this dead letter is not of group {kafka.group_id} and one of its topics "
+            f"({', '.join(kafka.topics)})"
+        )
+        raise BatchRefusedError(msg)
+    if not _is_recorded(instance, kafka.group_id, range_):
+        msg = (
+            f"Dagster has no record of a dead letter of group {kafka.group_id} for {range_}: "
+            "processed again, its records could be doubled"
+        )
+        raise BatchRefusedError(msg)
+    return range_
+
+
+def _is_recorded(instance: dg.DagsterInstance, group_id: str, range_: OffsetRange) -> bool:
+    wanted = dg.AssetRecordsFilter(
+        GroupAssets.of(group_id).offsets, asset_partitions=[str(range_.topic_partition)]
+    )
+    cursor: str | None = None
+    while True:
+        found = instance.fetch_materializations(wanted, limit=_RECORDS_PER_QUERY, cursor=cursor)
+        for commit in (record.asset_materialization for record in found.records):
+            if commit is not None and "dead_letter" in commit.metadata:
+                bounds = [commit.metadata[name].value for name in ("start", "until")]
+                if bounds == [range_.start, range_.until]:
+                    return True
+        if not found.has_more:
+            return False
+        cursor = found.cursor

@@ -1,0 +1,79 @@
+"""The settings of a group that its members leave in Dagster's storage, for operators' commands.
+
+With them a command needs neither the code of the assets nor the brokers' address, and counts
+attempts as the members do. Nothing that may be a secret is among them. They are kept as the book of
+orders is: as a dynamic partition of no asset, which needs one query and is never deleted by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+
+_KEPT = (
+    "group_id",
+    "start_from",
+    "foreign_metadata",
+    "max_attempts",
+    "retry_delay_s",
+    "retry_delay_limit_s",
+    "retry_stopped",
+    "on_failure",
+    "dead_letter_topic",
+)
+_KEPT_IF_SHORT = ("topics", "bootstrap_servers")
+_MOST_BYTES = 2_000
+"""Postgres takes no key of more than 2,704 bytes."""
+
+
+def public_settings(kafka: KafkaConsumerResource) -> str:
+    """The settings of a group that others may know, as a text."""
+    kept: dict[str, Any] = {name: getattr(kafka, name) for name in _KEPT}
+    for name in _KEPT_IF_SHORT:
+        longer = {**kept, name: getattr(kafka, name)}
+        if len(_text(longer).encode()) <= _MOST_BYTES:
+            kept = longer
+    return _text(kept)
+
+
+class GroupSettings:
+    """What the members of one group have left.
+
+    Args:
+        instance: Keeps it.
+        name: The name that it is kept under.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, name: str) -> None:
+        self._instance = instance
+        self._name = name
+
+    def keep(self, settings: str) -> None:
+        """Leave the settings in place of those that are there."""
+        known = self._instance.get_dynamic_partitions(self._name)
+        if list(known) != [settings]:
+            self._instance.add_dynamic_partitions(self._name, [settings])
+        for old in known:
+            if old != settings:
+                self._instance.delete_dynamic_partition(self._name, old)
+
+    def read(self) -> dict[str, Any]:
+        """The last settings; none of a group whose members have left none that can be read."""
+        known = self._instance.get_dynamic_partitions(self._name)
+        try:
+            found = json.loads(known[-1]) if known else {}
+        except ValueError:
+            return {}
+        if not isinstance(found, dict):
+            return {}
+        mine = {*_KEPT, *_KEPT_IF_SHORT}
+        return {name: value for name, value in found.items() if name in mine}
+
+
+def _text(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)

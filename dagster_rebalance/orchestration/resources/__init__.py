@@ -1,0 +1,1 @@
+"""Resources of Dagster definitions: Kafka, Spark and the schema registry."""

@@ -1,0 +1,184 @@
+"""Secrets that are written out in definitions, where everybody sees them who reads the code.
+
+Owns which settings can hold a secret. Their names decide, so one that is called otherwise is not
+found; one that is no secret in spite of its name is given as an `EnvVar` like the others. Never
+shows a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_rebalance.core.model.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+    from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+
+_SECRET_NAME = re.compile(
+    r"password|passphrase|secret|token|jaas|access[._-]?key|account\.key|private\.key|ssl\.key\.pem|keystore\.key|\.sas\.",
+    re.IGNORECASE,
+)
+_NO_SECRET_NAME = re.compile(
+    r"(file|path|location|provider|provider\.type|class|url|uri|enabled|name|regex)$", re.IGNORECASE
+)
+_SECRET_TEXT = re.compile(r"://[^/\s:@]+:[^/\s@]+@|(password|secret|token)[^\s=]*=", re.IGNORECASE)
+_LOGIN = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
+_BY_REFERENCE = re.compile(r"\$\{\w+:[^}]*\}")
+"""A secret that a config provider of Kafka's looks up."""
+_LOGIN_WITHOUT_OPTIONS = re.compile(r"[\w.$]+\s+required\s*;")
+"""A JAAS text that says only how to log in, such as by the identity of the machine."""
+_SHORTEST_SECRET = 4
+"""A shorter text would be found in many others."""
+_HARMLESS_PARAMETERS = frozenset(
+    {"use_ssl", "user_id", "user_agent", "session_id", "grpc_max_message_size"}
+)
+
+
+def written_secrets(
+    kafka: KafkaConsumerResource, spark: KafkaSparkResource | None
+) -> Iterator[str]:
+    """The settings that are secrets and stand in the code. Of an `EnvVar` only the name does."""
+    if _is_written(kafka.sasl_password):
+        yield "sasl_password"
+    yield from _named("client_config", kafka.client_config)
+    if spark is not None:
+        yield from _named("spark_config", spark.spark_config)
+        yield from _named("kafka_options", spark.kafka_options)
+        if spark.remote is not None and _is_written(spark.remote):
+            yield from _in_remote(spark.remote)
+
+
+def written_registry_secrets(key: str, registry: SchemaRegistryResource) -> Iterator[str]:
+    """The same of a schema registry, which has this resource key."""
+    for name in ("password", "token"):
+        if _is_written(getattr(registry, name)):
+            yield f"{name} of {key}"
+    if _is_written(registry.url) and _SECRET_TEXT.search(registry.url):
+        yield f"the login in url of {key}"
+    if _is_written(registry.client_config.get("basic.auth.user.info")):
+        yield f"client_config['basic.auth.user.info'] of {key}"
+    yield from _named(f"client_config of {key}", registry.client_config)
+
+
+def unshown_settings(resource: dg.ConfigurableResource[Any]) -> Iterator[tuple[str, str, str]]:
+    """What the repr of a resource leaves out: each field, name and value, for a digest.
+
+    Of an `EnvVar` the value is the variable's name. Of a secret it is empty: one that is short
+    could be guessed from a digest.
+    """
+    for field, about in type(resource).model_fields.items():
+        if about.repr:
+            continue
+        given = getattr(resource, field)
+        settings = given if isinstance(given, Mapping) else {field: given}
+        for name, value in sorted(settings.items()):
+            if isinstance(value, dg.EnvVar):
+                yield field, name, value.env_var_name
+            elif _is_secret_name(name) or _SECRET_TEXT.search(str(value)):
+                yield field, name, ""
+            else:
+                yield field, name, str(value)
+
+
+def without_secrets(text: str, kafka: KafkaConsumerResource) -> str:
+    """Return a text for people, with stars in place of the secrets of a group's login.
+
+    Args:
+        text: An error, for example.
+        kafka: The group, in a run.
+    """
+    settings = {**kafka.client_config, **kafka.consumer_config()}
+    for secret in sorted(_secrets_in(settings), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _LOGIN.sub("://***@", text)
+
+
+def check_no_secrets(
+    extras: Mapping[str, Any], settings: Mapping[str, Any], *, taken: Mapping[str, Any]
+) -> None:
+    """Check what is to travel with a batch through Dagster Pipes.
+
+    Args:
+        extras: What the user wants to travel.
+        settings: Those of the client, with its login.
+        taken: What travels already.
+
+    Raises:
+        ConfigurationError: A name among `extras` is that of a secret or is taken, or a text has a
+            secret of `settings` in it.
+    """
+    secrets = _secrets_in(settings)
+    for path, name, value in _values_in(extras):
+        if path in taken:
+            problem = "has the name under which the batch travels: rename it"
+        elif value and (_is_secret_name(name) or any(one in str(value) for one in secrets)):
+            problem = (
+                "is a secret, and the context of Dagster Pipes can be read by many: give it on the "
+                "other side, by a secret scope or an environment variable of the job"
+            )
+        else:
+            continue
+        msg = f"{path!r} among the extras for Dagster Pipes {problem}"
+        raise ConfigurationError(msg)
+
+
+def _secrets_in(settings: Mapping[str, Any]) -> list[str]:
+    return [
+        str(value)
+        for name, value in settings.items()
+        if _is_secret_name(name) and isinstance(value, str) and len(value) >= _SHORTEST_SECRET
+    ]
+
+
+def _values_in(extras: object, path: str = "") -> Iterator[tuple[str, str, object]]:
+    """All names, with where they stand, and all values that have no parts."""
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(extras, Mapping):
+        parts = extras.items()
+    elif isinstance(extras, (list, tuple)):
+        parts = enumerate(extras)
+    for name, value in parts:
+        inner = f"{path}.{name}" if path else str(name)
+        yield inner, str(name), None if isinstance(value, (Mapping, list, tuple)) else value
+        yield from _values_in(value, inner)
+
+
+def _is_secret_name(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name)) and not _NO_SECRET_NAME.search(name)
+
+
+def _named(field: str, settings: Mapping[str, str]) -> Iterator[str]:
+    for name, value in settings.items():
+        is_secret = (
+            _is_secret_name(name)
+            and not _BY_REFERENCE.search(value)
+            and not _LOGIN_WITHOUT_OPTIONS.fullmatch(value)
+        )
+        if _is_written(value) and (
+            is_secret or (_SECRET_TEXT.search(value) and not _BY_REFERENCE.search(value))
+        ):
+            yield f"{field}['{name}']"
+
+
+def _in_remote(remote: str) -> Iterator[str]:
+    address, _, parameters = remote.partition(";")
+    if "@" in address or "=" in address:
+        yield "the login in remote"
+    for parameter in filter(None, parameters.split(";")):
+        name, has_value, _ = parameter.partition("=")
+        if not has_value:
+            yield "a parameter without a name in remote"
+        elif name not in _HARMLESS_PARAMETERS:
+            yield f"the {name} in remote"
+
+
+def _is_written(value: str | None) -> bool:
+    return bool(value) and not isinstance(value, dg.EnvVar)

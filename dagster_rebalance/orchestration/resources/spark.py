@@ -1,0 +1,378 @@
+"""The Spark session of a run: local, on a cluster, or on a Spark Connect server, by config.
+
+Owns when a session starts (at its first use, so never in a sensor), which id it has, and that a run
+leaves no Spark work behind when it ends, however it ends. Never ends a session that the process had
+before, nor one that another step of the same run still needs.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of resources at run time.
+
+import logging
+import threading
+import uuid
+from contextlib import ExitStack
+from importlib import util
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.orchestration.resources.client_settings import as_text, as_texts
+from dagster_rebalance.orchestration.resources.unknown_settings import refuse_unknown_settings
+from dagster_rebalance.spark import jobs, sessions
+from dagster_rebalance.spark.connector import (
+    explained_start,
+    kafka_connector_package,
+    table_packages,
+)
+from dagster_rebalance.spark.launch import (
+    one_fetch_at_a_time,
+    only_the_given_server,
+    settings_in_a_file,
+    workers_of_this_python,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+CLOSE_LIMIT_S = 5.0
+_PACKAGES = "spark.jars.packages"
+_FOR_THE_BUILDER = ("spark.master", "spark.app.name")
+"""pyspark puts these on a command line; all others go into a file."""
+
+
+class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Spark session that can read Kafka, made through dagster-pyspark.
+
+    A cancelled or failed run stops its Spark jobs; a run that was killed leaves none behind on a
+    Spark Connect server either, because its session carries the run's id, by which its work is
+    stopped before the batch is processed again.
+
+    Example:
+        ```python
+        spark = KafkaSparkResource(remote="sc://spark.example.com:15002")
+
+        @dg.asset
+        def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
+            write_parquet_by_range(kafka_batch.dataframe(spark), "/data/orders")
+        ```
+    """
+
+    remote: str | None = Field(
+        default=None,
+        repr=False,
+        description=(
+            "A Spark Connect server: sc://host:port, then parameters as /;key=value. Empty: none."
+        ),
+    )
+    master: str | None = Field(
+        default=None,
+        description="A cluster, for a session without Spark Connect. Default: local[*].",
+    )
+    app_name: str = Field(default="dagster-rebalance", description="The name that Spark shows.")
+    spark_config: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Spark settings, flat or nested. Secrets as dg.EnvVar.",
+    )
+    kafka_options: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description=(
+            "Options of Spark's Kafka connector (`kafka.X`) in place of what is translated."
+        ),
+    )
+    allow_plaintext: bool = Field(
+        default=False,
+        description=(
+            "Send a Kafka login to a `remote` without TLS, because something else encrypts (a "
+            "service mesh)."
+        ),
+    )
+
+    # A value of the wrong type may be a secret, which pydantic would show.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    _session: Any = PrivateAttr(default=None)
+    _lost_sessions: list[Any] = PrivateAttr(default_factory=list)
+    _session_id: str | None = PrivateAttr(default=None)
+    _is_own_session: bool = PrivateAttr(default=True)
+    _run_id: str | None = PrivateAttr(default=None)
+    _tag: str = PrivateAttr(default_factory=lambda: f"dagster-rebalance-{uuid.uuid4()}")
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - of all kinds
+        # Not a validator: Dagster looks up variables in what it was given, which has to be flat by
+        # then.
+        if isinstance(settings.get("spark_config"), dict):
+            settings["spark_config"] = spark_settings(settings["spark_config"])
+        super().__init__(**settings)
+        if not self.remote and util.find_spec("pyspark"):  # a code server may do without
+            table_packages(self.spark_config)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_settings(cls, values: object) -> object:
+        return refuse_unknown_settings(cls, values, "settings of Spark belong into spark_config")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_a_master_beside_a_server(cls, values: object) -> object:
+        given = [values.get("remote"), values.get("master")] if isinstance(values, dict) else []
+        # What a variable has is known in the run, in which Dagster makes the resource anew.
+        if given and all(given) and not any(isinstance(one, dg.EnvVar) for one in given):
+            msg = (
+                "the Spark resource has both `remote` and `master`: a Spark Connect server has a "
+                "master of its own. Remove one of them."
+            )
+            raise ConfigurationError(msg)
+        return values
+
+    @field_validator("kafka_options", mode="before")
+    @classmethod
+    def _as_texts(cls, given: object) -> object:
+        return as_texts("kafka_options", given)
+
+    @field_validator("kafka_options")
+    @classmethod
+    def _only_kafka_options(cls, given: dict[str, str]) -> dict[str, str]:
+        for name in given:
+            if not name.startswith("kafka."):
+                msg = (
+                    f"kafka_options of the Spark resource has {name!r}: the options of Kafka's "
+                    "client all begin with `kafka.`"
+                )
+                raise ConfigurationError(msg)
+        return given
+
+    @property
+    def spark_session(self) -> "SparkSession":
+        """The session. It starts at the first use, which takes seconds.
+
+        A session that was stopped, or that its Spark Connect server does not know any more, as
+        after a restart, is replaced. The new one has the same id: whoever ends the work of the run
+        ends that one, too.
+
+        Raises:
+            ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or
+                no server answers at `remote`.
+        """
+        # pyspark closes a session of Spark Connect whose server answers that it has another of
+        # that id.
+        if self._session is not None and jobs.is_stopped(self._session):
+            self._forget_session()
+        if self._session is not None:
+            known: SparkSession = self._session
+            return known
+        session = self._connect() if self.remote else self._start()
+        jobs.make_interruptible(session)
+        jobs.add_tag(session, self._tag)
+        self._session = session
+        return session
+
+    def stop_abandoned_work(self, run_id: str) -> None:
+        """Stop all Spark work of a run whose process is gone.
+
+        The server then keeps the run from submitting more. Without Spark Connect there is nothing
+        to do: the driver is a child of the run's process and ends with it.
+
+        Raises:
+            ConfigurationError: The server did not answer, so the work may still run.
+        """
+        if self.remote:
+            stop_abandoned_work(self.remote, run_id)
+
+    def interrupt_work(self) -> None:
+        """Stop all Spark work of this process that has begun by now; the session stays."""
+        if self._session is not None:
+            jobs.interrupt(self._session, self._tag)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Remember the run. Starts nothing: a sensor sets its resources up at every tick."""
+        self._run_id = context.run.run_id if context.run else None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each run has a Spark of its own on the machine that it works on."""
+        master = self.master or self.spark_config.get("spark.master", "local")
+        return not self.remote and master.startswith("local")
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Stop what the run left working in Spark, and give its session back."""
+        if self.remote and self._session_id:
+            self._disconnect(self.remote, self._session_id, is_over=_is_over(context))
+        elif self._session is not None and not jobs.jvm_has_died():
+            self._end_local_work()
+        self._session = self._session_id = None
+        self._lost_sessions.clear()
+
+    def _end_local_work(self) -> None:
+        if not jobs.is_stopped(self._session):
+            self.interrupt_work()
+        if self._is_own_session:
+            self._session.stop()
+
+    def _forget_session(self) -> None:
+        lost, self._session = self._session, None
+        # Kept: a session that is dropped shuts down threads which all sessions share (pyspark 4.0,
+        # reattach.py), in the middle of the next one's work.
+        self._lost_sessions.append(lost)
+        lost.stop()  # closes its channel, and is the process's default session no longer
+
+    def _connect(self) -> "SparkSession":
+        remote = self.remote or ""
+        session_id = sessions.connect_session_id(self._run_id or str(uuid.uuid4()))
+        url = sessions.remote_with_session(remote, session_id)
+        make_session = _session_maker()
+        sessions.check_reachable(remote)
+        self._session_id = session_id
+        session: Any = make_session({**self.spark_config, "spark.remote": url})
+        if not jobs.is_connect(session) or session.session_id != session_id:
+            msg = (
+                "this process has another Spark session already, which pyspark gives back instead "
+                "of one with the run's id: its work "
+                "could not be stopped from elsewhere. Stop that session first; in assets use only "
+                "the session of the resource."
+            )
+            raise ConfigurationError(msg)
+        connected: SparkSession = session
+        return connected
+
+    def _start(self) -> "SparkSession":
+        make_session = _session_maker()
+        self._is_own_session = not jobs.has_classic_session()
+        config = self._classic_config()
+        packages = config.get(_PACKAGES)
+        with jobs.signal_handlers_kept(), ExitStack() as stack:
+            if config["spark.master"].startswith("local"):
+                stack.enter_context(workers_of_this_python())
+            if not jobs.has_jvm():
+                stack.enter_context(one_fetch_at_a_time(config))
+                stack.enter_context(settings_in_a_file(config))
+                config = {name: config[name] for name in _FOR_THE_BUILDER}
+            try:
+                session: SparkSession = make_session(config)
+            except Exception as error:
+                explained = explained_start(error, packages)
+                if explained is None:
+                    raise
+                raise explained from error
+        return session
+
+    def _classic_config(self) -> dict[str, str]:
+        config = {"spark.master": "local[*]", **self.spark_config, "spark.app.name": self.app_name}
+        if self.master:
+            config["spark.master"] = self.master
+        given = [config.get(_PACKAGES), config.get("spark.jars")]
+        added = table_packages(config)
+        if not any("spark-sql-kafka" in str(jars) for jars in given if jars):
+            added.append(kafka_connector_package())
+        if added:
+            config[_PACKAGES] = ",".join(filter(None, [config.get(_PACKAGES), *added]))
+        return config
+
+    def _disconnect(self, remote: str, session_id: str, *, is_over: bool) -> None:
+        try:
+            if is_over:
+                sessions.stop_session(remote, session_id)
+            else:
+                sessions.interrupt_tag(remote, session_id, self._tag)
+        except DagsterRebalanceError:
+            # The run ends as its steps did. If it has to be done again, its owner stops its work
+            # first.
+            logger.warning(
+                "the Spark work of run %s could not be stopped at its end",
+                self._run_id,
+                exc_info=True,
+            )
+        if self._session is not None:
+            _within(CLOSE_LIMIT_S, self._session.client.close)
+
+
+def stop_abandoned_work(remote: str, run_id: str) -> None:
+    """Stop all Spark work of a run on a Spark Connect server.
+
+    The server then keeps the run from submitting more. This works from any process.
+
+    Raises:
+        ConfigurationError: The server did not answer, so the work may still run.
+    """
+    sessions.stop_session(remote, sessions.connect_session_id(run_id))
+
+
+def _session_maker() -> "Callable[[dict[str, Any]], Any]":
+    try:
+        from dagster_pyspark import LazyPySparkResource
+    except ImportError as error:
+        msg = (
+            "the Spark resource needs dagster-pyspark and pyspark: install them with `pip install "
+            "'dagster-rebalance[spark]'`."
+        )
+        raise ConfigurationError(msg) from error
+
+    def make(config: dict[str, Any]) -> Any:  # noqa: ANN401 - a session of either kind
+        with only_the_given_server():
+            return LazyPySparkResource(spark_config=config).spark_session
+
+    return make
+
+
+def spark_settings(given: "Mapping[str, Any]", prefix: str = "") -> dict[str, str]:
+    """Spark settings by their full names, from flat or nested ones.
+
+    Raises:
+        ConfigurationError: A value is neither text nor a number, or is Dagster's form of a
+            variable, which is not resolved here.
+    """
+    settings: dict[str, str] = {}
+    for key, value in given.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value.keys() != {"env"}:
+            settings.update(spark_settings(value, f"{name}."))
+        elif isinstance(text := as_text(value), str):
+            settings[name] = text  # an EnvVar is text, too
+        else:
+            msg = (
+                f"spark_config has a {type(value).__name__} for {name}: give text, a number, or "
+                "dg.EnvVar with the name of a variable"
+            )
+            raise ConfigurationError(msg)
+    return settings
+
+
+def _is_over(context: dg.InitResourceContext) -> bool:
+    """Whether no step of the run needs its session any more.
+
+    With an executor of many processes, each step's process tears down its own.
+    """
+    run, instance = context.run, context.instance
+    if run is None or instance is None or run.execution_plan_snapshot_id is None:
+        return True
+    now = instance.get_run_by_id(run.run_id)
+    if now is None or now.is_finished or now.status == dg.DagsterRunStatus.CANCELING:
+        return True
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    ended = {
+        step.step_key: step.status
+        for step in instance.get_run_step_stats(run.run_id)
+        if step.end_time is not None
+    }
+    never = {
+        key for key, status in ended.items() if status is not None and status.value == "FAILURE"
+    }
+    while (
+        following := {key for key, upstream in plan.step_deps.items() if upstream & never} - never
+    ):
+        never |= following  # Dagster starts no step behind one that failed
+    return never.union(ended).issuperset(plan.step_keys_to_execute)
+
+
+def _within(limit_s: float, close: "Callable[[], object]") -> None:
+    """Close a client, but do not wait for one whose server has gone: it would retry for minutes."""
+    closing = threading.Thread(target=close, name="close-spark-connect", daemon=True)
+    closing.start()
+    closing.join(limit_s)

@@ -1,0 +1,1 @@
+"""Dagster runs: queries, heartbeats, cancellation, and proof that a process is gone."""

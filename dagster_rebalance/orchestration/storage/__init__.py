@@ -1,0 +1,1 @@
+"""Data that the package stores in Dagster: run tags, heartbeats, range owners, leases."""

@@ -1,0 +1,623 @@
+"""A streaming run: a Dagster run that is a member of the group and works on batch after batch.
+
+The member lives in a thread of its own, so that membership depends on no batch. The main thread
+works, because Spark and signals belong there. Owns how the run ends: SIGTERM (a drained node) and a
+cancel that Dagster shows are requests to leave, which finish the batch at work; what must not go on
+is interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.events import LeaveRequested
+from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids
+from dagster_rebalance.core.streaming.client_reuse import KnownLogs
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
+from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.member.log import MemberLog
+from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.mailbox import Mailbox
+from dagster_rebalance.orchestration.member.opentelemetry import meter_of
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.reporting.group_settings import public_settings
+from dagster_rebalance.orchestration.resources.secrets import without_secrets
+from dagster_rebalance.orchestration.runs import boot_clock, forks, process
+from dagster_rebalance.orchestration.runs.external_jobs import stopping
+from dagster_rebalance.orchestration.runs.heartbeat import LAST_WORD_LIMIT_S, Heartbeat
+from dagster_rebalance.orchestration.runs.own_jobs import JobName
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims
+from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes, text_of_error
+from dagster_rebalance.orchestration.storage.heartbeats import spelled_partitions
+from dagster_rebalance.orchestration.storage.lost_connections import is_lost_connection
+from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, VERSION_TAG, spelled
+from dagster_rebalance.orchestration.streaming.provenance import Provenance
+from dagster_rebalance.orchestration.streaming.worker import StreamWork
+from dagster_rebalance.spark.jobs import jvm_has_died, settle_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import FrameType
+
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.reporting.lag import LagLimit
+    from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
+    from dagster_rebalance.core.streaming.worker import BegunBatch
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+    from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
+    from dagster_rebalance.orchestration.streaming.asset_calls import Body
+    from dagster_rebalance.orchestration.streaming.asset_results import Made
+
+logger = logging.getLogger(__name__)
+_WAIT_S = 1.0
+_LOOK_S = 0.1
+"""How often the end of the log is looked up: a record waits for that."""
+_IDLE_LOOK_S = 0.5
+_PROGRESS_S = 60.0
+_MOST_REFUSALS = 5
+_JOIN_LIMIT_S = 30.0
+_RANGES_SHOWN = 20
+
+
+class BatchInterruptedError(dg.DagsterExecutionInterruptedError):
+    """The batch at work must not go on.
+
+    It is no `Exception`, so that a body's own handlers do not keep it, and it is what Dagster
+    raises in a run that is cancelled, so that a Pipes client ends its work.
+    """
+
+
+@dataclass
+class Progress:
+    """What a streaming run has done since it was last told."""
+
+    since: float
+    batches: int = 0
+    offsets: int = 0
+
+    def __str__(self) -> str:
+        took_s = max(time.monotonic() - self.since, 1e-3)
+        return f"{self.batches} batches, {self.offsets / took_s:,.0f} records/s"
+
+
+class StreamRun:
+    """The work of one streaming run.
+
+    Args:
+        context: The step that it is.
+        kafka: The group.
+        spark: Where the bodies work, if they use Spark.
+        bodies: What processes a batch, in order.
+        lag_limit: How much lag of the group is too much.
+        stopper: Stops what the bodies have begun elsewhere; None where they do not.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        kafka: KafkaConsumerResource,
+        spark: KafkaSparkResource | None,
+        bodies: Sequence[Body],
+        lag_limit: LagLimit,
+        *,
+        stopper: WorkStopper | None = None,
+    ) -> None:
+        self._context = context
+        self._stopper = stopper
+        self._lag_limit = lag_limit
+        self._kafka = kafka
+        self._bodies = bodies
+        self._spark = spark
+        self._reader = kafka.reader()
+        self._logs = KnownLogs()
+        self._provenance = Provenance(
+            context.instance, context.run.run_id, context.assets_def.specs
+        )
+        self._run = context.run
+        self._mailbox = Mailbox()
+        self._heartbeat = Heartbeat(
+            context.instance, self._run, timeout_s=kafka.heartbeat_timeout_s
+        )
+        self._main = threading.current_thread()
+        self._pid = os.getpid()
+        self._is_at_work = False
+        self._is_in_body = False
+        self._is_interrupted = False
+        self._is_over = False
+        self._gives_up = False
+        self._was_asked_to_leave = False
+        self._failure: BaseException | None = None
+        self._has_left = threading.Event()
+        self._wake_member: Callable[[], None] | None = None
+        self._instance: dg.DagsterInstance | None = None
+        self._work = StreamWork(
+            self._run.run_id,
+            RunLedger(
+                context.instance,
+                kafka.group_id,
+                own_job=JobName.of(self._run),
+                stop_work=stopping(spark, stopper),
+            ),
+            wake=self._wake,
+            interrupt=self._interrupt,
+            beat=self._beat,
+            keep=self._keep_error,
+            give_up=self._give_up,
+            limit_s=kafka.batch_limit_s(streams=True),
+            patience_s=kafka.heartbeat_timeout_s,
+        )
+        self._heartbeat.says = lambda: spelled_partitions(self._work.may_work_on)
+        self._heartbeat.on_cancel = partial(self._ask_to_leave, "its run is cancelled")
+
+    def work(self) -> None:
+        """Work until the member has left.
+
+        Raises:
+            ConfigurationError: This is a branch deployment without a group of its own.
+            DagsterExecutionInterruptedError: The run was cancelled, or others may do its work.
+            DagsterRebalanceError: The member failed; the message says why and what to do.
+        """
+        if self._kafka.why_not_to_join:
+            raise ConfigurationError(self._kafka.why_not_to_join)
+        instance = self._context.instance
+        self._heartbeat.begin()
+        LeftClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
+        with self._heartbeat, self._signals(), forks.apart(instance), closing(self._reader):
+            member = threading.Thread(
+                target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
+            )
+            member.start()
+            try:
+                self._take_batches(member)
+            finally:
+                self._is_over = True
+                self._mailbox.tell(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
+                self._wake()
+                member.join(_JOIN_LIMIT_S)
+                if self._work.untold:  # the last batch may have ended when the member had left
+                    self._say_at_last(partial(self._work.say, ()))
+        if self._was_asked_to_leave and self._failure is None and self._is_unwanted():
+            self._failure = dg.DagsterExecutionInterruptedError()
+        if self._failure is not None:
+            # The records are not at fault: what was at work is no failed attempt.
+            set_mark(instance, self._run, Mark.TAKEN_BACK)
+            raise self._failure
+
+    def _is_unwanted(self) -> bool:
+        """Whether Dagster shows the run as cancelled.
+
+        A signal alone, as on a node that is drained, is no cancel and no failure: the run ends as
+        one that new code replaces, and the sensor starts the next one at once.
+        """
+        run = self._context.instance.get_run_by_id(self._run.run_id)
+        return run is None or run.status is not dg.DagsterRunStatus.STARTED
+
+    def _take_batches(self, member: threading.Thread) -> None:
+        progress = Progress(time.monotonic())
+        while member.is_alive():
+            batch = self._work.next(_WAIT_S)
+            self._is_at_work = batch is not None
+            try:
+                if batch is not None and not self._has_left.is_set():
+                    if self._has_lost_spark(ask=False):
+                        self._work.end(Outcome.DROPPED)
+                    else:
+                        self._process(batch, progress)
+            finally:
+                self._is_at_work = False
+            progress = self._tell(progress)
+
+    # The batch
+
+    def _process(self, batch: BegunBatch, progress: Progress) -> None:
+        ranges = [spelled(range_) for range_ in batch.ranges]
+        generation = self._logs.generation(batch.logs)
+        given = KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges).read_by(
+            self._reader,
+            "" if generation is None else f"dagster-run-{self._run.run_id}-{generation}",
+        )
+        outcome, error = Outcome.INTERRUPTED, ""
+        try:
+            self._is_interrupted = False
+            self._is_in_body = True
+            with forks.body_of(self._pid):
+                self._call(given)
+            self._is_in_body = False
+            outcome = Outcome.SUCCEEDED
+            progress.batches += 1
+            progress.offsets += given.records
+        except BatchInterruptedError:
+            self._is_in_body = False
+            self._say(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
+        # Extensions in Rust and a cancelled task of asyncio raise what is no Exception.
+        except BaseException as problem:  # whatever the user's code raises
+            self._is_in_body = False  # first: an interrupt must not hit what follows
+            if self._mailbox.is_abandoned:  # the run may work no longer, and ends
+                raise
+            # A batch that did not end when it was interrupted, or that lost its Spark: the records
+            # are not at fault.
+            if self._is_interrupted or self._has_lost_spark():
+                said = text_of_error(problem)
+                self._say(self._context.log.warning, "batch %s ended with %s", batch.batch_id, said)
+            else:
+                outcome = Outcome.FAILED
+                error = without_secrets(text_of_error(problem), self._kafka)
+        finally:
+            self._is_in_body = False
+            self._settle_spark(batch.batch_id, is_done=outcome is Outcome.SUCCEEDED)
+            if outcome is Outcome.SUCCEEDED or self._wait_until_stopped(batch.batch_id):
+                self._work.end(outcome, error)
+
+    def _keep_error(self, batch: BegunBatch, failed: FailedAttempt) -> None:
+        """Show in Dagster what a batch has failed with, also when this run is replaced."""
+        shown = ", ".join(map(str, batch.ranges[:_RANGES_SHOWN]))
+        more = "" if len(batch.ranges) <= _RANGES_SHOWN else f" and {len(batch.ranges)} in all"
+        text = "batch %s failed on %s%s (attempt %d): %s"
+        arguments = (batch.batch_id, shown, more, failed.attempt, failed.error)
+        self._say(self._context.log.error, text, *arguments)
+        notes = FailureNotes(self._context.instance, self._kafka.group_id)
+        self._say(lambda *_: notes.write(batch.ranges, failed), text, *arguments)
+
+    def _has_lost_spark(self, *, ask: bool = True) -> bool:
+        """Whether the JVM of a local Spark has died. The run leaves, and a new one takes over."""
+        if not jvm_has_died(ask=ask):
+            return False
+        self._ask_to_leave("the JVM of its Spark has died")
+        return True
+
+    def _call(self, batch: KafkaBatch) -> None:
+        self._keep(self._provenance.look)
+        for body in self._bodies:
+            blocking = {spec.key for spec in body.asset.check_specs if spec.blocking}
+            failed: list[str] = []
+            for made in body(self._context, batch):
+                self._check_not_interrupted()
+                failed += (
+                    f"{found.check_name} of {found.asset_key.to_user_string()}"
+                    for found in self._report(made, batch)
+                    if not found.passed
+                    and found.severity is dg.AssetCheckSeverity.ERROR
+                    and found.asset_check_key in blocking
+                )
+            self._check_not_interrupted()
+            if failed:
+                msg = f"blocking checks failed: {', '.join(failed)}"
+                raise dg.Failure(msg)
+
+    def _report(self, made: Made, batch: KafkaBatch) -> list[dg.AssetCheckEvaluation]:
+        """Report what a body has made; returns the checks that this evaluates."""
+        if isinstance(made, dg.AssetCheckResult):
+            return [self._evaluate(made)]
+        if not isinstance(made, dg.MaterializeResult):
+            self._keep(partial(self._context.log_event, made))
+            return []
+        key = made.asset_key or self._context.asset_key
+        tags = self._provenance.tags(key, made.data_version, batch.batch_id)
+        event = dg.AssetMaterialization(
+            asset_key=key,
+            metadata={**batch.metadata(), **(made.metadata or {})},
+            tags={**tags, **(made.tags or {})},
+        )
+        self._keep(partial(self._context.log_event, event))
+        return [self._evaluate(check) for check in made.check_results or ()]
+
+    def _evaluate(self, check: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
+        found = dg.AssetCheckEvaluation(
+            asset_key=check.asset_key or self._context.asset_key,
+            check_name=check.check_name or "",
+            passed=check.passed,
+            metadata=check.metadata,
+            severity=check.severity,
+            description=check.description,
+        )
+        self._keep(partial(self._context.instance.report_runless_asset_event, found))
+        return found
+
+    def _check_not_interrupted(self) -> None:
+        """Make sure that a body did not keep its interruption to itself.
+
+        A Pipes client may: dagster-databricks cancels its job and returns as if it had succeeded.
+        """
+        forks.end_child_of(self._pid)
+        if self._is_interrupted:
+            raise BatchInterruptedError
+
+    def _keep(self, report: Callable[[], None]) -> None:
+        """Report something to Dagster, which may be away for a while.
+
+        The body is done, so this is no failed attempt. If Dagster stays away, the lease ends the
+        run. A report that is refused while signs of life are stored is at fault itself, and so is
+        the body that made it. A lost connection is no refusal: the next report opens a new one.
+        """
+        refusals = 0
+        while (error := self._try_report(report)) is not None:
+            if not is_lost_connection(error):
+                refusals += 1
+                if refusals == _MOST_REFUSALS:
+                    raise error
+                refusals = refusals if self._try_beat() else 0
+            time.sleep(_WAIT_S)
+
+    def _try_report(self, report: Callable[[], None]) -> Exception | None:
+        """Report something once; return the error if Dagster's storage did not take it."""
+        try:
+            with self._heartbeat.reporting():
+                report()
+        except Exception as error:
+            logger.warning("Dagster's storage took no report", exc_info=True)
+            return error
+        # The context keeps what was logged until its step ends, which is in an hour.
+        deque(self._context.op_execution_context.consume_events(), maxlen=0)
+        return None
+
+    def _try_beat(self) -> bool:
+        """Store a sign of life; False if Dagster's storage does not take it."""
+        try:
+            with self._heartbeat.reporting():
+                self._heartbeat.beat(self._context.instance)
+        except Exception:  # noqa: BLE001 - of any database
+            return False
+        return True
+
+    def _say(self, write: Callable[..., None], text: str, *arguments: object) -> None:
+        """Write to the log of the run, unless Dagster is away."""
+        try:
+            with self._heartbeat.reporting():
+                write(text, *arguments)
+        except Exception:
+            logger.warning(text, *arguments, exc_info=True)
+
+    def _settle_spark(self, batch_id: str, *, is_done: bool) -> None:
+        try:
+            settle_batch(batch_id, is_done=is_done)
+            if self._spark is not None and not is_done:
+                # Also what the body began from records that it did not read through the batch.
+                self._spark.interrupt_work()
+        except Exception:
+            logger.warning("the Spark work of %s could not be ended", batch_id, exc_info=True)
+
+    def _wait_until_stopped(self, batch_id: str) -> bool:
+        """Wait until nothing that a body has begun elsewhere works any more.
+
+        Until then the batch is at work: nobody may begin it again. When the run has to end before
+        that, the answer is False, the run ends as one that failed, and whoever comes next waits for
+        the same.
+        """
+        tries, since = 0, time.monotonic()
+        while self._stopper is not None:
+            try:
+                if not self._heartbeat.interrupted_because:  # else others stop it
+                    self._stopper(self._run.run_id, since=since)
+                    return True
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+                tries += 1
+                if tries & (tries - 1) == 0:  # not each second for a day
+                    text = "the external work of batch %s is not over: it is at work until then: %s"
+                    self._say(self._context.log.warning, text, batch_id, error)
+            if self._heartbeat.interrupted_because or self._has_left.is_set():
+                msg = f"the external work of batch {batch_id} was not over when its run had to end"
+                self._failure = self._failure or IllegalStateError(msg)
+                return False
+            time.sleep(_WAIT_S)
+        return True
+
+    def _tell(self, progress: Progress) -> Progress:
+        for note in self._mailbox.take_notes():
+            self._say(self._context.log.info, "%s", note)
+        if time.monotonic() - progress.since < _PROGRESS_S:
+            return progress
+        summary = "; ".join(self._mailbox.mail.summary)
+        self._say(self._context.log.info, "%s; %s", progress, summary)
+        return Progress(time.monotonic())
+
+    # The member
+
+    def _be_member(self) -> None:
+        try:
+            with self._parts() as parts:
+                Pump(parts, self._mailbox).run()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._failure = error
+        finally:
+            self._has_left.set()
+            self._work.close()
+            self._end_body()
+
+    def _give_up(self) -> None:
+        """Leave the group at once, and end the process: an interrupted body does not end."""
+        if not self._gives_up:
+            self._gives_up = True
+            reason = "the batch at work was interrupted and does not end"
+            self._mailbox.tell(LeaveRequested(reason, 0.0))
+
+    def _end_body(self) -> None:
+        """Interrupt what is at work until it ends: nobody is there any more to commit it.
+
+        A body may keep its interruption to itself, or wait for a thread that nothing interrupts.
+        """
+        self._interrupt()
+        patience_s = 0.0 if self._gives_up else self._kafka.heartbeat_timeout_s
+        until = time.monotonic() + patience_s
+        while self._is_at_work and not self._is_over:
+            if time.monotonic() > until and process.is_of_one_run():
+                logger.critical("run %s does not end: its process is killed", self._run.run_id)
+                if not self._work.is_late:  # else the batch at work is a failed attempt
+                    self._say_at_last(
+                        partial(set_mark, self._context.instance, self._run, Mark.TAKEN_BACK)
+                    )
+                process.end_hard()
+            time.sleep(_WAIT_S)
+            self._interrupt()
+
+    @staticmethod
+    def _say_at_last(say: Callable[[], None]) -> None:
+        """Say something before the run ends; a storage that hangs keeps nobody."""
+        last_word = threading.Thread(target=say, daemon=True)
+        last_word.start()
+        last_word.join(LAST_WORD_LIMIT_S)
+
+    @contextmanager
+    def _parts(self) -> Iterator[Parts]:
+        kafka, run = self._kafka, self._run
+        settings = kafka.driver_settings(streams=True).of_stream(run.run_id)
+        settings = replace(
+            settings,
+            look_s=_LOOK_S,
+            idle_look_s=_IDLE_LOOK_S,
+            code_version=run.tags.get(VERSION_TAG, ""),
+        )
+        producer = kafka.dead_letters()
+        name = run.tags[STREAM_TAG]
+        with (
+            dg.DagsterInstance.from_ref(self._context.instance.get_ref()) as instance,
+            kafka.connect() as consumer,
+            closing(producer) if producer else nullcontext(),
+        ):
+            self._wake_member = consumer.wakeup
+            self._instance = instance
+            yield Parts(
+                consumer=consumer,
+                driver=Driver(
+                    settings,
+                    new_batch_id=batch_ids(run.run_id),
+                    now=time.monotonic(),
+                ),
+                runs=self._work,
+                work=self._work,
+                dead_letters=DeadLetters(producer, kafka.group_id) if producer else None,
+                catalogue=StreamCatalogue(instance, kafka, run),
+                topics=kafka.topics,
+                lag_limit=self._lag_limit,
+                log=MemberLog(
+                    {"group_id": kafka.group_id, "member": name, "member_run_id": run.run_id}
+                ),
+                meter=meter_of(kafka.group_id, name, most_partitions=kafka.metrics_partitions),
+                clock_with_suspension=boot_clock.seconds,
+            )
+
+    def _beat(self) -> None:
+        self._heartbeat.beat(self._instance or self._context.instance)
+
+    def _wake(self) -> None:
+        if self._wake_member is not None:
+            self._wake_member()
+
+    # The end
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if self._main is not threading.main_thread():  # only that one may handle signals
+            yield
+            return
+        handlers = {
+            signal.SIGTERM: self._on_end_signal,
+            signal.SIGINT: self._on_end_signal,
+            signal.SIGUSR2: self._on_interrupt,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                # An interrupt may still be on its way, and would end the process by default.
+                signal.signal(number, signal.SIG_IGN if number is signal.SIGUSR2 else handler)
+
+    def _on_end_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._heartbeat.interrupted_because:
+            self._mailbox.is_abandoned = self._is_interrupted = True
+            raise dg.DagsterExecutionInterruptedError
+        self._ask_to_leave("its process was asked to end")
+
+    def _ask_to_leave(self, reason: str) -> None:
+        """Ask the member to leave, once.
+
+        Not every launcher can send a signal, so a cancel that Dagster shows counts as well.
+        """
+        if self._was_asked_to_leave:
+            return
+        self._was_asked_to_leave = True
+        self._mailbox.tell(LeaveRequested(reason, self._kafka.shutdown_timeout_s))
+        self._wake()
+
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_in_body:
+            self._is_in_body = False  # once: a second one must not hit what handles the first
+            self._is_interrupted = True
+            raise BatchInterruptedError
+
+    def _interrupt(self) -> None:
+        is_there = self._main is threading.main_thread() and self._main.ident is not None
+        if is_there and not self._is_over:
+            signal.pthread_kill(self._main.ident or 0, signal.SIGUSR2)
+
+
+class StreamCatalogue(Catalogue):
+    """Reports for the member of a streaming run, which has no seat and no successor of its own."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, kafka: KafkaConsumerResource, run: dg.DagsterRun
+    ) -> None:
+        origin = run.remote_job_origin
+        location = origin.repository_origin.code_location_origin.location_name if origin else ""
+        _, _, sensor = run.tags.get(STREAM_TAG, "").rpartition(":")
+        super().__init__(
+            instance,
+            GroupAssets.of(kafka.group_id),
+            Host(f"{location or 'stream'}/{run.run_id[:8]}", sensor, run.run_id, run.run_id),
+            public_settings(kafka),
+        )
+        self._run = run
+        self._has_joined = False
+        self._due: list[Mark] = []
+
+    def keep_seat(self) -> None:
+        """Do nothing: a streaming run has no seat."""
+
+    def give_seat_up(self) -> None:
+        """Do nothing: a streaming run has no seat."""
+
+    def leave_wanted(self) -> LeaveRequested | None:
+        """Leave when the sensor has asked this very run to."""
+        self._set_due_marks()
+        if Mark.LEAVE not in marks_of(self._instance, self._run.run_id):
+            return None
+        return LeaveRequested("another streaming run takes its place")
+
+    def record_joined(self) -> None:
+        """Show that the member reads the group, and that this run may be given partitions."""
+        self._due.append(Mark.READY)
+        super().record_joined()
+        self._set_due_marks()
+
+    def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
+        """Show what was assigned, and the first time that this run has joined."""
+        if not self._has_joined:
+            self._has_joined = True
+            self._due.append(Mark.JOINED)
+        super().record_assigned(partitions, member_id)
+        self._set_due_marks()
+
+    def _set_due_marks(self) -> None:
+        """Set the marks that Dagster has not taken yet: without them nobody is replaced."""
+        while self._due:
+            set_mark(self._instance, self._run, self._due[0])
+            del self._due[0]

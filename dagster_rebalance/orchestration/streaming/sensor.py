@@ -1,0 +1,240 @@
+"""The sensor that keeps streaming runs alive. It holds no member.
+
+What it does in a tick follows from the runs that Dagster shows (`core.streaming.replicas`): so
+ticks, the daemon and the code server may be away without a batch being late. Dagster shows a run as
+live until somebody says that it is not, and its launcher may not notice that its process is gone.
+So the sensor looks at the signs of life as members do (`core.runs.liveness`), and ends what is
+dead. What it keeps in its cursor is for how long each sign has not changed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.streaming.replicas import Fleet, Moves, StreamSeen, moves
+from dagster_rebalance.orchestration.batch.validation import check_merged_resources
+from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, look_after_reruns
+from dagster_rebalance.orchestration.per_batch.sensor import (
+    MOST_REQUESTS_PER_TICK,
+    is_real_tick,
+    location_of,
+)
+from dagster_rebalance.orchestration.reporting.member_tables import told_last
+from dagster_rebalance.orchestration.reporting.stopped_check import notes_on_stops
+from dagster_rebalance.orchestration.runs.external_jobs import stopping
+from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
+from dagster_rebalance.orchestration.runs.reaper import DeadRuns, end_dead_runs
+from dagster_rebalance.orchestration.storage.member_lease import notes_on_home
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark, times_of
+from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+    from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
+
+_NEWEST = 100
+"""A tick looks at this many of the newest runs, beside all that are live."""
+_QUEUED = {
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.MANAGED,
+    dg.DagsterRunStatus.QUEUED,
+}
+
+
+def build_kafka_stream_sensor(
+    *,
+    name: str,
+    job: dg.UnresolvedAssetJobDefinition,
+    fleet: Fleet,
+    rerun_key: str,
+    kafka_key: str = "kafka",
+    spark_key: str | None = None,
+    stopper: WorkStopper | None = None,
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """Build the sensor that keeps the streaming runs of a job alive.
+
+    Args:
+        name: The name of the sensor.
+        job: The job of the streaming runs.
+        fleet: How many, and of which version.
+        rerun_key: The resource key of the batch of a rerun.
+        kafka_key: The resource key of the `KafkaConsumerResource`.
+        spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
+            be stopped.
+        stopper: Stops what the runs have begun elsewhere.
+        minimum_interval_seconds: Seconds between ticks.
+        default_status: Whether the sensor runs without being turned on.
+    """
+
+    @dg.sensor(
+        name=name,
+        job=job,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={kafka_key} | ({spark_key} if spark_key else set()),
+        description=(
+            "Keeps streaming runs alive, which are members of a Kafka consumer group, and replaces "
+            "them one by one when their code is new."
+        ),
+    )
+    def kafka_streams(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        stream = f"{location_of(context)}:{name}"
+        is_real, reruns, dead = is_real_tick(context), RerunTick(), DeadRuns()
+        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        if kafka.why_not_to_join:
+            return dg.SkipReason(kafka.why_not_to_join)
+        live = _live(context.instance, stream)
+        if is_real:
+            spark: KafkaSparkResource | None = (
+                getattr(context.resources, spark_key) if spark_key else None
+            )
+            ledger = RunLedger(
+                context.instance,
+                kafka.group_id,
+                stop_work=stopping(spark, stopper),
+            )
+            location = location_of(context)
+            reruns = look_after_reruns(context, location, kafka.group_id, ledger, rerun_key)
+            runs = (*ledger.streams(live), *reruns.runs)
+            dead = end_dead_runs(context, ledger, runs, kafka.driver_settings().pulse)
+            live = [record for record in live if record.dagster_run.run_id not in dead.ended]
+        # A run that cannot be ended keeps no place: the next one waits for it, and says so.
+        seen = [
+            run for run in streams_of(context.instance, stream, live) if run.run_id not in dead.left
+        ]
+        limit_s = kafka.hold_limit_s + kafka.heartbeat_timeout_s
+        found = moves(replace(fleet, leave_limit_s=limit_s), seen, time.time())
+        group = GroupAssets.of(kafka.group_id)
+        told = told_last(context.instance, group.group, group.lag, time.time())
+        notes = (
+            *found.notes,
+            *dead.notes,
+            *told,
+            *notes_on_stops(context.instance, group.offsets),
+            *reruns.notes,
+            *notes_on_home(context.instance),
+        )
+        shown = _shown(seen, fleet)
+        said = "; ".join([shown, *notes])
+        if not is_real:
+            return dg.SkipReason(f"preview, nothing is done: {_wanted(found)}; {said}")
+        not_ended = f"{len(dead.left)} dead runs not ended, " if dead.left else ""
+        context.update_cursor(dead.cursor(f"{not_ended}{shown}"))
+        for leave in found.leaves:
+            run = context.instance.get_run_by_id(leave.run_id)
+            if run is not None and not run.is_finished:
+                set_mark(context.instance, run, Mark.LEAVE, leave.reason)
+                context.log.info(
+                    "%s is asked to leave: %s", named_runs([leave.run_id]), leave.reason
+                )
+        if found.starts:
+            check_merged_resources(context, job.name)
+        requests = [
+            dg.RunRequest(
+                run_key=start.key,
+                tags={
+                    STREAM_TAG: stream,
+                    SLOT_TAG: str(start.slot),
+                    VERSION_TAG: fleet.version,
+                },
+            )
+            for start in found.starts
+        ]
+        requests += reruns.requests[:MOST_REQUESTS_PER_TICK]
+        return dg.SensorResult(run_requests=requests) if requests else dg.SkipReason(said)
+
+    return kafka_streams
+
+
+def _live(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
+    wanted = dg.RunsFilter(tags={STREAM_TAG: stream}, statuses=LIVE_STATUSES)
+    return instance.get_run_records(wanted)
+
+
+def streams_of(
+    instance: dg.DagsterInstance, stream: str, live: Iterable[dg.RunRecord]
+) -> tuple[StreamSeen, ...]:
+    """The newest streaming runs of a sensor of a code location, and all that are live.
+
+    Args:
+        instance: Where they are.
+        stream: The sensor.
+        live: The live ones, as they were read before.
+    """
+    newest = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream}), limit=_NEWEST)
+    records = {record.dagster_run.run_id: record for record in (*live, *newest)}
+    return tuple(_seen(instance, record) for record in records.values())
+
+
+def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
+    run = record.dagster_run
+    slot = run.tags.get(SLOT_TAG, "")
+    marks = {} if run.is_finished else times_of(instance, run.run_id)
+    return StreamSeen(
+        run_id=run.run_id,
+        slot=int(slot) if slot.isdecimal() else None,
+        version=run.tags.get(VERSION_TAG, ""),
+        created_at=record.create_timestamp.timestamp(),
+        started_at=record.start_time,
+        ended_at=(record.end_time or time.time()) if run.is_finished else None,
+        has_failed=run.status is dg.DagsterRunStatus.FAILURE,
+        has_joined=Mark.JOINED in marks,
+        ready_since=marks.get(Mark.READY),
+        queued_at=_queued_at(instance, record) if run.status in _QUEUED else None,
+        leaving_since=marks.get(Mark.LEAVE, _cancelled_at(instance, run)),
+    )
+
+
+def _cancelled_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> float | None:
+    """When a run that is being cancelled was; None for any other."""
+    if run.status is not dg.DagsterRunStatus.CANCELING:
+        return None
+    events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+    return events[-1].timestamp if events else time.time()
+
+
+def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
+    """Since when a run waits. One that was created and not submitted has no event that says it."""
+    events = instance.all_logs(record.dagster_run.run_id, of_type=dg.DagsterEventType.RUN_ENQUEUED)
+    # Not when it was created: Postgres keeps that in the time zone of the connection, and does not
+    # say in which.
+    return events[-1].timestamp if events else record.create_timestamp.timestamp()
+
+
+def _shown(seen: Sequence[StreamSeen], fleet: Fleet) -> str:
+    """The live runs in a sentence, by what each is about to do."""
+    live = [run for run in seen if run.is_live]
+    if not live:
+        return "no streaming run is live"
+    old = [run for run in live if run.version != fleet.version]
+    stay = [run for run in live if not run.is_leaving and run not in old]
+    joined = [run for run in stay if run.has_joined]
+    text = f"{len(joined)} of {fleet.runs} streaming run{'s' * (fleet.runs != 1)} live"
+    text += " with the new code" * bool(old)
+    text += f": {_named(joined)}" * bool(joined)
+    others = {
+        "starting": [run for run in stay if not run.has_joined],
+        "working until replaced": [run for run in old if not run.is_leaving],
+    }
+    return "; ".join((text, *(f"{what}: {_named(runs)}" for what, runs in others.items() if runs)))
+
+
+def _named(runs: Iterable[StreamSeen]) -> str:
+    return named_runs(sorted(run.run_id for run in runs))
+
+
+def _wanted(found: Moves) -> str:
+    wanted = [f"a run for slot {start.slot} would be started" for start in found.starts]
+    wanted += [f"{named_runs([leave.run_id])} would be asked to leave" for leave in found.leaves]
+    return ", ".join(wanted) or "all runs that are wanted are there"

@@ -1,0 +1,111 @@
+"""The step of a streaming run: all assets of its batches together.
+
+A run of a rerun has the same job, so that it makes the same assets. It is no member: its batch is
+in its config, as in a run for each batch.
+"""
+
+# No `from __future__ import annotations` here: Dagster evaluates the annotation of `context`.
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import dagster as dg
+
+from dagster_rebalance.core.reporting.lag import LagLimit
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
+from dagster_rebalance.orchestration.reporting.lineage import reading
+from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
+from dagster_rebalance.orchestration.streaming.asset_calls import Body
+from dagster_rebalance.orchestration.streaming.asset_forms import refused
+from dagster_rebalance.orchestration.streaming.asset_results import Made
+from dagster_rebalance.orchestration.streaming.run import StreamRun
+
+
+class RerunKafkaBatch(KafkaBatch):
+    """The batch of a rerun. A streaming run has none: it takes its batches as a member."""
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["KafkaBatch"]:
+        """Check that the run may work if it has a batch."""
+        if self.batch_id:
+            with super().yield_for_execution(context) as batch:
+                yield batch
+        else:
+            yield self
+
+
+def stream_asset(
+    name: str,
+    bodies: Sequence[Body],
+    topics: Sequence[dg.AssetKey],
+    *,
+    kafka_key: str,
+    rerun_key: str,
+    spark_key: str | None,
+    stopper: WorkStopper | None,
+    lag_limit: LagLimit,
+) -> dg.AssetsDefinition:
+    """The assets as one step, which calls their functions for each batch until its run ends."""
+    needed = frozenset({kafka_key, rerun_key}).union(*(body.required_keys for body in bodies))
+    # No asset is an output of the step: each batch logs its own materialisations.
+    specs = [
+        reading(spec, topics).replace_attributes(skippable=True)
+        for body in bodies
+        for spec in body.specs
+    ]
+    check_specs = [spec for body in bodies for spec in body.asset.check_specs]
+
+    @dg.multi_asset(
+        name=f"{name}_batches",
+        specs=specs,
+        check_specs=check_specs,
+        resource_defs=_own_resources(bodies) or None,  # Dagster warns of the argument: it is beta
+        required_resource_keys=needed | ({spark_key} if spark_key else set()),
+    )
+    def batches(
+        context: dg.AssetExecutionContext,
+    ) -> Iterator[Made | dg.Output[None]]:
+        kafka = getattr(context.resources, kafka_key)
+        spark = getattr(context.resources, spark_key) if spark_key else None
+        rerun: KafkaBatch = getattr(context.resources, rerun_key)
+        if not rerun.batch_id:
+            if STREAM_TAG not in context.run.tags:
+                msg = (
+                    "This run was not started by its sensor, so nobody would look after it. "
+                    "Streaming runs of this job are started by its sensor, which also replaces "
+                    "and ends them: turn it on. To process past ranges again, use "
+                    "dagster-rebalance rerun or the job of the group for that."
+                )
+                raise dg.Failure(msg, allow_retries=False)
+            StreamRun(context, kafka, spark, bodies, lag_limit, stopper=stopper).work()
+            # Dagster fails a step without them. What the checks found was told with each batch.
+            for spec in check_specs:
+                yield dg.Output(None, output_name=spec.get_python_identifier())
+            return
+        shown = rerun.metadata()
+        for body in bodies:
+            for made in body(context, rerun):
+                if isinstance(made, dg.MaterializeResult):
+                    yield made._replace(metadata={**shown, **(made.metadata or {})})
+                else:
+                    yield made
+
+    return batches
+
+
+def _own_resources(bodies: Sequence[Body]) -> dict[str, dg.ResourceDefinition]:
+    """The resources that the assets bring in `resource_defs`.
+
+    Raises:
+        ConfigurationError: Two assets bring different ones under one key.
+    """
+    found: dict[str, dg.ResourceDefinition] = {}
+    for body in bodies:
+        for key, resource in body.asset.resource_defs.items():
+            if found.setdefault(key, resource) is not resource:
+                raise refused(
+                    body.asset,
+                    f"has another resource {key!r} in resource_defs than an asset before it, and "
+                    "the run has one for all of its assets: give each resource a key of its own",
+                )
+    return found
