@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.core.model.printable import shown
-from dagster_rebalance.decoding import avro, json_schema, protobuf
+from dagster_rebalance.decoding import json_schema, protobuf
+from dagster_rebalance.decoding.avro import payload as avro
 from dagster_rebalance.decoding.wire_format import GUID_HEADERS
 
 if TYPE_CHECKING:

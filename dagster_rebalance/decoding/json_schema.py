@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
 from dagster_rebalance.decoding.columns import Inside
-from dagster_rebalance.decoding.json_check import Check, Inexact, decimal_of
+from dagster_rebalance.decoding.json_validation import Check, Inexact, decimal_of
 from dagster_rebalance.decoding.wire_format import frame_of
 
 if TYPE_CHECKING:

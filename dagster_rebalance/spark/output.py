@@ -21,18 +21,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.spark import publication
-from dagster_rebalance.spark.footers import COLUMNS, local_folder, ranges_by_file
-from dagster_rebalance.spark.jobs import is_connect
-from dagster_rebalance.spark.ranges import (
+from dagster_rebalance.spark.reading.ranges import (
     IS_ONE_RANGE_A_TASK,
     READ_ID,
     explained_read_errors,
     functions_of,
 )
-from dagster_rebalance.spark.reads import written_once
-from dagster_rebalance.spark.schemas import fitted, refuse_alike_names
-from dagster_rebalance.spark.stored_schema import refuse_other_first_writers, schema_of_files
+from dagster_rebalance.spark.reading.reads import written_once
+from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.writing import publication
+from dagster_rebalance.spark.writing.footers import COLUMNS, local_folder, ranges_by_file
+from dagster_rebalance.spark.writing.schemas import fitted, refuse_alike_names
+from dagster_rebalance.spark.writing.stored_schema import (
+    refuse_other_first_writers,
+    schema_of_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

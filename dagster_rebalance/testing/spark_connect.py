@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.spark import connector
+from dagster_rebalance.spark.session import connector
 from dagster_rebalance.testing.jars import (
     Coordinates,
     JarSet,

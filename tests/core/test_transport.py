@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.kafka.client.transport_security import insecurity
+from dagster_rebalance.core.transport_security import insecurity
 
 
 @pytest.mark.parametrize(

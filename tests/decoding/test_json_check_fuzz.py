@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.json_check import Check
+from dagster_rebalance.decoding.json_validation import Check
 from dagster_rebalance.decoding.schema import SchemaText
 
 NAMES = st.sampled_from(["a", "b", "c"])

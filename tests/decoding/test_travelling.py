@@ -16,7 +16,7 @@ from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
 from dagster_rebalance.decoding.schema import SchemaText
 from dagster_rebalance.kafka.schema_registry import Registry
 from dagster_rebalance.orchestration.batch.decoded import with_known_schemas
-from dagster_rebalance.spark.decoded import let_travel
+from dagster_rebalance.spark.reading.decoded import let_travel
 from tests.decoding.http_registry import PASSWORD, USER
 from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
 from tests.decoding.test_protobuf import registered, written

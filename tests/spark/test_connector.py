@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from dagster_rebalance import KafkaSparkResource
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark import connector
+from dagster_rebalance.spark.session import connector
 
 if TYPE_CHECKING:
     from pathlib import Path

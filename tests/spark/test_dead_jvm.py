@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dagster_rebalance.spark.jobs import jvm_has_died
+from dagster_rebalance.spark.session.jobs import jvm_has_died
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

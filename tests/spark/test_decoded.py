@@ -28,11 +28,11 @@ from dagster_rebalance import (
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.schema import SchemaText
 from dagster_rebalance.orchestration.storage.run_tags import spelled
-from dagster_rebalance.spark.decoded import decoded_frame
-from dagster_rebalance.spark.delta import write_delta
-from dagster_rebalance.spark.iceberg import write_iceberg
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.ranges import given_records
+from dagster_rebalance.spark.reading.decoded import decoded_frame
+from dagster_rebalance.spark.reading.ranges import given_records
+from dagster_rebalance.spark.writing.delta import write_delta
+from dagster_rebalance.spark.writing.iceberg import write_iceberg
 from tests.decoding.http_registry import PASSWORD, USER, HttpRegistry, http_registry
 from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
 

@@ -15,8 +15,12 @@ import pytest
 from pyspark.sql.connect.session import SparkSession
 
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource, stop_abandoned_work
-from dagster_rebalance.spark import jobs
-from dagster_rebalance.spark.sessions import connect_session_id, remote_with_session, stop_session
+from dagster_rebalance.spark.session import jobs
+from dagster_rebalance.spark.session.connect_sessions import (
+    connect_session_id,
+    remote_with_session,
+    stop_session,
+)
 from tests.spark.slow_write import (
     STOP_LIMIT_S,
     wait_until_stopped,

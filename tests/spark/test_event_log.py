@@ -15,9 +15,13 @@ from confluent_kafka import Producer
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.schema import SchemaText
-from dagster_rebalance.spark.decoded import write_letters
-from dagster_rebalance.spark.options import OPTIONS_REDACTION, REDACTION, spark_kafka_options
-from dagster_rebalance.spark.ranges import read_ranges
+from dagster_rebalance.spark.reading.decoded import write_letters
+from dagster_rebalance.spark.reading.options import (
+    OPTIONS_REDACTION,
+    REDACTION,
+    spark_kafka_options,
+)
+from dagster_rebalance.spark.reading.ranges import read_ranges
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from tests.consumer.test_security import KEY_PASSWORD, pem_settings
 from tests.spark.lakes import connected

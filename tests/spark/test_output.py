@@ -12,10 +12,10 @@ import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.spark import output as output_module
-from dagster_rebalance.spark import publication
-from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.ranges import IS_ONE_RANGE_A_TASK, READ_ID
+from dagster_rebalance.spark.reading.ranges import IS_ONE_RANGE_A_TASK, READ_ID
+from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.writing import publication
 from tests.spark.readers import read_by_all
 
 if TYPE_CHECKING:

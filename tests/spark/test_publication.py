@@ -8,9 +8,9 @@ import pyarrow.fs
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.output import _no_moves
-from dagster_rebalance.spark.publication import (
+from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.writing.publication import (
     _publish_in_store,
     _publish_on_hadoop,
     check_scheme,

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.ranges import read_ranges
+from dagster_rebalance.spark.reading.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.consumer.test_security import KEY_PASSWORD, pem_settings
 from tests.spark.lakes import connected

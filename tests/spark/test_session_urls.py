@@ -12,8 +12,8 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.spark.ranges import read_ranges
-from dagster_rebalance.spark.sessions import (
+from dagster_rebalance.spark.reading.ranges import read_ranges
+from dagster_rebalance.spark.session.connect_sessions import (
     check_reachable,
     connect_session_id,
     connects_in_the_clear,

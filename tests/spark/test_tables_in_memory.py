@@ -9,11 +9,11 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dagster_rebalance import ConfigurationError, IllegalStateError, OffsetRange
-from dagster_rebalance.spark import tables
-from dagster_rebalance.spark.delta import DELTA, write_delta
-from dagster_rebalance.spark.iceberg import ICEBERG, write_iceberg
-from dagster_rebalance.spark.ranges import READ_ID, _about
-from dagster_rebalance.spark.tables import Rows, TableFormat, replace_rows
+from dagster_rebalance.spark.reading.ranges import READ_ID, _about
+from dagster_rebalance.spark.writing import tables
+from dagster_rebalance.spark.writing.delta import DELTA, write_delta
+from dagster_rebalance.spark.writing.iceberg import ICEBERG, write_iceberg
+from dagster_rebalance.spark.writing.tables import Rows, TableFormat, replace_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

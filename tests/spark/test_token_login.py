@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.spark.ranges import read_ranges
+from dagster_rebalance.spark.reading.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:

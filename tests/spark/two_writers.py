@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.spark.output import _moves, _stage, write_parquet_by_range
-from dagster_rebalance.spark.publication import mounted_publisher
+from dagster_rebalance.spark.writing.publication import mounted_publisher
 from tests.spark.readers import LIBRARIES, Reader, by_spark
 
 if TYPE_CHECKING:

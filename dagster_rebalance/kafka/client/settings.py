@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.transport_security import insecurity
 from dagster_rebalance.kafka.client.credentials import Credentials
 from dagster_rebalance.kafka.client.defaults import ClientKind, configured
 from dagster_rebalance.kafka.client.oauth import Tokens
-from dagster_rebalance.kafka.client.transport_security import insecurity
 
 _client_logger = logging.getLogger("dagster_rebalance.librdkafka")
 

@@ -69,7 +69,7 @@ class GivenMessages:
         Raises:
             ConfigurationError: An option would change which offsets are read.
         """
-        from dagster_rebalance.spark.ranges import given_records
+        from dagster_rebalance.spark.reading.ranges import given_records
 
         wanted = tuple(ranges)
         rows = [

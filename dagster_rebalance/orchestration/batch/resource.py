@@ -54,7 +54,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     read_range,
     spelled,
 )
-from dagster_rebalance.spark.jobs import jvm_has_died
+from dagster_rebalance.spark.session.jobs import jvm_has_died
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -218,8 +218,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 clear on its way there; or an option would change which offsets are read.
             IllegalStateError: A range is not one of the batch.
         """
-        from dagster_rebalance.spark.jobs import tag_batch
-        from dagster_rebalance.spark.ranges import given_records, read_ranges
+        from dagster_rebalance.spark.reading.ranges import given_records, read_ranges
+        from dagster_rebalance.spark.session.jobs import tag_batch
 
         wanted = self.chosen(ranges)
         session = spark.spark_session
@@ -275,7 +275,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 or cannot be used; or as of `dataframe`.
             IllegalStateError: A range is not one of the batch.
         """
-        from dagster_rebalance.spark import decoded as in_spark
+        from dagster_rebalance.spark.reading import decoded as in_spark
 
         decoding = Decoding.of(
             self.kafka,
@@ -341,7 +341,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         decoders: "Sequence[Decoder]",
         topic: str,
     ) -> None:
-        from dagster_rebalance.spark.decoded import write_letters
+        from dagster_rebalance.spark.reading.decoded import write_letters
 
         check_letter_topic(self.kafka, topic)
         write_letters(frame, decoders, topic, self._spark_options(spark))

@@ -29,8 +29,8 @@ from dagster_rebalance.core.model.start_position import StartTime, start_of
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.core.runs.liveness import Pulse
 from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.transport_security import insecurity
 from dagster_rebalance.kafka.client.settings import CALLBACKS, validated, with_login
-from dagster_rebalance.kafka.client.transport_security import insecurity
 from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer

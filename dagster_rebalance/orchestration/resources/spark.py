@@ -20,13 +20,13 @@ from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_vali
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.orchestration.resources.client_settings import as_text, as_texts
 from dagster_rebalance.orchestration.resources.unknown_settings import refuse_unknown_settings
-from dagster_rebalance.spark import jobs, sessions
-from dagster_rebalance.spark.connector import (
+from dagster_rebalance.spark.session import connect_sessions, jobs
+from dagster_rebalance.spark.session.connector import (
     explained_start,
     kafka_connector_package,
     table_packages,
 )
-from dagster_rebalance.spark.launch import (
+from dagster_rebalance.spark.session.launch import (
     one_fetch_at_a_time,
     only_the_given_server,
     settings_in_a_file,
@@ -225,10 +225,10 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _connect(self) -> "SparkSession":
         remote = self.remote or ""
-        session_id = sessions.connect_session_id(self._run_id or str(uuid.uuid4()))
-        url = sessions.remote_with_session(remote, session_id)
+        session_id = connect_sessions.connect_session_id(self._run_id or str(uuid.uuid4()))
+        url = connect_sessions.remote_with_session(remote, session_id)
         make_session = _session_maker()
-        sessions.check_reachable(remote)
+        connect_sessions.check_reachable(remote)
         self._session_id = session_id
         session: Any = make_session({**self.spark_config, "spark.remote": url})
         if not jobs.is_connect(session) or session.session_id != session_id:
@@ -278,9 +278,9 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _disconnect(self, remote: str, session_id: str, *, is_over: bool) -> None:
         try:
             if is_over:
-                sessions.stop_session(remote, session_id)
+                connect_sessions.stop_session(remote, session_id)
             else:
-                sessions.interrupt_tag(remote, session_id, self._tag)
+                connect_sessions.interrupt_tag(remote, session_id, self._tag)
         except DagsterRebalanceError:
             # The run ends as its steps did. If it has to be done again, its owner stops its work
             # first.
@@ -301,7 +301,7 @@ def stop_abandoned_work(remote: str, run_id: str) -> None:
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.
     """
-    sessions.stop_session(remote, sessions.connect_session_id(run_id))
+    connect_sessions.stop_session(remote, connect_sessions.connect_session_id(run_id))
 
 
 def _session_maker() -> "Callable[[dict[str, Any]], Any]":

@@ -51,7 +51,7 @@ from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, s
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, VERSION_TAG, spelled
 from dagster_rebalance.orchestration.streaming.provenance import Provenance
 from dagster_rebalance.orchestration.streaming.worker import StreamWork
-from dagster_rebalance.spark.jobs import jvm_has_died, settle_batch
+from dagster_rebalance.spark.session.jobs import jvm_has_died, settle_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.decoding.columns import quoted
-from dagster_rebalance.spark.connector import DELTA_LAKE, coordinates_text
-from dagster_rebalance.spark.tables import TableFormat, merges_schema, overwrite, replace_rows
+from dagster_rebalance.spark.session.connector import DELTA_LAKE, coordinates_text
+from dagster_rebalance.spark.writing.tables import (
+    TableFormat,
+    merges_schema,
+    overwrite,
+    replace_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.spark.tables import Rows
+    from dagster_rebalance.spark.writing.tables import Rows
 
 DELTA = TableFormat(
     name="Delta Lake",

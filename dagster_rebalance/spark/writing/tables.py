@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.batches.range_progress import read_rounds
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.spark.jobs import is_connect
-from dagster_rebalance.spark.ranges import READ_ID, READ_RANGES, explained_read_errors
-from dagster_rebalance.spark.reads import written_once
-from dagster_rebalance.spark.schemas import refuse_alike_names
+from dagster_rebalance.spark.reading.ranges import READ_ID, READ_RANGES, explained_read_errors
+from dagster_rebalance.spark.reading.reads import written_once
+from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.writing.schemas import refuse_alike_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from dagster_rebalance.decoding.avro_columns import parts_of
+from dagster_rebalance.decoding.avro.columns import parts_of
 
 NAMED = {"record", "error", "enum", "fixed"}
 

@@ -12,9 +12,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.spark.footers import stored_schemas
-from dagster_rebalance.spark.jobs import is_connect
-from dagster_rebalance.spark.schemas import refuse_misfits
+from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.writing.footers import stored_schemas
+from dagster_rebalance.spark.writing.schemas import refuse_misfits
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -10,9 +10,9 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.decoding.avro_columns import branches_of, type_of
-from dagster_rebalance.decoding.avro_logical import exact, register_exact
-from dagster_rebalance.decoding.avro_names import NAMED, names_of, shared_names, simple_name
+from dagster_rebalance.decoding.avro.columns import branches_of, type_of
+from dagster_rebalance.decoding.avro.logical_types import exact, register_exact
+from dagster_rebalance.decoding.avro.named_types import NAMED, names_of, shared_names, simple_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.avro_columns import parts_of, type_of
+from dagster_rebalance.decoding.avro.columns import parts_of, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

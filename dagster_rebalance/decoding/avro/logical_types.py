@@ -11,7 +11,7 @@ from decimal import Context, Decimal
 from math import log10
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.decoding.avro_columns import parts_of
+from dagster_rebalance.decoding.avro.columns import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,8 @@ from dagster_rebalance.decoding.batches import (
     letter_maker,
 )
 from dagster_rebalance.decoding.columns import TIMESTAMP, quoted
-from dagster_rebalance.spark.options import OPTIONS_REDACTION, hidden, spark_kafka_options
-from dagster_rebalance.spark.ranges import explained_read_errors
+from dagster_rebalance.spark.reading.options import OPTIONS_REDACTION, hidden, spark_kafka_options
+from dagster_rebalance.spark.reading.ranges import explained_read_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

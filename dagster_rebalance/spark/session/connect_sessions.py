@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.jobs import is_connect
+from dagster_rebalance.spark.session.jobs import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.avro_columns import branches_of, column_of, type_of
-from dagster_rebalance.decoding.avro_logical import check_precision, exact, without_invalid_decimal
-from dagster_rebalance.decoding.avro_names import NAMED, names_of
-from dagster_rebalance.decoding.avro_resolution import register, resolved
-from dagster_rebalance.decoding.avro_size import SizeCheck
+from dagster_rebalance.decoding.avro.columns import branches_of, column_of, type_of
+from dagster_rebalance.decoding.avro.logical_types import (
+    check_precision,
+    exact,
+    without_invalid_decimal,
+)
+from dagster_rebalance.decoding.avro.named_types import NAMED, names_of
+from dagster_rebalance.decoding.avro.resolution import register, resolved
+from dagster_rebalance.decoding.avro.size import SizeCheck
 from dagster_rebalance.decoding.wire_format import frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dagster_rebalance.decoding.avro_resolution import Defaults
+    from dagster_rebalance.decoding.avro.resolution import Defaults
     from dagster_rebalance.decoding.columns import Column
     from dagster_rebalance.decoding.schema import SchemaText
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.spark.jobs import is_connect
+from dagster_rebalance.spark.session.jobs import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

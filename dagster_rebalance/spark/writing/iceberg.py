@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.decoding.columns import quoted
-from dagster_rebalance.spark.connector import ICEBERG as ICEBERG_PACKAGES
-from dagster_rebalance.spark.connector import coordinates_text
-from dagster_rebalance.spark.schemas import ddl
-from dagster_rebalance.spark.tables import (
+from dagster_rebalance.spark.session.connector import ICEBERG as ICEBERG_PACKAGES
+from dagster_rebalance.spark.session.connector import coordinates_text
+from dagster_rebalance.spark.writing.schemas import ddl
+from dagster_rebalance.spark.writing.tables import (
     Rows,
     TableFormat,
     merges_schema,

@@ -25,10 +25,10 @@ from dagster_rebalance.core.model.errors import (
     UndecodableError,
 )
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.spark.connector import kafka_connector_package
-from dagster_rebalance.spark.jobs import is_connect
-from dagster_rebalance.spark.options import hidden, is_secret, spark_kafka_options
-from dagster_rebalance.spark.sessions import connects_in_the_clear
+from dagster_rebalance.spark.reading.options import hidden, is_secret, spark_kafka_options
+from dagster_rebalance.spark.session.connect_sessions import connects_in_the_clear
+from dagster_rebalance.spark.session.connector import kafka_connector_package
+from dagster_rebalance.spark.session.jobs import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.kafka.client.transport_security import insecurity
-from dagster_rebalance.spark import pem
+from dagster_rebalance.core.transport_security import insecurity
+from dagster_rebalance.spark.reading import pem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,0 +1,1 @@
+"""DataFrames over exact offset ranges, and their decoded columns."""

@@ -1,0 +1,1 @@
+"""Spark sessions: the connector, the start, and jobs that can be interrupted."""

@@ -1,0 +1,1 @@
+"""Output keyed by range in Parquet files, Delta Lake and Iceberg."""
