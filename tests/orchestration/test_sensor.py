@@ -17,12 +17,9 @@ from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.member.mailbox import Mail
 from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
 from dagster_rebalance.orchestration.per_batch.members import Members
-from dagster_rebalance.orchestration.per_batch.sensor import (
-    MOST_REQUESTS_PER_TICK,
-    build_kafka_batch_sensor,
-    is_real_tick,
-)
+from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.runs.ticks import MOST_REQUESTS_PER_TICK, is_real_tick
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from tests.orchestration.parts import kafka_in_memory, nothing, offer, span
 

@@ -38,6 +38,11 @@ from dagster_rebalance.orchestration.runs.external_jobs import stopper_of, stopp
 from dagster_rebalance.orchestration.runs.own_jobs import JobName
 from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
 from dagster_rebalance.orchestration.runs.reaper import DeadRuns, end_dead_runs
+from dagster_rebalance.orchestration.runs.ticks import (
+    MOST_REQUESTS_PER_TICK,
+    is_real_tick,
+    location_of,
+)
 from dagster_rebalance.orchestration.storage.member_lease import Host, Seat, notes_on_home
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
@@ -55,8 +60,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
     from dagster_rebalance.orchestration.runs.external_jobs import ExternalWork
 
-MOST_REQUESTS_PER_TICK = 20
-"""A run request costs Dagster's daemon 0.2 to 0.3 s, in which no other sensor is evaluated."""
 _LEASE_TICKS = 4
 
 
@@ -214,14 +217,6 @@ def check_lease(name: str, kafka: KafkaConsumerResource, minimum_interval_second
         raise ConfigurationError(msg)
 
 
-def is_real_tick(context: dg.SensorEvaluationContext) -> bool:
-    """Whether Dagster's daemon evaluates the sensor.
-
-    "Preview tick result" runs the same function and must touch nothing.
-    """
-    return bool(context.log_key and context.log_key[-1].isdigit())
-
-
 def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
     member = MEMBERS.get(key)
     if member is None:
@@ -310,12 +305,6 @@ def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list
             set_mark(context.instance, run, Mark.LEAVE, why)
     said = named_runs(sorted(run.run_id for run in streams))
     return [f"{said} of the streaming form before: asked to leave"] if streams else []
-
-
-def location_of(context: dg.SensorEvaluationContext) -> str:
-    """The code location of a sensor."""
-    origin = context.code_location_origin
-    return origin.location_name if origin else "unknown"
 
 
 def _new_batch_id(_attempt: int) -> str:

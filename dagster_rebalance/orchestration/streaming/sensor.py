@@ -19,16 +19,16 @@ from dagster_rebalance.core.model.run import named_runs
 from dagster_rebalance.core.streaming.replicas import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.orchestration.batch.validation import check_merged_resources
 from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, look_after_reruns
-from dagster_rebalance.orchestration.per_batch.sensor import (
-    MOST_REQUESTS_PER_TICK,
-    is_real_tick,
-    location_of,
-)
 from dagster_rebalance.orchestration.reporting.member_tables import told_last
 from dagster_rebalance.orchestration.reporting.stopped_check import notes_on_stops
 from dagster_rebalance.orchestration.runs.external_jobs import stopping
 from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
 from dagster_rebalance.orchestration.runs.reaper import DeadRuns, end_dead_runs
+from dagster_rebalance.orchestration.runs.ticks import (
+    MOST_REQUESTS_PER_TICK,
+    is_real_tick,
+    location_of,
+)
 from dagster_rebalance.orchestration.storage.member_lease import notes_on_home
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark, times_of
