@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from dagster_rebalance.core.partitions.state_machine import diagram
 from tests.docs.blocks import ROOT, blocks
 
 FILE = "ARCHITECTURE.md"
-LAYERS = ("core", "consumer", "spark", "orchestration", "components")
 
 
 def test_the_diagram_is_the_table_of_transitions() -> None:
@@ -18,25 +15,24 @@ def test_the_diagram_is_the_table_of_transitions() -> None:
     assert blocks(FILE, "mermaid") == [diagram() + "\n"]
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_the_codemap_names_each_module(layer: str) -> None:
-    """Who looks for a module finds it; who removes one finds this."""
-    codemap = (ROOT / FILE).read_text().split("## Codemap")[1].split("\n## ")[0]
-    named = set(re.findall(r"`(\w+)`", codemap))
-    modules = {path.stem for path in (ROOT / "dagster_rebalance" / layer).glob("*.py")} - {
-        "__init__"
+def test_the_codemap_is_the_tree_of_folders() -> None:
+    """A map with places that are gone, or that are missing, is worse than none."""
+    tree = blocks(FILE, "text")[0]
+    named, path = set(), [""]
+    for line in tree.splitlines():
+        found = re.match(r"( *)(\S+)", line)
+        assert found is not None
+        depth = len(found[1]) // 2
+        path[depth:] = [found[2].rstrip("/")]
+        named.add("/".join(path))
+    folders = {
+        str(init.parent.relative_to(ROOT))
+        for top in ("dagster_rebalance", "proofs")
+        for init in (ROOT / top).rglob("__init__.py")
     }
-    assert modules <= named, modules - named
-
-
-def test_the_codemap_names_no_module_that_does_not_exist() -> None:
-    """A map with places that are gone is worse than none."""
-    codemap = (ROOT / FILE).read_text().split("## Codemap")[1].split("\n## ")[0]
-    modules = {
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+    assert {
         name
-        for folder in ("dagster_rebalance", "proofs")
-        for path in (ROOT / folder).rglob("*.py")
-        for name in (path.stem, path.parent.name)
-    }
-    named = set(re.findall(r"`([a-z_]+)`", codemap))
-    assert named <= modules, named - modules
+        for name in folders
+        if name not in named and (name.startswith("dagster") or name.count("/") < 2)
+    } == set()
