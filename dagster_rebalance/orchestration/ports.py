@@ -1,6 +1,6 @@
 """What a pump needs of whoever starts runs and shows what happened: ports, as protocols.
 
-Dagster implements them in `runs`, `catalogue` and `dead_letters`, and the simulator in its own way.
+Dagster implements them in `runs.queries` and `reporting`, and the simulator in its own way.
 Nothing here, and nothing that needs only a port, imports dagster. Any call may raise whatever its
 library raises: the pump asks again.
 """

@@ -5,8 +5,8 @@ no clock and does nothing itself: `now` is an argument, and a shell carries out 
 command may go unanswered; what matters is given again after `retry_s`.
 
 Outline of one call: apply the event; then each partition, in this order: dead letter, commit,
-record; then one step of each hold (`holds`) and the end of those that are over; then what people
-have stopped is cancelled; then the claims of a streaming run (`stream_claims`), and new ones; then
+record; then one step of each hold (`hold`) and the end of those that are over; then what people
+have stopped is cancelled; then the claims of a streaming run (`claims`), and new ones; then
 what has to be read again.
 """
 

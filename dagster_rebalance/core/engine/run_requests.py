@@ -5,7 +5,7 @@ interrupted throws its requests away. Its run key is the same each time, so aski
 run; it changes with the attempt and with the ranges, because Dagster ignores a key that it has
 seen, for ever and whatever became of the run. A range that has failed gets runs of its own from
 then on, so that one bad record keeps no other range of its batch back. Not every range may be asked
-for at any time: `setbacks` has the delays.
+for at any time: `retry` has the delays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a member gives up: its holds, the loss of partitions, and leaving the group.
 
-`holds` says what one hold is, and makes its steps. Here they begin, one after the other and beside
+`hold` says what one hold is, and makes its steps. Here they begin, one after the other and beside
 each other, and here they end: the partitions are forgotten, the receipt is written, and what others
 must know of them is told. Owns that a partition which goes, in whatever way, leaves no hold, no
 stop and no claim of a streaming run behind that nobody knows of.

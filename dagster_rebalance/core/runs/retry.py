@@ -2,7 +2,7 @@
 
 This module owns the delays between runs on one range, and from when on it tells a person why the
 range does not get on. The delays begin when this member first sees a run ended, on its own clock: a
-new owner begins them anew. The module never decides what counts as an attempt: `runs` does.
+new owner begins them anew. The module never decides what counts as an attempt: `progress` does.
 """
 
 from __future__ import annotations

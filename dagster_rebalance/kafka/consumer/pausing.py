@@ -80,7 +80,7 @@ class PausingConsumer(ConsumerOperations):
         """Return no records of these partitions until `resume`.
 
         The partitions may be assigned now or later, or not exist yet. The fetcher drops the records
-        that it has read ahead, and reads them again after `resume`. `pause_marks` sets what a
+        that it has read ahead, and reads them again after `resume`. `pauses` sets what a
         rebalance does to the marks.
         """
         self._marks.pause(given_partitions("pause", partitions))

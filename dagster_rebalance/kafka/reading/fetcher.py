@@ -3,7 +3,7 @@
 During a hold librdkafka pauses every partition of the member's client, so the fetcher reads with a
 client of its own: in a measurement, retained partitions kept 100 % of their steady rate through a
 whole hold. The fetcher's client is assigned and never subscribes, never commits, and never decides
-what to read: it follows. The client receives offsets only, and looks up none: see `starts`.
+what to read: it follows. The client receives offsets only, and looks up none (`start_positions`).
 """
 
 from __future__ import annotations

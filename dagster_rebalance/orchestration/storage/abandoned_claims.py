@@ -3,7 +3,7 @@
 Whoever finds a claim that names a streaming run asks whether that run is over. One that lives on
 without the partition says here how its work on the claim ended, or that it has not ended yet, by
 saying nothing. And people may delete a run while it works: then its number says where its signs of
-life are. These notes are kept like `work_notes`, in places of their own: another run may work on
+life are. These notes are kept like `range_owners`, in places of their own: another run may work on
 the same claim later, and note that.
 """
 

@@ -1,8 +1,8 @@
 """A failure note is the error of the last failed attempt on a range, for members and commands.
 
 A streaming run keeps the errors of its batches in memory, and is replaced by each deploy. So it
-stores them where its claims are found: in places of `work_notes`, one for each range. Dagster+ has
-no such places for user code: there, the error is in the log of the run alone.
+stores them where its claims are found: in places of `range_owners`, one for each range. Dagster+
+has no such places for user code: there, the error is in the log of the run alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The book of reruns: the batches of a group that people want to be processed again.
 
-They are kept as orders are (`order_book`), one for each run, until that run has succeeded or a
+They are kept as orders are (`directives`), one for each run, until that run has succeeded or a
 person has cancelled the rerun. So a rerun outlives every process, and needs no process of its own.
 """
 
