@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.orchestration.ports import RunsPort
 
 CLAIM = ("s.r1.1.1", span(0, 0, 5))
@@ -162,3 +163,29 @@ def test_others_are_told_once_for_how_long_a_batch_is_at_work() -> None:
     work.say([tp(0)])
     assert others.ages == [("r1", CLAIM[0], 12.0)]
     assert not work.says_all_but([tp(0)])
+
+
+def test_partitions_are_said_again_after_a_sign_of_life_that_may_have_arrived() -> None:
+    """The sign named a partition that the run had left by then, and held up its next owner."""
+    arrived: list[frozenset[TopicPartition]] = []
+
+    def beat() -> None:
+        arrived.append(work.may_work_on)
+        if len(arrived) == 2:
+            msg = "the storage did not answer"
+            raise ConnectionError(msg)
+
+    work = StreamWork(
+        "r1",
+        cast("RunsPort", Others()),
+        wake=lambda: None,
+        interrupt=lambda: None,
+        beat=beat,
+    )
+    work.say(())
+    with pytest.raises(ConnectionError):
+        work.say([tp(0)])
+    assert work.says_all_but(())
+    work.say(())
+    assert arrived == [frozenset(), {tp(0)}, frozenset()]
+    assert not work.says_all_but(())

@@ -181,6 +181,7 @@ class StreamWork:
             with self._lock:
                 self._own.told(ended)
         self.may_work_on = says
+        self._said = None  # others may have heard it although the beat fails
         self._beat()
         self._said = says
         long = self._without_age
