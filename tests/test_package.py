@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dagster_rebalance"
 CORE = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in (PACKAGE / "core").glob("*.py")
+    for path in (PACKAGE / "core").rglob("*.py")
     if path.stem != "__init__"
 )
 HEAVY = ("dagster", "confluent_kafka", "pyspark")
@@ -81,7 +81,7 @@ def test_the_core_imports_only_the_standard_library() -> None:
     allowed = sys.stdlib_module_names | {"dagster_rebalance"}
     foreign = {
         (path.name, name)
-        for path in (PACKAGE / "core").glob("*.py")
+        for path in (PACKAGE / "core").rglob("*.py")
         for name in run_time_imports_of(path)
         if name.split(".")[0] not in allowed
     }

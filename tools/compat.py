@@ -39,10 +39,10 @@ PROTOCOLS = ("classic", "eager", "consumer", "no broker")
 NEEDED = ("hypothesis", "pytest", "pytest-timeout", "typing-extensions")
 TESTS = (
     "contract",
-    "test_leaving.py",
-    "test_hold_deadline.py",
-    "test_eager.py",
-    "test_rebalance_story.py",
+    "member/test_leave.py",
+    "member/test_hold_deadline.py",
+    "member/test_eager.py",
+    "consumer/test_rebalance_story.py",
 )
 # Names of parameters stand in brackets, with dashes between them. The mock is the client's own, and
 # the fake needs none.
@@ -147,7 +147,7 @@ def play(client: str, broker: str) -> list[Row]:
         f"--junit-xml={results}",
     ]
     command: list[str | Path] = [python, "-m", "pytest", *options, "-k", chosen]
-    command += [f"tests/consumer/{test}" for test in TESTS]
+    command += [f"tests/kafka/{test}" for test in TESTS]
     log = results.with_suffix(".log")
     ended = finish(command, broker, log)
     library = librdkafka(python)

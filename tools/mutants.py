@@ -1,6 +1,6 @@
 """This tool makes slips of the hand, one at a time, and tells which no test notices.
 
-The slips are edits in core, orchestration and consumer. The tests are those that need no broker,
+The slips are edits in core, orchestration and kafka. The tests are those that need no broker,
 Spark, Postgres or deployment. They run once with coverage, then for each edit only those that reach
 its lines, in a copy of the project, nearest first. The seed draws the edits, as many of each kind.
 `tools/equivalent_mutants.json` lists edits that change nothing anybody could notice, each with its
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.json"
-AREAS = ("core", "orchestration", "consumer")
+AREAS = ("core", "orchestration", "kafka")
 # The simulator's own mutants are played by tests/proofs/simulation.
-TESTS = ("tests/core", "tests/orchestration", "tests/consumer", "tests/scenarios")
+TESTS = ("tests/core", "tests/orchestration", "tests/kafka", "tests/scenarios")
 QUICK = "not broker and not spark and not e2e and not postgres"
 GOAL = 0.95
 # A machine that does other work, too, must not make a survivor look slow.

@@ -28,8 +28,8 @@ from dagster_rebalance.decoding.record_letter import RecordLetter
 from dagster_rebalance.kafka.producers import dead_letters, record_letters
 from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
 from dagster_rebalance.orchestration.batch import decoded
-from tests.consumer.fake_producer import FakeProducer
 from tests.decoding.records import ORDER, avro, batch
+from tests.kafka.fake_producer import FakeProducer
 
 if TYPE_CHECKING:
     from tests.decoding.http_registry import HttpRegistry

@@ -23,8 +23,8 @@ from dagster_rebalance.kafka.client.credentials import Credentials
 from dagster_rebalance.kafka.client.msk_iam import token
 from dagster_rebalance.kafka.client.oauth import Tokens
 from dagster_rebalance.spark.reading.options import REDACTION, spark_kafka_options
-from tests.consumer.test_security import KEY_FORM, LEAST
 from tests.docs.blocks import ROOT, block_with, blocks, run_block
+from tests.kafka.client.test_security import KEY_FORM, LEAST
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from tests.consumer.eviction import evict
 from tests.e2e.stage import Group, partitions_of
+from tests.kafka.eviction import evict
 
 if TYPE_CHECKING:
     from tests.e2e.stage import Stage

@@ -20,7 +20,7 @@ from dagster_rebalance.core.model.errors import RebalanceInProgressError
 from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.kafka.events import CommitResult
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
-from tests.consumer.fake_log import fake_log
+from tests.kafka.fake_log import fake_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping

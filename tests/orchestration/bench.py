@@ -31,7 +31,7 @@ from dagster_rebalance.orchestration.storage.member_lease import Host
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
 from dagster_rebalance.testing.fake_group import FakeGroup
-from tests.consumer.fake_producer import FakeProducer
+from tests.kafka.fake_producer import FakeProducer
 from tests.orchestration.parts import give_sign, make_run, tp
 
 if TYPE_CHECKING:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.consumer.conftest import group
+from tests.kafka.conftest import group
 
 __all__ = ["group"]

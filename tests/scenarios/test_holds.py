@@ -10,8 +10,8 @@ from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.core.model.receipt import Outcome
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.testing.fake_group import FakeGroup
-from tests.consumer.test_rebalance_aware import Diary, alone
 from tests.core.world import World, tp
+from tests.kafka.consumer.test_consumer import Diary, alone
 from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all
 
 P2, P3 = TopicPartition("orders", 2), TopicPartition("orders", 3)

@@ -20,10 +20,10 @@ from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.member.leave import leave
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play
-from tests.consumer.eviction import evict
-from tests.consumer.leader import SlowLeader
-from tests.consumer.readers import CommitOnRevoke
+from tests.kafka.contract.stages import Actor, KafkaStage, pass_time, play
+from tests.kafka.eviction import evict
+from tests.kafka.leader import SlowLeader
+from tests.kafka.readers import CommitOnRevoke
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
-    from tests.consumer.contract.stages import Stage
-    from tests.consumer.readers import Readers
+    from tests.kafka.contract.stages import Stage
+    from tests.kafka.readers import Readers
 
 pytestmark = pytest.mark.broker
 

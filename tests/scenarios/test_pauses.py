@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.fake_group import FakeGroup
-from tests.consumer.test_rebalance_aware import CONFIG, Diary
+from tests.kafka.consumer.test_consumer import CONFIG, Diary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

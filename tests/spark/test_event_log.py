@@ -23,7 +23,7 @@ from dagster_rebalance.spark.reading.options import (
 )
 from dagster_rebalance.spark.reading.ranges import read_ranges
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
-from tests.consumer.test_security import KEY_PASSWORD, pem_settings
+from tests.kafka.client.test_security import KEY_PASSWORD, pem_settings
 from tests.spark.lakes import connected
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.reading.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.consumer.test_security import KEY_PASSWORD, pem_settings
+from tests.kafka.client.test_security import KEY_PASSWORD, pem_settings
 from tests.spark.lakes import connected
 
 if TYPE_CHECKING:

@@ -1,0 +1,531 @@
+"""Sentences for people."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.model.commands import ReadStoredOffsets, RecordCommit
+from dagster_rebalance.core.model.events import (
+    LeaveRequested,
+    PartitionsAssigned,
+    PartitionsLost,
+    RevokeRequested,
+)
+from dagster_rebalance.core.model.offsets import (
+    Bounds,
+    Log,
+    OffsetAndMetadata,
+    TopicPartition,
+    named,
+)
+from dagster_rebalance.core.model.receipt import Cause
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.partitions.open_transaction import OpenTransaction
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import (
+    explain_hold,
+    explain_partition,
+    glance,
+    summary,
+)
+from dagster_rebalance.core.revokes.eta import Forecast
+from dagster_rebalance.core.revokes.hold import Hold
+from dagster_rebalance.core.runs.progress import (
+    DeadLettered,
+    Exhausted,
+    InFlight,
+    Progress,
+    Setback,
+    Succeeded,
+    ToRequest,
+    Trouble,
+)
+from dagster_rebalance.core.runs.retry import NEVER
+from tests.core.engine.test_run_requests import owned
+from tests.core.streams import Stream
+from tests.core.world import World, span, tp
+
+RUN = "ab12cd34-5678"
+NOT_STARTED = "2 runs requested, not started yet"
+A_RUN_EACH = DriverSettings(limits=BatchLimits(max_ranges_per_run=1))
+HOLD = Hold(Cause.REVOKE, {tp(4): 1, tp(5): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
+RECORD = RecordCommit(
+    span(4, 0, 9), epoch=1, batch_id="b", run_id=RUN, lag=0, claim_to_commit_s=None, drain_s=None
+)
+
+
+def draining(number: int, *work: tuple[str, int, object], **more: object) -> OwnedPartition:
+    """A partition that has to be given up."""
+    return replace(owned(number, *work, phase=Phase.DRAINING), **{"runs_are_known": True, **more})  # type: ignore[arg-type]
+
+
+def said(*partitions: OwnedPartition, now: float = 112.0, hold: Hold = HOLD) -> str:
+    """The sentence of the hold of orders-4 and orders-5."""
+    return explain_hold(hold, {owned.partition: owned for owned in partitions}, now, Forecast())
+
+
+def test_a_hold_says_which_runs_it_waits_for_and_how_long() -> None:
+    """The line that an operator needs while partitions do not move."""
+    assert said(draining(4, ("b", 240, InFlight((RUN,)))), owned(5, phase=Phase.DRAINED)) == (
+        "holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [0, 240); 278 s "
+        "left"
+    )
+
+
+def test_a_hold_says_how_long_it_is_likely_to_take() -> None:
+    """By the last batches of the member, so that a person knows whether to wait."""
+    world = World(records=85)
+    member = world.member(
+        owns=1, settings=DriverSettings(limits=BatchLimits(max_records_per_range=10))
+    )
+    for _ in range(3):
+        (run_id,) = member.tick()
+        world.start(run_id)
+        world.wait(30, member)
+        world.succeed(run_id)
+        world.wait(1, member)
+    (run_id,) = member.tick()
+    world.start(run_id)
+    member.feed(RevokeRequested((tp(0),)))
+    world.wait(12, member)
+    (_, hold, *_) = summary(member.driver, world.now)
+    assert hold == (
+        "holding orders-0 for 12 s: waiting for run run4 on orders-0 [30, 40), likely for 18 s "
+        "more (batches took 30 s); 278 s left"
+    )
+
+
+@pytest.mark.parametrize(
+    ("partition", "reason"),
+    [
+        (draining(4, ("b", 9, Succeeded(RUN))), "Kafka to confirm the commit of orders-4 [0, 9)"),
+        (
+            draining(4, pending=draining(4, ("b", 9, Succeeded(RUN))).commit_write(0.0)),
+            "Kafka to confirm the commit of orders-4 [0, 9)",
+        ),
+        (draining(4, unrecorded=RECORD), "Dagster to record the commit of orders-4 [0, 9)"),
+        (
+            draining(4, ("b", 9, ToRequest()), runs_are_known=False),
+            "Dagster to say which runs work on orders-4",
+        ),
+    ],
+)
+def test_a_hold_says_what_else_it_waits_for(partition: OwnedPartition, reason: str) -> None:
+    """Kafka or Dagster may be away."""
+    assert (
+        said(partition) == f"holding orders-4, orders-5 for 12 s: waiting for {reason}; 278 s left"
+    )
+
+
+def test_a_hold_with_nothing_left_says_so() -> None:
+    """It is released at once; partitions that are gone meanwhile are no reason to wait."""
+    assert (
+        said(owned(5, phase=Phase.DRAINED))
+        == "holding orders-4, orders-5 for 12 s: nothing left to wait for; 278 s left"
+    )
+
+
+def of_all(*partitions: OwnedPartition) -> str:
+    """What a hold of many partitions waits for."""
+    hold = replace(HOLD, epochs={owned.partition: 1 for owned in partitions})
+    _, _, waits = said(*partitions, hold=hold).partition("waiting for ")
+    return waits.removesuffix("; 278 s left")
+
+
+def test_a_hold_names_equal_waits_of_a_thousand_partitions_once() -> None:
+    """A tick stores the sentence, and a person reads it."""
+    unknown = [draining(n, ("b", 9, ToRequest()), runs_are_known=False) for n in range(1000)]
+    assert of_all(*unknown) == "Dagster to say which runs work on orders-0..999"
+    one_run = [draining(n, ("b", 9, InFlight((RUN,)))) for n in range(4)]
+    assert of_all(*one_run) == "run ab12cd34 on orders-0..3"
+    done = [draining(n, ("b", 9, Succeeded(RUN))) for n in (0, 7)]
+    assert of_all(*one_run, *done[1:]) == (
+        "run ab12cd34 on orders-0..3, Kafka to confirm the commit of orders-7 [0, 9)"
+    )
+    assert of_all(*done) == "Kafka to confirm the commit of orders-0, orders-7"
+    recorded = [draining(n, unrecorded=replace(RECORD, range=span(n, 0, 9))) for n in range(3)]
+    assert of_all(*recorded) == "Dagster to record the commit of orders-0..2"
+
+
+def test_a_hold_bounds_the_list_of_runs_that_it_waits_for() -> None:
+    """Each of a thousand partitions may have a run of its own."""
+    waits = of_all(*(draining(n, ("b", 9, InFlight((f"run{n}",)))) for n in range(1000)))
+    assert waits.startswith("run run0 on orders-0 [0, 9), run run1 on orders-1 [0, 9), ")
+    assert waits.endswith("run run9 on orders-9 [0, 9) and 990 more")
+
+
+def test_a_hold_past_its_deadline_says_when_it_ends() -> None:
+    """The last seconds are for cancelling and the last commit."""
+    waits = draining(4, ("b", 9, InFlight((RUN, "other"))))
+    assert said(waits, now=392.0).endswith(
+        "runs ab12cd34, other on orders-4 [0, 9); past its deadline, released in 8 s whatever "
+        "happens"
+    )
+    assert said(waits, now=500.0).endswith("released in 0 s whatever happens")
+
+
+def test_a_leave_is_called_a_leave() -> None:
+    """It is not Kafka that waits."""
+    assert said(hold=replace(HOLD, cause=Cause.LEAVE)).startswith(
+        "leaving the group with orders-4, orders-5 for 12 s: "
+    )
+
+
+FAILED = Trouble(Setback.FAILED, 1, RUN)
+
+
+def due(due_at: float, progress: Progress) -> OwnedPartition:
+    """A partition with a range that may be asked for at a time."""
+    partition = owned(4, ("b", 9, progress))
+    assert partition.ledger is not None
+    (entry,) = partition.ledger.entries
+    return replace(
+        partition, ledger=replace(partition.ledger, entries=(replace(entry, due_at=due_at),))
+    )
+
+
+def stopped(partition: OwnedPartition) -> OwnedPartition:
+    """The same partition, stopped."""
+    return replace(partition, phase=Phase.STOPPED, stop_reason="orders-4: no way")
+
+
+IDLE = replace(owned(4), bounds=Bounds(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("partition", "sentence"),
+    [
+        (OwnedPartition(tp(4), 1), "starting: reads its committed offset"),
+        (
+            owned(4, phase=Phase.RESTORING),
+            "starting: asks Dagster for the runs of its claims, and for orders to pause",
+        ),
+        (
+            replace(owned(4, phase=Phase.RESTORING), blocked_by=(RUN,)),
+            "starting: waits for run ab12cd34, working on it without a claim",
+        ),
+        (IDLE, "idle at the end, offset 0"),
+        (
+            replace(IDLE, open_transaction=OpenTransaction(0, 7, since=2.0)),
+            "7 offsets wait behind a transaction that has been open at offset 0 for 8 s",
+        ),
+        (owned(4), "waits for Kafka's end offset"),
+        (
+            replace(IDLE, bounds=Bounds(0, 30), backlog_since=2.0),
+            (
+                "30 offsets wait (8 s so far) for a free run, for min_records, or for a tick "
+                "of the sensor"
+            ),
+        ),
+        (
+            replace(IDLE, bounds=Bounds(0, 1)),
+            ("1 offset waits for a free run, for min_records, or for a tick of the sensor"),
+        ),
+        (
+            owned(4, ("b7", 9, ToRequest(2))),
+            "[0, 9): waits for Dagster to start its run (attempt 2)",
+        ),
+        (
+            owned(4, ("b7", 9, ToRequest(2, 1, FAILED))),
+            "[0, 9): waits for a free run (attempt 2)",
+        ),
+        (
+            due(35.0, ToRequest(2, 1, FAILED)),
+            "run ab12cd34 for [0, 9) failed; next run (attempt 2) in 25 s",
+        ),
+        (
+            due(35.0, ToRequest(2, 1, FAILED, ("totals",))),
+            (
+                "run ab12cd34 for [0, 9) failed, and a run that succeeded left out totals; next "
+                "run (attempt 2) in 25 s"
+            ),
+        ),
+        (
+            due(35.0, ToRequest(2, 0, Trouble(Setback.REFUSED, 1, RUN, "no claim"))),
+            "run ab12cd34 for [0, 9) refused itself: no claim; next run (attempt 2) in 25 s",
+        ),
+        (
+            owned(
+                4,
+                (
+                    "b",
+                    9,
+                    InFlight(
+                        (RUN,),
+                        (RUN,),
+                        unsubmitted=RunSeen(
+                            RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1
+                        ),
+                    ),
+                ),
+            ),
+            "run ab12cd34 for [0, 9) is created but not submitted, and is requested again",
+        ),
+        (stopped(due(35.0, Exhausted((RUN,)))), "stopped: no way; [0, 9) is tried again in 25 s"),
+        (
+            stopped(due(10.0, Exhausted((RUN,)))),
+            "stopped: no way; [0, 9) is tried again: waits for a free run",
+        ),
+        (stopped(due(NEVER, Exhausted((RUN,)))), "stopped: no way"),
+        (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
+        (
+            owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,), deleted=(RUN,)))),
+            (
+                "run ab12cd34 for [0, 9) was deleted from Dagster, and its process may still be "
+                "running"
+            ),
+        ),
+        (
+            owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,)))),
+            ("run ab12cd34 for [0, 9) has ended in Dagster, and its process may still be running"),
+        ),
+        (
+            owned(4, ("b", 9, InFlight((RUN,), (RUN,)))),
+            "run ab12cd34 for [0, 9) waits in Dagster's queue",
+        ),
+        (
+            owned(4, ("b", 9, InFlight((RUN,), launching=(RUN,)))),
+            "run ab12cd34 for [0, 9): being launched",
+        ),
+        (
+            owned(4, ("b", 9, InFlight(("r1", RUN), (RUN,), ("r1",)))),
+            "runs r1, ab12cd34 for [0, 9): being launched",
+        ),
+        (
+            owned(4, ("b", 9, InFlight((RUN,))), ("c", 12, Succeeded("s"))),
+            "run ab12cd34 works on [0, 9); [9, 12) has succeeded and is committed in its turn",
+        ),
+        (owned(4, ("b", 9, Exhausted(("r1", "r2", RUN)))), "3 runs failed on [0, 9)"),
+        (
+            owned(4, ("b", 9, DeadLettered(RUN))),
+            "[0, 9) is in the dead-letter topic and is committed in its turn",
+        ),
+        (
+            replace(owned(4), pending=owned(4, ("b", 9, Succeeded(RUN))).commit_write(7.5)),
+            "the commit at 9 has waited 2.5 s for Kafka's confirmation",
+        ),
+        (
+            replace(owned(4), pending=owned(4).claim_write("b", 9, 7.5)),
+            "the claim up to 9 has waited 2.5 s for Kafka's confirmation",
+        ),
+        (
+            replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),
+            "the first position 0 has waited 2.5 s for Kafka's confirmation",
+        ),
+        (
+            replace(owned(4), pending=replace(owned(4), log=Log("id", 3)).first_write(7.5)),
+            "the note of the log of offset 0 has waited 2.5 s for Kafka's confirmation",
+        ),
+        (
+            replace(
+                owned(4),
+                pending=owned(4, ("b", 9, ToRequest(1))).claim_again_write(span(4, 0, 9), "c", 7.5),
+            ),
+            "the claim of [0, 9) for another batch has waited 2.5 s for Kafka's confirmation",
+        ),
+        (
+            replace(owned(4), unrecorded=RECORD),
+            "the commit of [0, 9) is not recorded by Dagster yet",
+        ),
+        (
+            replace(owned(4, phase=Phase.STOPPED), stop_reason="orders-4: 3 runs failed. Mend it"),
+            "stopped: 3 runs failed. Mend it",
+        ),
+        (
+            draining(4, ("b", 9, InFlight((RUN,)))),
+            "to be given up, waits for run ab12cd34 on orders-4 [0, 9)",
+        ),
+        (
+            owned(4, phase=Phase.DRAINED),
+            "drained, waits for the other partitions of the hold",
+        ),
+        (owned(4, phase=Phase.LOST), "lost: this member does not own it any more"),
+    ],
+)
+def test_a_partition_says_why_it_does_or_does_not_make_progress(
+    partition: OwnedPartition, sentence: str
+) -> None:
+    """No silent stall: there is a sentence for every state."""
+    assert explain_partition(partition, 10.0) == f"orders-4: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("partition", "sentence"),
+    [
+        (
+            owned(4, ("b", 9, ToRequest(2))),
+            "[0, 9): next, after the current batch (attempt 2)",
+        ),
+        (
+            due(35.0, ToRequest(2, 1, FAILED)),
+            "run ab12cd34 for [0, 9) failed; tried again (attempt 2) in 25 s",
+        ),
+        (
+            stopped(due(10.0, Exhausted((RUN,)))),
+            "stopped: no way; [0, 9) is tried again after the current batch",
+        ),
+        (
+            replace(IDLE, bounds=Bounds(0, 7), backlog_since=4.0),
+            "7 offsets wait (6 s so far) for the end of the current batch, or for min_records",
+        ),
+    ],
+)
+def test_a_streaming_run_waits_for_no_run_of_dagster(
+    partition: OwnedPartition, sentence: str
+) -> None:
+    """Whose member it is decides, not whose batch: members take over claims of either form."""
+    said = explain_partition(partition, 10.0, streams=True)
+    assert said == f"orders-4: {sentence}"
+
+
+def test_a_batch_that_is_running_has_an_age() -> None:
+    """A batch that does not return looked like any other."""
+    world = World(records=5, partitions=2)
+    stream = Stream(world, "r1", owns=range(2))
+    assert summary(stream.driver, world.now)[0].endswith("lag 10; no batch running")
+    stream.turn()
+    world.wait(312, stream)
+    (first,) = summary(stream.driver, world.now)
+    assert first.endswith("lag 10; a batch running on 2 partitions for 312 s")
+    said = explain_partition(stream.driver.partitions[tp(0)], world.now, streams=True)
+    assert said == "orders-0: run r1 works on [0, 5) (for 312 s)"
+    assert glance(stream.driver) == "2 owned, lag 10, 1 run"
+
+
+def test_a_run_whose_age_dagster_knows_has_that_age() -> None:
+    """The member may have found it at work."""
+    world = World(records=5)
+    first = world.member(owns=1)
+    (run_id,) = first.tick()
+    world.start(run_id)
+    world.dagster.runs[run_id] = replace(world.dagster.runs[run_id], works_for_s=700.0)
+    second = world.member(owns=1)
+    world.wait(1, second)
+    assert "1 run working for 70" in summary(second.driver, world.now)[0]
+
+
+def test_a_streaming_run_tells_the_runs_of_others_apart() -> None:
+    """It waits for them, and has no batch itself."""
+    world = World(records=5)
+    first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
+    first.turn()
+    first.feed(PartitionsLost((tp(0),)))
+    second.feed(PartitionsAssigned((tp(0),)))
+    second.turn()
+    (said, *_) = summary(second.driver, world.now)
+    assert said.endswith("; no batch running, 1 other run working")
+
+
+def test_failed_attempts_of_a_streaming_run_are_attempts_and_no_runs() -> None:
+    """One run made them all."""
+    batch = "s.r1.3.3"
+    exhausted = owned(4, (batch, 9, Exhausted((RUN, RUN))))
+    assert explain_partition(exhausted, 10.0) == "orders-4: 2 attempts failed on [0, 9)"
+
+
+def test_partitions_in_a_row_are_drawn_together() -> None:
+    """A member may own hundreds."""
+    assert named([]) == "no partitions"
+    assert named([tp(1), tp(0)]) == "orders-0, orders-1"
+    names = [tp(2), tp(0), tp(1), tp(7), TopicPartition("payments", 8), tp(10), tp(9), tp(8)]
+    assert named(names) == "orders-0..2, orders-7..10, payments-8"
+    assert named(names, most=1) == "orders-0..2 and 5 more"
+
+
+def test_the_summary_of_a_member_at_work_is_one_line() -> None:
+    """It is the skip text of the sensor.
+
+    Runs in a queue that does not move are not at work, and it must not look so.
+    """
+    world = World(records=85, partitions=4)
+    member = world.member(owns=4, settings=A_RUN_EACH)
+    world.wait(1, member)
+    for run_id in member.tick()[:2]:
+        world.start(run_id)
+    world.wait(1, member)
+    assert summary(member.driver, world.now) == (
+        f"owns orders-0..3 (4 partitions), lag 340; 2 runs working for 2 s, {NOT_STARTED}",
+    )
+    assert glance(member.driver) == "4 owned, lag 340, 4 runs"
+
+
+def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
+    """Holds, stops, and partitions that are taken in."""
+    world = World(records=85, partitions=4)
+    assert summary(world.member().driver, world.now) == ("owns no partitions",)
+    assert glance(world.member().driver) == "0 owned"
+    member = world.member(owns=3, settings=A_RUN_EACH)
+    run_id, *_ = member.tick()
+    world.start(run_id)
+    world.wait(1, member)
+    range_ = world.dagster.runs[run_id].ranges[0]
+    member.feed(RevokeRequested((range_.topic_partition,)))
+    member.fails.add(ReadStoredOffsets)
+    member.feed(PartitionsAssigned((tp(3),)))
+    halted = next(o for o in member.driver.partitions.values() if o.phase is Phase.OWNED)
+    member.driver.partitions[halted.partition] = replace(
+        halted, phase=Phase.STOPPED, stop_reason="no way"
+    )
+    (stopped_run,) = halted.live_runs
+    assert summary(member.driver, world.now) == (
+        f"owns orders-0..3 (4 partitions), lag at least 255; 1 run working for 1 s, {NOT_STARTED}",
+        f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
+        (
+            f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in "
+            "Dagster's queue"
+        ),
+        "orders-3: starting: reads its committed offset",
+    )
+    assert glance(member.driver) == "1 stopped, holding 1, 4 owned, lag at least 255, 3 runs"
+
+
+def test_a_lag_that_no_partition_has_read_yet_is_not_shown_as_0() -> None:
+    """A member that starts looked like one that has caught up."""
+    member = World(records=85).member()
+    member.fails.add(ReadStoredOffsets)
+    member.feed(PartitionsAssigned((tp(0),)))
+    assert glance(member.driver) == "1 owned, lag not known yet"
+    assert summary(member.driver, 0.0)[0].startswith("owns orders-0 (1 partition), lag not known")
+
+
+def test_the_summary_says_why_the_member_leaves() -> None:
+    """A person who has reloaded code wants to know whether that is the reason."""
+    world = World(records=85)
+    member = world.member(owns=1)
+    member.tick()
+    member.feed(LeaveRequested("a reload"))
+    assert "leaving the group: a reload" in summary(member.driver, world.now)
+    assert ", leaving, 1 owned" in glance(member.driver)
+
+
+def test_without_a_member_nothing_is_said_to_be_under_way() -> None:
+    """Whoever looks from outside would wait for it."""
+    exhausted = stopped(due(35.0, Exhausted((RUN,))))
+    said = explain_partition(exhausted, 10.0, has_members=False)
+    assert said == "orders-4: stopped: no way; [0, 9) is tried again by the next member"
+    created = RunSeen(RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1)
+    partition = owned(4, ("b", 9, InFlight((RUN,), (RUN,), unsubmitted=created)))
+    assert explain_partition(partition, 10.0, has_members=False) == (
+        "orders-4: run ab12cd34 for [0, 9) is created but not submitted, and waits for the next "
+        "member"
+    )
+    assert explain_partition(partition, 10.0, streams=True) == (
+        "orders-4: run ab12cd34 for [0, 9) is created but not submitted, and is cancelled"
+    )
+
+
+def test_the_summary_stays_short_however_many_partitions_are_stopped() -> None:
+    """Each tick stores it."""
+    world = World(partitions=1_000)
+    for number in range(1_000):
+        world.kafka.stored[tp(number)] = OffsetAndMetadata(5, "text of another application")
+    member = world.member(owns=1_000)
+    lines = summary(member.driver, world.now)
+    assert len(lines) == 12
+    assert lines[-1] == "and 990 more stopped, 0 more starting"
+    assert sum(map(len, lines)) < 5_000

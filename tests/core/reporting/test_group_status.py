@@ -1,0 +1,204 @@
+"""What somebody who is no member sees of a group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, OffsetAndMetadata
+from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.group_status import (
+    Assigned,
+    MemberSeen,
+    Owners,
+    PartitionStatus,
+    SensorSeen,
+    explanation,
+    status_of,
+    why_no_member,
+)
+from dagster_rebalance.core.runs.progress import Exhausted, InFlight, Setback, ToRequest, Trouble
+from tests.core.engine.test_run_requests import owned
+from tests.core.world import span, tp
+
+RUN = "ab12cd34-5678"
+BLUE, GREEN = (
+    MemberSeen("m1", "rdkafka@10.0.0.1", frozenset({tp(0)})),
+    MemberSeen("m2", "x@y", frozenset()),
+)
+KNOWN = (
+    Assigned("m2", "green", "p2", frozenset()),
+    Assigned("m1", "blue", "p1", frozenset({tp(0), tp(1)})),
+    Assigned("m0", "red", "p0", frozenset({tp(2)})),
+)
+
+
+def holds(*members: MemberSeen, number: int = 1) -> str:
+    """What is said of the hold of a partition."""
+    return Owners(members, KNOWN).hold(tp(number))
+
+
+def test_an_owner_has_the_name_of_its_code_location() -> None:
+    """Kafka's id of a member says nothing to people; of a stranger there is nothing else."""
+    owners = Owners((BLUE,), KNOWN)
+    assert owners.owner(tp(0)) == "blue"
+    assert owners.owner(tp(1)) == ""
+    assert Owners((BLUE,)).owner(tp(0)) == "rdkafka@10.0.0.1"
+    assert owners.owned_by("p1") == {tp(0)}
+    assert owners.owned_by("p2") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("progress", "says"),
+    [
+        (ToRequest(), "[0, 10): waits for the next member, attempt 1"),
+        (
+            ToRequest(3, 2, Trouble(Setback.FAILED, 2, RUN)),
+            "[0, 10): waits for the next member, attempt 3 (2 attempts failed)",
+        ),
+    ],
+)
+def test_a_claim_without_a_member_is_requested_by_nobody(progress: ToRequest, says: str) -> None:
+    """It waits for the next member, however long that takes."""
+    partition = owned(0, ("b", 10, progress))
+    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    alone = status_of(partition, found, Owners(()), now=0.0)
+    assert alone.sentence == f"orders-0: {says}"
+    there = status_of(owned(0, ("b", 10, ToRequest())), found, Owners((BLUE,)), now=0.0)
+    assert "waits for Dagster to start its run" in there.sentence
+
+
+def test_of_a_streaming_run_no_tick_and_no_request_is_told() -> None:
+    """Who reads that a claim waits for Dagster to start its run looks at the wrong place."""
+    owners = Owners((BLUE,), (replace(KNOWN[1], is_run=True),))
+    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    said = status_of(owned(0, ("b", 10, ToRequest())), found, owners, now=0.0).sentence
+    assert "next, after the current batch" in said
+
+
+def test_a_partition_without_owner_is_held_by_who_had_it_last() -> None:
+    """While a revoke is held Kafka counts the partition to nobody."""
+    heir = replace(GREEN, is_to_own=frozenset({tp(1)}))
+    assert holds(BLUE, heir) == "held by blue, green waits for it"
+    assert holds(BLUE) == "held by blue"
+    assert holds(heir) == "green waits for it", "who had it is gone"
+    assert holds(GREEN, number=3) == "no member has it"
+    assert holds(GREEN, number=2) == "no member has it"
+    assert holds() == ""
+
+
+def test_a_partition_that_is_to_move_says_where() -> None:
+    """Its owner has not been asked for it yet."""
+    heir = replace(GREEN, is_to_own=frozenset({tp(0)}))
+    assert holds(replace(BLUE, is_to_own=frozenset()), heir, number=0) == "green waits for it"
+    assert holds(replace(BLUE, is_to_own=frozenset({tp(0)})), number=0) == ""
+
+
+def row(partition: OwnedPartition, found: Found | None, *members: MemberSeen) -> PartitionStatus:
+    """The row of a partition."""
+    return status_of(partition, found, Owners(members, KNOWN), now=0.0)
+
+
+def test_a_row_has_what_is_committed_claimed_and_left() -> None:
+    """The lag counts what Kafka still has."""
+    partition = owned(0, ("b", 40, InFlight((RUN,))))
+    found = Found(OffsetAndMetadata(0), Bounds(10, 100))
+    seen = row(partition, found, BLUE)
+    assert (seen.owner, seen.committed, seen.end, seen.lag) == ("blue", 0, 100, 90)
+    assert seen.claims == ((span(0, 0, 40), "b"),)
+    assert seen.runs == (RUN,)
+    assert seen.sentence == "orders-0: run ab12cd34 works on [0, 40)"
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    """A leader may be away, and a group may have committed nothing."""
+    refused = OwnedPartition(tp(0), 1)
+    assert row(refused, Found(OffsetAndMetadata(7), ANY_BOUNDS)).lag is None
+    assert row(refused, Found(OffsetAndMetadata(7), Bounds(0, 9))).lag == 2
+    assert row(refused, Found(None, Bounds(0, 9))).lag is None
+    assert row(refused, None).committed is None
+
+
+def test_records_that_nobody_is_there_to_read_wait_for_a_member() -> None:
+    """Neither room among runs nor a tick would help."""
+    found = Found(OffsetAndMetadata(0), Bounds(0, 9))
+    partition = owned(0)
+    assert row(partition, found).sentence == "orders-0: 9 offsets to read wait for a member"
+    claimed = owned(0, ("b", 9, InFlight((RUN,))))
+    assert row(claimed, found).sentence == "orders-0: run ab12cd34 works on [0, 9)"
+    assert "wait for a member" not in row(partition, found, BLUE).sentence
+
+
+def test_an_order_of_a_person_is_shown() -> None:
+    """Who has paused it, and why."""
+    partition = replace(owned(0), order=Order(Action.PAUSE, "*", "ada", 0.0, "away"))
+    seen = row(partition, Found(OffsetAndMetadata(0), Bounds(0, 0)))
+    assert seen.ordered == "paused by ada since 1970-01-01 00:00:00 UTC: away"
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (SensorSeen("s", is_on=False), "Sensor s is off: turn it on"),
+        (SensorSeen("s", is_on=True), "Sensor s is on, and has no tick. Its code location does"),
+        (
+            SensorSeen("s", is_on=True, silent_for_s=300.0),
+            "no tick for 300 s. Its code location does not load or does not answer in time, or",
+        ),
+        (
+            SensorSeen("s", is_on=True, silent_for_s=300.0, error="KeyError: 'X'"),
+            "s is on, and has had no tick for 300 s, and the last one failed: KeyError: 'X'. Its",
+        ),
+        (
+            SensorSeen("s", is_on=True, silent_for_s=4.0, error="KeyError: 'X'"),
+            "Sensor s is on, and its last tick failed 4 s ago: KeyError: 'X'",
+        ),
+        (
+            SensorSeen("s", is_on=True, silent_for_s=4.0),
+            "Sensor s is on, and its last tick was 4 s ago. Read that tick",
+        ),
+    ],
+)
+def test_an_explanation_says_what_its_sensors_do(seen: SensorSeen, said: str) -> None:
+    """To turn it on is no advice where the sensor is on, and its tick or its code fails."""
+    first, second = why_no_member([seen])
+    assert first == "The group has no member, so nothing new is begun"
+    assert said in second
+
+
+def test_an_explanation_says_who_has_to_do_something() -> None:
+    """Without members nothing goes on; in a hold, it ends by itself."""
+    partition, found = owned(0), Found(OffsetAndMetadata(0), Bounds(0, 0))
+    assert len(explanation(row(partition, found), has_members=False)) == 1
+    assert why_no_member(())[0] == "The group has no member, so nothing new is begun"
+    assert why_no_member(())[1].startswith("Turn its sensor on")
+    assert explanation(row(partition, found, BLUE), has_members=True)[1] == "Its owner is blue"
+    heir = replace(GREEN, is_to_own=frozenset({tp(0)}))
+    moving = explanation(row(partition, found, BLUE, heir), has_members=True)
+    assert moving[1] == "Its owner is blue; green waits for it"
+    held = explanation(row(owned(1), None, BLUE), has_members=True)
+    assert held[1].startswith("It has no owner at the moment: held by blue. Whoever holds")
+    assert held[2] == "Its leader does not answer: see to the brokers"
+
+
+@pytest.mark.parametrize(
+    ("partition", "says"),
+    [
+        (
+            replace(owned(0, ("b", 10, Exhausted((RUN,)))), phase=Phase.STOPPED, stop_reason="no"),
+            "stopped: no",
+        ),
+        (
+            owned(0, ("b", 10, ToRequest(2, 1, Trouble(Setback.FAILED, 1, RUN)))),
+            "run ab12cd34 for [0, 10) failed; next run (attempt 2)",
+        ),
+    ],
+)
+def test_no_delay_is_told_from_outside(partition: OwnedPartition, says: str) -> None:
+    """Only the owner knows since when a range waits: each look said the whole delay again."""
+    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    assert status_of(partition, found, Owners((BLUE,)), now=0.0).sentence == f"orders-0: {says}"

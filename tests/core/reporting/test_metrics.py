@@ -1,0 +1,240 @@
+"""What each occurrence adds to the metrics, what gauges show, and how many series that makes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.reporting.metrics import (
+    CAUSE,
+    OUTCOME,
+    PARTITION,
+    REASON,
+    STATE,
+    TOPIC,
+    Form,
+    MemberState,
+    Metric,
+    gauge,
+    measured,
+)
+from tests.core.reporting.test_diff import at_work
+from tests.core.world import World, tp
+
+if TYPE_CHECKING:
+    from tests.core.world import Member
+
+
+def counted(member: Member, metric: Metric) -> list[tuple[float, dict[str, str]]]:
+    """What a member has added to a metric so far."""
+    return [
+        (one.value, dict(one.attributes))
+        for occurrence in member.told
+        for one in measured(occurrence)
+        if one.metric is metric
+    ]
+
+
+def read(member: Member, metric: Metric, most: int = 100) -> list[tuple[float, dict[str, str]]]:
+    """A gauge of a member as of now."""
+    state = MemberState(
+        tuple(member.driver.partitions.values()), member.driver.holds, member.world.now
+    )
+    found = gauge(metric, state, now=member.world.now, most_partitions=most)
+    return [(one.value, dict(one.attributes)) for one in found]
+
+
+def test_a_batch_is_counted_with_its_offsets_commits_and_seconds() -> None:
+    """One batch of two partitions."""
+    world = World(records=100, partitions=2)
+    member, run_id = at_work(world, owns=2)
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert counted(member, Metric.PARTITIONS_ASSIGNED) == [(2, {TOPIC: "orders"})]
+    assert counted(member, Metric.BATCHES) == [(1, {})]
+    assert counted(member, Metric.ATTEMPTS) == [(1, {OUTCOME: "succeeded"})]
+    assert counted(member, Metric.OFFSETS_COMMITTED) == [(100, {TOPIC: "orders"})] * 2
+    assert counted(member, Metric.COMMITS) == [(1, {TOPIC: "orders"})] * 2
+    times = counted(member, Metric.CLAIM_TO_COMMIT)
+    assert len(times) == 2
+    assert all(1 <= seconds <= 3 for seconds, _ in times)
+
+
+def test_a_claim_that_was_taken_over_has_no_duration() -> None:
+    """It would be that of another member's clock."""
+    world = World(records=100)
+    first, run_id = at_work(world)
+    first.feed(seen.PartitionsLost((tp(0),), seen.LostReason.FENCED))
+    second = world.member(owns=1)
+    world.wait(1, second)
+    world.succeed(run_id)
+    world.wait(1, second)
+    assert counted(second, Metric.COMMITS) == [(1, {TOPIC: "orders"})]
+    assert counted(second, Metric.CLAIM_TO_COMMIT) == []
+    assert counted(first, Metric.PARTITIONS_LOST) == [(1, {TOPIC: "orders", REASON: "fenced"})]
+
+
+def test_a_hold_is_a_gauge_while_it_lasts_and_a_duration_afterwards() -> None:
+    """The remaining time is that until its limit."""
+    world = World(records=100)
+    member, run_id = at_work(world)
+    assert read(member, Metric.HOLDS) == []
+    member.feed(seen.RevokeRequested((tp(0),)))
+    world.wait(10, member)
+    assert read(member, Metric.HOLDS) == [(1, {CAUSE: "revoke"})]
+    ((remaining, _),) = read(member, Metric.HOLD_REMAINING)
+    assert remaining == pytest.approx(290)
+    assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "draining"})]
+    assert counted(member, Metric.PARTITIONS_ASKED_BACK) == [(1, {TOPIC: "orders"})]
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert read(member, Metric.HOLDS) == []
+    ((seconds, attributes),) = counted(member, Metric.HOLD_DURATION)
+    assert 10 <= seconds <= 12
+    assert attributes == {CAUSE: "revoke", OUTCOME: "drained"}
+
+
+def test_lag_and_what_is_in_flight_are_read_from_what_the_member_knows() -> None:
+    """Of each partition, of the topic, and of the worst one."""
+    world = World(records=100, partitions=2)
+    world.kafka.produce(tp(1), 50)
+    member, _ = at_work(world, owns=2)
+    assert read(member, Metric.LAG) == [(250, {TOPIC: "orders"})]
+    assert read(member, Metric.LAG_MAX) == [(150, {TOPIC: "orders"})]
+    assert read(member, Metric.PARTITION_LAG) == [
+        (100, {TOPIC: "orders", PARTITION: "0"}),
+        (150, {TOPIC: "orders", PARTITION: "1"}),
+    ]
+    assert read(member, Metric.OFFSETS_IN_FLIGHT) == [(250, {TOPIC: "orders"})]
+    assert read(member, Metric.BATCHES_IN_FLIGHT) == [(1, {})]
+    assert read(member, Metric.MEMBERS) == [(1, {})]
+
+
+def test_above_the_limit_no_partition_has_a_series_of_its_own() -> None:
+    """A member of 10,000 partitions must not make 10,000 series."""
+    world = World(records=1, partitions=3)
+    member = world.member(owns=3)
+    world.wait(1, member)
+    assert len(read(member, Metric.PARTITION_LAG, most=3)) == 3
+    assert read(member, Metric.PARTITION_LAG, most=2) == []
+    assert read(member, Metric.PARTITION_LAG, most=0) == []
+    for metric in Metric:
+        if metric.value.form is Form.GAUGE:
+            assert len(read(member, metric, most=2)) <= 1, metric
+
+
+def test_a_partition_whose_lag_is_not_known_has_none() -> None:
+    """0 would look as if nothing waited."""
+    world = World(records=100)
+    member = world.member()
+    member.driver.handle(seen.PartitionsAssigned((tp(0),)), world.now)
+    assert read(member, Metric.LAG) == read(member, Metric.LAG_MAX) == []
+    assert read(member, Metric.PARTITION_LAG) == []
+    assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "restoring"})]
+
+
+def test_a_partition_that_people_have_paused_is_shown_as_such() -> None:
+    """It is owned all the same."""
+    world = World(partitions=1)
+    world.orders.append(Order(Action.PAUSE, "*", "ann", 1.0, "a table moves"))
+    member = world.member(owns=1)
+    world.wait(2, member)
+    assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "paused"})]
+
+
+def test_a_member_that_hangs_is_seen_by_its_silence() -> None:
+    """The gauge grows although the member leaves no new state."""
+    found = gauge(Metric.SILENCE, MemberState(at=100.0), now=160.0, most_partitions=0)
+    assert [one.value for one in found] == [60.0]
+
+
+def test_stops_letters_writes_and_runs_are_counted() -> None:
+    """Each by its topic, and how it ended where there is more than one way."""
+    at = {"topic": "orders", "partition": 0}
+    letter = {**at, "start": 0, "until": 1, "batch_id": "b", "attempt_run_id": "r"}
+    cases: list[tuple[Occurred, dict[str, Any], Metric, float, dict[str, str]]] = [
+        (Occurred.PARTITION_STOPPED, {**at, "reason": "r"}, Metric.STOPS, 1, {TOPIC: "orders"}),
+        (
+            Occurred.WRITE_FAILED,
+            {**at, "failure": "changed"},
+            Metric.WRITES_FAILED,
+            1,
+            {TOPIC: "orders", REASON: "changed"},
+        ),
+        (
+            Occurred.DEAD_LETTER_STORED,
+            letter,
+            Metric.DEAD_LETTERS,
+            1,
+            {TOPIC: "orders", OUTCOME: "stored"},
+        ),
+        (
+            Occurred.DEAD_LETTER_FAILED,
+            {**letter, "reason": "r"},
+            Metric.DEAD_LETTERS,
+            1,
+            {TOPIC: "orders", OUTCOME: "failed"},
+        ),
+        (
+            Occurred.RUNS_CANCELLED,
+            {"run_ids": ("a", "b"), "reason": "r"},
+            Metric.RUNS_CANCELLED,
+            2,
+            {},
+        ),
+        (Occurred.RUNS_DEAD, {"run_ids": ("a",)}, Metric.RUNS_DEAD, 1, {}),
+    ]
+    for what, fields, metric, value, attributes in cases:
+        assert list(measured(Occurrence(what, "", fields))) == [(metric, value, attributes)]
+    assert list(measured(Occurrence(Occurred.NOTED, "anything"))) == []
+
+
+def test_a_failed_attempt_is_counted_and_a_stop_follows() -> None:
+    """What an alert is made of."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    world.wait(1.25, member)
+    (run_id,) = member.tick()
+    world.start(run_id)
+    world.wait(1, member)
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(1, member)
+    assert counted(member, Metric.ATTEMPTS) == [(1, {OUTCOME: "failed"})]
+    assert counted(member, Metric.STOPS) == [(1, {TOPIC: "orders"})]
+    assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "stopped"})]
+
+
+@pytest.mark.parametrize("metric", Metric, ids=lambda metric: metric.value.name)
+def test_a_metric_is_named_as_opentelemetry_names_metrics(metric: Metric) -> None:
+    """Lower case, dots, no unit in the name, and an id of nothing that comes and goes."""
+    kind = metric.value
+    assert re.fullmatch(r"dagster_rebalance(\.[a-z_]+)+", kind.name)
+    assert kind.unit == "s" or re.fullmatch(r"\{[a-z]+\}", kind.unit)
+    assert (kind.form is Form.HISTOGRAM) == bool(kind.buckets)
+    assert list(kind.buckets) == sorted(kind.buckets)
+    assert not any("run" in attribute or "batch" in attribute for attribute in kind.attributes)
+    assert (PARTITION in kind.attributes) == (metric is Metric.PARTITION_LAG)
+
+
+def test_no_name_is_given_twice() -> None:
+    """Two instruments of one name would add up."""
+    names = [metric.value.name for metric in Metric]
+    assert len(set(names)) == len(names)
+
+
+def test_the_batch_that_has_been_running_for_longest_has_an_age() -> None:
+    """A batch that does not return looked like any other."""
+    world = World(records=100, partitions=2)
+    member, _ = at_work(world, owns=2)
+    world.wait(30, member)
+    ((age, attributes),) = read(member, Metric.BATCH_AGE)
+    assert 30 <= age <= 40
+    assert attributes == {}
+    assert read(World().member(owns=1), Metric.BATCH_AGE) == []

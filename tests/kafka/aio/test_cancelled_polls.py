@@ -1,0 +1,201 @@
+"""Several tasks poll, and some polls are cancelled, in every order.
+
+Each record is returned once, to a task that gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.kafka.fake_log import fake_log
+from tests.kafka.readers import CommitOnRevoke
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
+RECORDS = {0: 40, 1: 7, 2: 0, 3: 23}
+P0 = TopicPartition("orders", 0)
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("poll"), st.integers(1, 9)),
+        st.tuples(st.just("cancel"), st.integers(0, 4)),
+        # The thread works while the event loop does something else, so records wait for a task that
+        # may yet be cancelled.
+        st.tuples(st.just("work"), st.just(0)),
+        st.tuples(st.just("turn"), st.integers(1, 4)),
+    ),
+    max_size=40,
+)
+
+
+class Tasks:
+    """Tasks that poll, and the records that they got."""
+
+    def __init__(self, consumer: AsyncRebalanceAwareConsumer) -> None:
+        self._consumer = consumer
+        self._polling: deque[asyncio.Task[None]] = deque()
+        self.read: dict[int, list[int]] = {number: [] for number in RECORDS}
+
+    async def play(self, steps: list[tuple[str, int]]) -> None:
+        """One step of each kind after the other."""
+        for what, number in steps:
+            match what:
+                case "poll":
+                    self._polling.append(asyncio.create_task(self._poll(number)))
+                case "cancel" if number < len(self._polling):
+                    self._polling[number].cancel()
+                case "work":
+                    self._consumer._owner.submit(lambda: None, nested=False).result(10)
+                case _:
+                    for _ in range(number):
+                        await asyncio.sleep(0)
+
+    async def read_the_rest(self) -> None:
+        """Let those who still wait get theirs, and read to the end."""
+        for task in self._polling:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        before = -1
+        while before != (before := sum(map(len, self.read.values()))):
+            await self._poll(50)
+
+    async def _poll(self, max_records: int) -> None:
+        for record in await self._consumer.poll(0.05, max_records):
+            self.read[record.partition() or 0].append(record.offset() or 0)
+
+
+def consumer_of(group: FakeGroup) -> AsyncRebalanceAwareConsumer:
+    """A consumer that reads the log in memory."""
+    return AsyncRebalanceAwareConsumer(
+        CONFIG, member=group.member(), cluster=group, clock=group.clock
+    )
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(STEPS)
+def test_every_record_is_returned_once_and_in_order_whoever_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, int]]
+) -> None:
+    """The consumer reads a record again if the task that should get it has gone.
+
+    The records that were read after it wait for it.
+    """
+    group = FakeGroup({"orders": 4})
+    fake_log(group, monkeypatch, RECORDS)
+
+    async def play() -> None:
+        async with consumer_of(group) as consumer:
+            await consumer.subscribe(["orders"])
+            tasks = Tasks(consumer)
+            await tasks.play(steps)
+            await tasks.read_the_rest()
+            assert tasks.read == {number: list(range(count)) for number, count in RECORDS.items()}
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
+    """A group with records to read."""
+    group = FakeGroup({"orders": 4})
+    fake_log(group, monkeypatch, RECORDS)
+    return group
+
+
+async def cancelled_when_its_records_are_there(
+    consumer: AsyncRebalanceAwareConsumer,
+) -> asyncio.Task[list[Message]]:
+    """A task that is being cancelled while the records of its poll wait for it."""
+    polling = asyncio.create_task(consumer.poll(1.0, 5))
+    await asyncio.sleep(0)
+    consumer._owner.submit(lambda: None, nested=False).result(10)
+    polling.cancel()
+    return polling
+
+
+@pytest.mark.parametrize("end", ["close", "unsubscribe"])
+def test_what_a_cancelled_task_has_not_seen_is_not_committed_at_the_end(
+    group: FakeGroup, end: str
+) -> None:
+    """A shutdown cancels its workers and closes the consumer.
+
+    The listener then commits the positions, which must be those of the workers.
+    """
+
+    async def play() -> None:
+        consumer = consumer_of(group)
+        consumer.set_rebalance_listener(CommitOnRevoke())
+        await consumer.subscribe(["orders"])
+        seen = await consumer.poll(0.05, 3)
+        polling = await cancelled_when_its_records_are_there(consumer)
+        await getattr(consumer, end)()
+        with pytest.raises(asyncio.CancelledError):
+            await polling
+        await consumer.close()
+        assert [record.offset() for record in seen] == [0, 1, 2]
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+    assert group.committed == {P0: OffsetAndMetadata(3, leader_epoch=3)}
+
+
+@pytest.mark.parametrize("offset", [0, 30])
+def test_records_of_a_cancelled_task_do_not_undo_a_seek(group: FakeGroup, offset: int) -> None:
+    """A seek says where to read on, before or behind the records that nobody got."""
+
+    async def play() -> None:
+        async with consumer_of(group) as consumer:
+            await consumer.subscribe(["orders"])
+            await consumer.poll(0.05, 10)
+            polling = await cancelled_when_its_records_are_there(consumer)
+            await consumer.seek(P0, offset)
+            with pytest.raises(asyncio.CancelledError):
+                await polling
+            after = [
+                record.offset() for record in await consumer.poll(0.05) if record.partition() == 0
+            ]
+            assert after == list(range(offset, RECORDS[0]))
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_a_close_that_is_refused_in_a_callback_leaves_polls_their_time() -> None:
+    """Otherwise each later poll returns at once, and a loop of them takes a whole core."""
+    group = FakeGroup({"orders": 4})
+
+    class Closing(AsyncRebalanceListener):
+        async def on_partitions_assigned(self, *_: object) -> None:
+            with pytest.raises(IllegalStateError):
+                await blue.close()
+
+        async def on_partitions_revoked(self, *_: object) -> None: ...
+
+    blue = AsyncRebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
+
+    async def play() -> None:
+        blue.set_rebalance_listener(Closing())
+        await blue.subscribe(["orders"])
+        await blue.poll(0.0)
+        before = group.clock()
+        await blue.poll(3.0)
+        assert group.clock() - before >= 3.0
+        await blue.close()
+
+    asyncio.run(asyncio.wait_for(play(), 20))

@@ -1,0 +1,125 @@
+"""The consumer for asyncio on a real broker: tasks that are cancelled, and a group of two."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from tests.kafka.readers import Readers
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True),
+]
+
+
+def test_polls_that_are_cancelled_lose_no_record(group: Readers) -> None:
+    """What a cancelled poll has read, the next one returns: each record once, in its order."""
+    group.produce(500)
+    read: dict[int, list[int]] = {number: [] for number in range(4)}
+    cancelled = 0
+
+    async def play() -> None:
+        nonlocal cancelled
+        async with AsyncRebalanceAwareConsumer(group.config) as consumer:
+            await consumer.subscribe([group.topic])
+            while sum(map(len, read.values())) < 2000:
+                # From no time at all to enough: some are cancelled before, while and just after the
+                # client has returned records. One in twenty has all the time it needs, so that
+                # there is progress however slow the machine is.
+                patience_s = 0.0005 * (cancelled % 40) if cancelled % 20 else 5.0
+                cancelled += 1
+                with contextlib.suppress(asyncio.TimeoutError):
+                    for record in await asyncio.wait_for(
+                        consumer.poll(5.0, max_records=20), patience_s
+                    ):
+                        read[record.partition() or 0].append(record.offset() or 0)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    assert cancelled > 40
+    assert all(offsets == list(range(500)) for offsets in read.values())
+
+
+def test_polls_of_several_tasks_that_are_cancelled_lose_no_record(group: Readers) -> None:
+    """Records wait for a busy event loop, which may cancel their task meanwhile.
+
+    Other tasks wait for their turn to poll.
+    """
+    group.produce(600)
+    read: dict[int, list[int]] = {number: [] for number in range(4)}
+
+    async def play() -> None:
+        async with AsyncRebalanceAwareConsumer(group.config) as consumer:
+            await consumer.subscribe([group.topic])
+
+            async def read_with_little_patience() -> None:
+                polls = 0
+                while sum(map(len, read.values())) < 2400:
+                    # Some have all the time they need, so that there is progress however slow the
+                    # machine is.
+                    patience_s = 5.0 if polls % 3 == 0 else 0.005 * (polls % 12)
+                    polls += 1
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        for record in await asyncio.wait_for(
+                            consumer.poll(5.0, max_records=25), patience_s
+                        ):
+                            read[record.partition() or 0].append(record.offset() or 0)
+
+            async def keep_the_loop_busy() -> None:
+                while sum(map(len, read.values())) < 2400:
+                    sum(range(300_000))
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(
+                keep_the_loop_busy(), *(read_with_little_patience() for _ in range(3))
+            )
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    assert all(offsets == list(range(600)) for offsets in read.values())
+
+
+def test_a_hold_and_a_release_in_one_event_loop(group: Readers) -> None:
+    """Two members run as two tasks of one event loop.
+
+    One member delays the revoke while a task of its own works, and the other takes the partitions
+    over.
+    """
+    released: set[TopicPartition] = set()
+
+    async def hold_for_a_while(consumer: AsyncRebalanceAwareConsumer) -> None:
+        work: asyncio.Task[None] | None = None
+        while len(await consumer.assignment()) != 2 or not released:
+            result = await consumer.poll_with_rebalance(0.2)
+            if result.to_be_revoked:
+                work = work or asyncio.create_task(asyncio.sleep(1.0))
+                if work.done():
+                    released.update(result.to_be_revoked)
+                else:
+                    assert await consumer.delay_revoke(result.to_be_revoked)
+
+    async def wait_for_a_share(consumer: AsyncRebalanceAwareConsumer) -> None:
+        while len(await consumer.assignment()) != 2:
+            await consumer.poll(0.2)
+            if not released:
+                assert not await consumer.assignment()
+
+    async def play() -> None:
+        async with (
+            AsyncRebalanceAwareConsumer(group.config) as blue,
+            AsyncRebalanceAwareConsumer(group.config) as green,
+        ):
+            await blue.subscribe([group.topic])
+            while len(await blue.assignment()) != 4:
+                await blue.poll(0.2)
+            await green.subscribe([group.topic])
+            await asyncio.gather(hold_for_a_while(blue), wait_for_a_share(green))
+            assert await green.assignment() == released
+
+    asyncio.run(asyncio.wait_for(play(), 60))

@@ -1,0 +1,92 @@
+"""The stages of the contract tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from tests.kafka.contract.stages import Actor, FakeStage, KafkaStage, MockCluster, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+
+@pytest.fixture(scope="session")
+def mock_cluster() -> Iterator[MockCluster]:
+    """The mock cluster of librdkafka, for the whole session."""
+    cluster = MockCluster()
+    yield cluster
+    cluster.close()
+
+
+STAGES = [
+    "fake",
+    pytest.param("broker-classic", marks=pytest.mark.broker),
+    pytest.param("broker-consumer", marks=pytest.mark.broker),
+]
+
+# The mock takes three seconds for each rebalance, which cannot be set from Python: it plays what
+# matters most, and all of it without Java. It stores metadata of any length, so where nothing is
+# committed a probe asks once; fencing is then found by the next commit only.
+PLAYED_ON_THE_MOCK = {
+    "test_a_single_member_is_assigned_everything": ("mock-classic", "mock-consumer"),
+    "test_held_partitions_stay_assigned_while_polling_goes_on": ("mock-classic", "mock-consumer"),
+    "test_fencing_during_a_hold_is_reported_once_for_each_partition": (
+        "mock-classic",
+        "mock-consumer",
+    ),
+    "test_a_release_hands_the_held_partitions_over": ("mock-consumer",),
+    "test_metadata_of_a_commit_is_read_back": ("mock-consumer",),
+    "test_a_new_pattern_that_matches_nothing_gives_the_topics_before_up": (
+        "mock-classic",
+        "mock-consumer",
+    ),
+    "test_closing_before_the_first_assignment_is_quick": ("mock-consumer",),
+    "test_offsets_that_need_several_requests_are_all_stored": ("mock-classic", "mock-consumer"),
+    "test_metadata_that_no_request_can_carry_is_refused_for_its_partition": (
+        "mock-classic",
+        "mock-consumer",
+    ),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Play each test on each stage."""
+    if "actor" in metafunc.fixturenames:
+        metafunc.parametrize(
+            "stage",
+            [*STAGES, *PLAYED_ON_THE_MOCK.get(metafunc.function.__name__, ())],
+            indirect=True,
+        )
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest) -> Stage:
+    """A group without members, with a topic of four partitions."""
+    where, _, protocol = str(request.param).partition("-")
+    if where == "fake":
+        return FakeStage()
+    if where == "mock":
+        mock = cast("MockCluster", request.getfixturevalue("mock_cluster"))
+        return KafkaStage(mock.bootstrap_servers, mock.topic(), protocol)
+    broker = cast("KafkaCluster", request.getfixturevalue("kafka_broker"))
+    topic = cast("TopicFactory", request.getfixturevalue("kafka_topic"))
+    return KafkaStage(broker.bootstrap_servers, topic(4), protocol, broker)
+
+
+@pytest.fixture
+def actor(stage: Stage) -> Iterator[Callable[[], Actor]]:
+    """Makes members; they have left when the test ends."""
+    actors: list[Actor] = []
+
+    def make() -> Actor:
+        actors.append(Actor(stage))
+        return actors[-1]
+
+    yield make
+    for each in actors:
+        each.member.close(5.0)

@@ -1,0 +1,228 @@
+"""Stages for the contract: a fake group, librdkafka's mock cluster and a real broker.
+
+The mock cluster and the real broker play it in both group protocols.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Protocol
+
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as ClientsPartition
+
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.member.member import Member
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.kafka.eviction import evict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.core.model.events import (
+        PartitionsAssigned,
+        PartitionsLost,
+        RevokeRequested,
+    )
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.kafka.events import MemberEvent
+    from dagster_rebalance.kafka.ports import GroupMember
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+PROBE_INTERVAL_S = 0.3
+TIMEOUT_S = 12.0
+
+
+class Stage(Protocol):
+    """A group with one topic of four partitions."""
+
+    topic: str
+
+    def new_member(self) -> GroupMember:
+        """A member that has not subscribed yet."""
+
+    def evict(self, member: GroupMember) -> None:
+        """Let the group forget a member, which is not told."""
+
+    def add_topic(self, name: str = "") -> str:
+        """Create another topic of four partitions, with a name of its own unless one is given."""
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and return when the broker has deleted its offsets."""
+
+
+class FakeStage:
+    """`dagster_rebalance.testing.fake_group`."""
+
+    def __init__(self) -> None:
+        self.topic = "orders"
+        self.group = FakeGroup({self.topic: 4}, probe_interval_s=PROBE_INTERVAL_S)
+
+    def new_member(self) -> GroupMember:
+        """A fake member."""
+        return self.group.member()
+
+    def evict(self, member: GroupMember) -> None:
+        """Forget it."""
+        (fake,) = (other for other in self.group.members if other is member)
+        self.group.fence(fake)
+
+    def add_topic(self, name: str = "payments") -> str:
+        """A topic of the fake group."""
+        self.group.add_partitions(name, 4)
+        return name
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete it."""
+        self.group.delete_topic(topic)
+
+
+class KafkaStage:
+    """A real member on a broker, real or mocked by librdkafka.
+
+    Args:
+        bootstrap_servers: The broker.
+        topic: A topic of four partitions.
+        protocol: `consumer`, `classic` (cooperative-sticky) or `range` (classic and eager).
+        cluster: The broker's cluster; None for the mock, which deletes no topics.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        protocol: str,
+        cluster: KafkaCluster | None = None,
+    ) -> None:
+        self.topic = topic
+        self._cluster = cluster
+        self.protocol = "consumer" if protocol == "consumer" else "classic"
+        self.hold_limit_s = 30.0
+        self.discovery_interval_s = 30.0
+        self.config = {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"g-{uuid.uuid4().hex[:8]}",
+            "group.protocol": self.protocol,
+        }
+        if self.protocol == "classic":
+            self.config.update({"session.timeout.ms": "6000", "heartbeat.interval.ms": "300"})
+        if protocol == "range":
+            self.config["partition.assignment.strategy"] = "range"
+
+    def new_member(self) -> GroupMember:
+        """A real member."""
+        settings = validated(self.config, hold_limit_s=self.hold_limit_s)
+        return Member(
+            settings,
+            probe_interval_s=PROBE_INTERVAL_S,
+            discovery_interval_s=self.discovery_interval_s,
+        )
+
+    def evict(self, member: GroupMember) -> None:
+        """Leave the group in its name."""
+        evict(
+            self.config["bootstrap.servers"],
+            self.config["group.id"],
+            member.member_id,
+            self.protocol,
+        )
+
+    def add_topic(self, name: str = "") -> str:
+        """A topic of the broker."""
+        assert self._cluster is not None, "the mock cluster creates no topics on request"
+        name = name or f"a-second-{uuid.uuid4().hex[:8]}"
+        self._cluster.create_topic(name, 4)
+        return name
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete it, and wait until its offsets are gone."""
+        assert self._cluster is not None, "the mock cluster deletes no topics"
+        self._cluster.delete_topic(topic)
+        outsider = Consumer(
+            {
+                "bootstrap.servers": self.config["bootstrap.servers"],
+                "group.id": self.config["group.id"],
+            }
+        )
+        partitions = [ClientsPartition(topic, number) for number in range(4)]
+        wait_until(
+            lambda: all(tp.offset < 0 for tp in outsider.committed(partitions, timeout=5)),
+            timeout_s=TIMEOUT_S,
+            what="the offsets of the topic to be deleted",
+        )
+        outsider.close()
+
+
+class MockCluster:
+    """librdkafka's mock cluster. It lives as long as the client that brought it."""
+
+    def __init__(self) -> None:
+        self._host = Consumer(
+            {"test.mock.num.brokers": 1, "group.id": "host", "allow.auto.create.topics": True}
+        )
+        self.bootstrap_servers = ",".join(
+            str(broker).split("/")[0]
+            for broker in self._host.list_topics(timeout=5).brokers.values()
+        )
+
+    def topic(self) -> str:
+        """Make a topic with four partitions by asking for it.
+
+        The mock cluster does not answer CreateTopics, but makes a topic on the first request for
+        it.
+        """
+        name = f"mock-{uuid.uuid4().hex[:8]}"
+        self._host.list_topics(name, timeout=5)
+        return name
+
+    def close(self) -> None:
+        """End the cluster."""
+        self._host.close()
+
+
+class Actor:
+    """A member under test, and all that it has told."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.member = stage.new_member()
+        self.told: list[MemberEvent] = []
+
+    def subscribe(self, *more: str) -> Actor:
+        """Take part for the stage's topic and more topics."""
+        self.member.subscribe([self.stage.topic, *more])
+        return self
+
+    def poll(self) -> None:
+        """Note what the member tells."""
+        self.told += self.member.poll(0.05)
+
+    @property
+    def owns(self) -> frozenset[TopicPartition]:
+        """What the member believes to own."""
+        return self.member.assignment()
+
+    def all_told(
+        self, kind: type[PartitionsAssigned | RevokeRequested | PartitionsLost]
+    ) -> list[TopicPartition]:
+        """Every partition that events of a kind named, in order and with repetitions."""
+        return [tp for event in self.told if isinstance(event, kind) for tp in event.partitions]
+
+
+def play(until: Callable[[], object], *actors: Actor, what: str) -> None:
+    """Let all members poll until something has come about."""
+
+    def step() -> bool:
+        for actor in actors:
+            actor.poll()
+        return bool(until())
+
+    wait_until(step, timeout_s=TIMEOUT_S, what=what, interval_s=0.0)
+
+
+def pass_time(*actors: Actor, polls: int = 10) -> None:
+    """Let all members poll for a while."""
+    for _ in range(polls):
+        for actor in actors:
+            actor.poll()

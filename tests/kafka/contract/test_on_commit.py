@@ -1,0 +1,31 @@
+"""The user's own `on_commit`: it is called beside the member's, and may commit itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from tests.kafka.contract.stages import Actor, KafkaStage, MockCluster, play
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+    from confluent_kafka import TopicPartition as ClientsPartition
+
+
+def test_the_users_own_on_commit_is_called_and_may_commit(mock_cluster: MockCluster) -> None:
+    """It is called by the thread that polls, and waits for a commit of its own like anybody."""
+    stage = KafkaStage(mock_cluster.bootstrap_servers, mock_cluster.topic(), "consumer")
+    heard: list[object] = []
+
+    def on_commit(error: KafkaError | None, partitions: list[ClientsPartition]) -> None:
+        heard.append((error, [tp.offset for tp in partitions]))
+        heard.append(blue.member.commit({mine: OffsetAndMetadata(9)}).committed)
+
+    stage.config["on_commit"] = on_commit  # type: ignore[assignment]
+    blue = Actor(stage).subscribe()
+    play(lambda: len(blue.owns) == 4, blue, what="an assignment")
+    mine = min(blue.owns)
+    blue.member.commit_async({mine: OffsetAndMetadata(1)})
+    play(lambda: heard, blue, what="the callback")
+    blue.member.close(5.0)
+    assert heard == [(None, [1]), {mine}]

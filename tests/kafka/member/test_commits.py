@@ -1,0 +1,272 @@
+"""Commits: what is sent when, and what an answer means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError
+
+from dagster_rebalance.core.model import commit_requests
+from dagster_rebalance.core.model.errors import PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.events import CommitAnswered, CommitResult
+from dagster_rebalance.kafka.member import commits as commits_module
+from tests.kafka.clients import ScriptedMember
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+OTHER = TopicPartition("payments", 5)
+UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
+TOO_LARGE = KafkaError.OFFSET_METADATA_TOO_LARGE
+FORBIDDEN = KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def offset(number: int) -> OffsetAndMetadata:
+    """An offset without metadata."""
+    return OffsetAndMetadata(number)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedMember]:
+    """A member that owns two partitions."""
+    made = ScriptedMember(monkeypatch)
+    made.grant(P0, P1)
+    made.poll()
+    yield made
+    made.close()
+
+
+def results(scene: ScriptedMember) -> dict[int, CommitResult]:
+    """What was told, by ticket."""
+    return {event.ticket: event.result for event in scene.told if isinstance(event, CommitAnswered)}
+
+
+def asked(scene: ScriptedMember) -> list[list[tuple[int, int]]]:
+    """The requests, without metadata."""
+    return [[(partition, at) for partition, at, _ in request] for request in scene.client.asked]
+
+
+def test_what_is_asked_for_meanwhile_goes_out_as_one_request(scene: ScriptedMember) -> None:
+    """In order, and without a request for each record that somebody commits."""
+    scene.client.may_answer.clear()
+    scene.member.commit_async({P0: offset(1)})
+    scene.until(lambda: scene.client.asked, "the first request")
+    for number in range(2, 5):
+        scene.member.commit_async({P0: offset(number)})
+    scene.member.commit_async({P1: offset(9)})
+    assert not scene.member.settle(0)
+    scene.client.may_answer.set()
+    assert scene.member.settle(5)
+    scene.told += scene.poll()
+    assert asked(scene) == [[(0, 1)], [(0, 4), (1, 9)]]
+    assert list(results(scene)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("refusals", "attempts"), [(2, 3), (9, 6)])
+def test_a_commit_waits_for_an_epoch_that_is_on_its_way(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch, refusals: int, attempts: int
+) -> None:
+    """Without the wait, a leaving member's last commit fails if another has just left.
+
+    Its records would then be processed twice.
+    """
+    monkeypatch.setattr(commits_module, "_EPOCH_PAUSES_S", (0.0,) * 5)
+    scene.client.answers = [KafkaError.STALE_MEMBER_EPOCH] * refusals
+    result = scene.member.commit({P0: offset(1)})
+    scene.client.answers = []
+    assert asked(scene) == [[(0, 1)]] * attempts
+    assert [type(error) for error in result.failed.values()] == (
+        [] if refusals < attempts else [RebalanceInProgressError]
+    )
+    assert scene.session.ended is None
+
+
+@pytest.mark.parametrize("code", [KafkaError.STALE_MEMBER_EPOCH, KafkaError.FENCED_MEMBER_EPOCH])
+def test_no_newer_epoch_is_waited_for_where_none_can_come(scene: ScriptedMember, code: int) -> None:
+    """In a hold a stale epoch is final, and so is a refusal of the member itself at any time."""
+    if code == KafkaError.STALE_MEMBER_EPOCH:
+        scene.client.stored = KafkaError._TIMED_OUT  # no probe
+        scene.ask_for(P1)
+    scene.client.answers = [code] * 9
+    assert isinstance(scene.member.commit({P0: offset(1)}).failed[P0], PartitionLostError)
+    assert len(scene.client.asked) == 1
+
+
+def test_a_commit_that_waits_for_a_lost_partition_is_never_sent(scene: ScriptedMember) -> None:
+    """Not even when the partition comes back: it was meant for the earlier ownership."""
+    scene.client.may_answer.clear()
+    scene.member.commit_async({P0: offset(1)})
+    scene.until(lambda: scene.client.asked, "the first request")
+    theirs = [confluent_kafka.TopicPartition(P0.topic, P0.partition)]
+
+    def lose_and_come_back() -> None:
+        scene.session._on_lost(scene.client, theirs)
+        scene.client.incremental_unassign(theirs)
+        scene.session._on_assign(scene.client, theirs)
+
+    scene.client.script.put(lose_and_come_back)
+    scene.client.may_answer.set()
+    scene.pass_time()
+    ticket = scene.member.commit_async({P0: offset(2), P1: offset(2)})
+    scene.until(lambda: ticket in results(scene), "the answer")
+    assert asked(scene)[-1] == [(1, 2)]
+    assert isinstance(results(scene)[ticket].failed[P0], PartitionLostError)
+    assert results(scene)[ticket].committed == {P1}
+    assert scene.member.commit({P0: offset(3)}).committed == {P0}
+
+
+def test_what_a_caller_reads_of_the_group_is_not_taken_for_what_the_member_knows(
+    scene: ScriptedMember,
+) -> None:
+    """A caller may ask for partitions of other members, which go on committing.
+
+    Their moved offsets are no sign of a rebalance that the client did not tell of.
+    """
+    scene.client.stored = {P0: offset(1)}
+    assert scene.member.committed([P0], 1.0) == {P0: offset(1)}
+    assert scene.session.commits.moved({P0: offset(5)}) == []
+
+
+@pytest.mark.parametrize(
+    ("in_hold", "error"), [(False, RebalanceInProgressError), (True, PartitionLostError)]
+)
+def test_a_stale_generation_counts_as_fencing_only_in_a_hold(
+    scene: ScriptedMember, *, in_hold: bool, error: type[Exception]
+) -> None:
+    """No newer one can be on its way to a client that waits for its callback."""
+    if in_hold:
+        scene.ask_for(P1)
+    scene.client.answers = [KafkaError.ILLEGAL_GENERATION]
+    assert isinstance(scene.member.commit({P0: offset(1)}).failed[P0], error)
+    assert bool(scene.session.ended) is in_hold
+
+
+def test_offsets_beyond_the_limit_of_a_request_go_out_in_several(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker stores a request as one batch, of 1 MB at most."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
+    assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P0, P1}
+    assert asked(scene) == [[(0, 1)], [(1, 2)]]
+
+
+def test_no_request_follows_one_that_failed_as_a_whole(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead broker takes 46 s to fail each of them."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
+    scene.client.answers = [KafkaError._TIMED_OUT]
+    result = scene.member.commit({P0: offset(1), P1: offset(2)})
+    assert asked(scene) == [[(0, 1)]]
+    assert {tp: error.retriable for tp, error in result.failed.items()} == {P0: True, P1: True}
+
+
+def test_a_request_follows_one_in_which_a_partition_was_refused(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal says nothing about the partitions of the next request."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
+    scene.client.refused = {P0: TOO_LARGE}
+    assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P1}
+
+
+def test_each_refused_topic_fails_with_its_own_error(scene: ScriptedMember) -> None:
+    """The client raises the error of one partition for the whole request."""
+    scene.grant(OTHER)
+    scene.poll()
+    scene.client.refused = {P0: FORBIDDEN, OTHER: TOO_LARGE}
+    result = scene.member.commit({P0: offset(1), P1: offset(2), OTHER: offset(3)})
+    assert result.committed == {P1}
+    assert "READ" in str(result.failed[P0])
+    assert "characters" in str(result.failed[OTHER])
+    assert asked(scene) == [[(0, 1), (1, 2), (5, 3)], [(0, 1)], [(5, 3)]]
+
+
+def test_a_partition_whose_offset_cannot_be_read_back_fails_with_the_error_of_the_read(
+    scene: ScriptedMember,
+) -> None:
+    """Without the right to read a topic, Kafka refuses both."""
+    scene.client.refused = {P0: UNKNOWN}
+    scene.client.unreadable = {P0: FORBIDDEN}
+    result = scene.member.commit({P0: offset(1), P1: offset(2)})
+    assert result.committed == {P1}
+    assert "READ" in str(result.failed[P0])
+
+
+def test_a_result_that_cannot_be_read_back_is_a_retriable_error_of_all(
+    scene: ScriptedMember,
+) -> None:
+    """The refusal of one partition must not stop another, which is stored or can be."""
+    scene.client.refused = {P0: TOO_LARGE}
+    scene.client.stored = KafkaError._TIMED_OUT
+    result = scene.member.commit({P0: offset(1), P1: offset(2)})
+    assert {tp: error.retriable for tp, error in result.failed.items()} == {P0: True, P1: True}
+
+
+def test_a_time_out_of_a_partition_that_was_unknown_is_no_sign_of_a_deleted_topic(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker refused a new topic as unknown, and later does not answer."""
+    monkeypatch.setattr(commit_requests, "GONE_AFTER_S", 0.0)
+    scene.client.refused = {P0: UNKNOWN}
+    scene.member.commit({P0: offset(1), P1: offset(2)})
+    scene.client.refused = {}
+    scene.client.answers = [KafkaError._TIMED_OUT]
+    error = scene.member.commit({P0: offset(1)}).failed[P0]
+    assert not isinstance(error, PartitionLostError)
+    assert error.retriable
+
+
+def test_the_users_on_commit_is_called_for_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's partitions carry no error, so one call could not tell which of them failed."""
+    heard: list[tuple[int | None, list[int]]] = []
+    made = ScriptedMember(
+        monkeypatch,
+        {
+            "on_commit": lambda error, partitions: heard.append(
+                (error and error.code(), [tp.partition for tp in partitions])
+            )
+        },
+    )
+    made.grant(P0, P1)
+    made.poll()
+    made.client.refused = {P0: TOO_LARGE}
+    made.member.commit_async({P0: offset(1), P1: offset(2)})
+    made.until(lambda: len(heard) == 2, "both calls")
+    made.close()
+    assert heard == [(TOO_LARGE, [0]), (None, [1])]
+
+
+def test_a_broker_with_a_smaller_limit_gets_smaller_requests_from_then_on(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker refuses the whole request, and does not tell its limit."""
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 400)
+    scene.client.answers = [KafkaError.UNKNOWN]
+    assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P0, P1}
+    assert scene.member.commit({P0: offset(3), P1: offset(4)}).committed == {P0, P1}
+    assert asked(scene) == [[(0, 1), (1, 2)], [(0, 1)], [(1, 2)], [(0, 3)], [(1, 4)]]
+
+
+def test_the_limit_of_a_broker_is_found_once(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of a large commit may be too large, and must not make the others smaller."""
+    many = [TopicPartition("orders", number) for number in range(2, 36)]
+    scene.grant(*many)
+    scene.poll()
+    monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 1_600)
+    scene.client.too_many = 5
+    assert scene.member.commit(dict.fromkeys(many, offset(1))).committed == frozenset(many)
+    assert scene.session.commits._share == 4
+
+
+def test_an_unknown_error_of_a_small_request_is_told_at_once(scene: ScriptedMember) -> None:
+    """Its size is not the reason."""
+    scene.client.answers = [KafkaError.UNKNOWN]
+    assert scene.member.commit({P0: offset(1), P1: offset(2)}).failed.keys() == {P0, P1}
+    assert len(scene.client.asked) == 1

@@ -1,0 +1,179 @@
+"""Holds with an eager strategy, on a real broker: they hold, and the whole group waits for them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.testing.deadline import wait_until
+from tests.kafka.contract.stages import Actor, KafkaStage, pass_time, play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def stage(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> KafkaStage:
+    """A group with the strategy `range`, and a topic of four partitions."""
+    return KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), "range")
+
+
+@pytest.fixture
+def actor(stage: KafkaStage) -> Iterator[Callable[[], Actor]]:
+    """Makes members; they have left when the test ends."""
+    actors: list[Actor] = []
+
+    def make() -> Actor:
+        actors.append(Actor(stage).subscribe())
+        return actors[-1]
+
+    yield make
+    for each in actors:
+        each.member.close(5.0)
+
+
+def everything(stage: KafkaStage) -> frozenset[TopicPartition]:
+    """All partitions of the topic."""
+    return frozenset(TopicPartition(stage.topic, number) for number in range(4))
+
+
+def all_share(stage: KafkaStage, *actors: Actor) -> Callable[[], bool]:
+    """Whether each partition has one owner and each member has some; releases holds on the way."""
+
+    def shared() -> bool:
+        for each in actors:
+            if each.member.held:
+                each.member.release()
+        return all(each.owns for each in actors) and sorted(
+            tp for each in actors for tp in each.owns
+        ) == sorted(everything(stage))
+
+    return shared
+
+
+def holding(stage: KafkaStage, actor: Callable[[], Actor]) -> tuple[Actor, Actor]:
+    """A member that holds all that it has, and the one that waits for its share."""
+    blue = actor()
+    play(lambda: blue.owns == everything(stage), blue, what="the first member to own everything")
+    green = actor()
+    play(lambda: blue.member.held, blue, green, what="a revoke request to the first member")
+    return blue, green
+
+
+def test_an_eager_hold_is_of_everything_and_the_member_goes_on_committing(
+    stage: KafkaStage, actor: Callable[[], Actor]
+) -> None:
+    """The revoke waits as it does in the cooperative protocol.
+
+    Afterwards a share of the partitions comes back as a new assignment.
+    """
+    blue, green = holding(stage, actor)
+    pass_time(blue, green, polls=15)
+    assert blue.member.held == blue.owns == everything(stage)
+    assert not green.owns
+    assert blue.member.commit(
+        dict.fromkeys(everything(stage), OffsetAndMetadata(7))
+    ).committed == everything(stage)
+    blue.member.release()
+    assert not blue.owns
+    play(all_share(stage, blue, green), blue, green, what="both to share the partitions")
+    assert {
+        offset.offset for offset in green.member.committed(green.owns, 5.0).values() if offset
+    } == {7}
+    assert blue.all_told(PartitionsAssigned)[4:] == sorted(blue.owns)
+    assert not blue.all_told(PartitionsLost)
+
+
+def test_an_eager_hold_delays_the_rebalance_of_the_whole_group(
+    stage: KafkaStage, actor: Callable[[], Actor]
+) -> None:
+    """In an eager rebalance, a member has no partitions until the last member has answered.
+
+    This also holds for a member that answered at once.
+    """
+    blue, green = holding(stage, actor)
+    play(all_share(stage, blue, green), blue, green, what="both to share the partitions")
+    late = actor()
+    play(
+        lambda: blue.member.held and green.member.held,
+        blue,
+        green,
+        late,
+        what="a revoke request to both",
+    )
+    green.member.release()
+    pass_time(blue, green, late, polls=15)
+    assert blue.owns
+    assert not green.owns | late.owns
+    blue.member.release()
+    play(all_share(stage, blue, green, late), blue, green, late, what="all to share the partitions")
+
+
+def test_fencing_in_an_eager_hold_is_reported_once_for_each_partition(
+    stage: KafkaStage, actor: Callable[[], Actor]
+) -> None:
+    """Nobody calls back here either; the probe finds it, and the member takes part again."""
+    blue, green = holding(stage, actor)
+    blue.member.commit(dict.fromkeys(everything(stage), OffsetAndMetadata(1)))
+    stage.evict(blue.member)
+    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
+    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
+    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+        LostReason.FENCED
+    ]
+    play(all_share(stage, blue, green), blue, green, what="both to share the partitions")
+
+
+@pytest.mark.parametrize("ending", ["close", "unsubscribe"])
+def test_leaving_in_an_eager_hold_hands_everything_over(
+    stage: KafkaStage, actor: Callable[[], Actor], ending: str
+) -> None:
+    """Shutdown must not wait for a release."""
+    blue, green = holding(stage, actor)
+    if ending == "close":
+        blue.member.close(5.0)
+    else:
+        blue.member.unsubscribe(5.0)
+    play(lambda: green.owns == everything(stage), green, what="the second member to own everything")
+
+
+def test_a_delay_of_an_eager_revoke_is_answered_by_the_truth(
+    stage: KafkaStage, actor: Callable[[], Actor]
+) -> None:
+    """True while it is delayed, poll after poll; the partitions are still assigned then."""
+    with closing(RebalanceAwareConsumer(stage.config, hold_limit_s=30, fetch=False)) as blue:
+        blue.subscribe([stage.topic])
+        wait_until(
+            lambda: blue.poll(0.05) or len(blue.assignment()) == 4,
+            timeout_s=12,
+            what="everything to be assigned",
+            interval_s=0,
+        )
+        green = actor()
+
+        def requested() -> bool:
+            green.poll()
+            blue.poll(0.05)
+            return bool(blue.get_to_be_revoked_partitions())
+
+        wait_until(requested, timeout_s=12, what="a revoke request", interval_s=0)
+        for _ in range(5):
+            assert blue.get_to_be_revoked_partitions() == everything(stage)
+            assert blue.delay_revoke(everything(stage))
+            blue.poll(0.05)
+            green.poll()
+            assert blue.assignment() == everything(stage)
+            assert not green.owns
+        play(
+            lambda: green.owns or blue.poll(0.05), green, what="the second member to own its share"
+        )

@@ -1,0 +1,173 @@
+"""A client leaves with no callback left to call.
+
+A callback inside of its `close()` can freeze the process (librdkafka #4884).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import confluent_kafka
+import pytest
+
+from dagster_rebalance.core.model.events import LostReason, PartitionsLost
+from dagster_rebalance.kafka.member.leave import leave
+from tests.kafka.contract.stages import Actor, KafkaStage, play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+CONFIG = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
+
+
+class WatchedConsumer(confluent_kafka.Consumer):
+    """A client that notes which callbacks come while it is closed."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        super().__init__(dict(config))
+        self.is_closing = False
+        self.called_in_close: list[str] = []
+
+    def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:  # type: ignore[override]
+        """Subscribe with callbacks that are noted."""
+        super().subscribe(
+            topics, **{name: self._noted(name, callback) for name, callback in callbacks.items()}
+        )
+
+    def close(self) -> None:
+        """From here on nothing should be called."""
+        self.is_closing = True
+        super().close()
+
+    def _noted(self, name: str, callback: Callable[..., None]) -> Callable[..., None]:
+        def note(
+            consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
+        ) -> None:
+            if self.is_closing:
+                self.called_in_close.append(name)
+            callback(consumer, partitions)
+
+        return note
+
+
+class ThrowingConsumer(WatchedConsumer):
+    """A client with a callback of the user's that raises out of each poll."""
+
+    def poll(self, timeout: float = -1) -> None:
+        """Raise what no client raises by itself."""
+        msg = "the user's statistics callback"
+        raise ValueError(msg)
+
+
+class DeafConsumer(WatchedConsumer):
+    """A client that refuses to give anything up."""
+
+    def unsubscribe(self) -> None:
+        """Refuse."""
+        raise confluent_kafka.KafkaException(
+            confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL)
+        )
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> list[WatchedConsumer]:
+    """The clients that members make from now on."""
+    made: list[WatchedConsumer] = []
+
+    def make(config: Mapping[str, object]) -> WatchedConsumer:
+        made.append(WatchedConsumer(config))
+        return made[-1]
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", make)
+    return made
+
+
+@pytest.fixture(params=["classic", "consumer", "range"])
+def pair(
+    request: pytest.FixtureRequest,
+    clients: list[WatchedConsumer],
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
+) -> Iterator[tuple[Actor, Actor]]:
+    """A member that holds partitions, and the one that waits for them.
+
+    The first holds two partitions, or all four with an eager strategy.
+    """
+    stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
+    if stage.protocol == "classic":
+        stage.config["session.timeout.ms"] = (
+            "30000"  # longer than anything here waits: members leave, and do not just vanish
+        )
+    blue = Actor(stage).subscribe()
+    play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")
+    green = Actor(stage).subscribe()
+    play(lambda: blue.member.held, blue, green, what="a revoke request")
+    yield blue, green
+    green.member.close(5.0)
+    assert {client.is_closing for client in clients} == {True}
+    assert [called for client in clients for called in client.called_in_close] == []
+
+
+def green_owns_everything(green: Actor) -> bool:
+    """Whether the other member has taken over all partitions; releases its own hold on the way."""
+    if green.member.held:
+        green.member.release()
+    return len(green.owns) == 4
+
+
+@pytest.mark.broker
+def test_a_member_that_holds_is_closed_with_nothing_to_call_back(pair: tuple[Actor, Actor]) -> None:
+    """The member completes the hold and gives up the rest.
+
+    The other member owns everything without a time-out.
+    """
+    blue, green = pair
+    blue.member.close(5.0)
+    play(lambda: green_owns_everything(green), green, what="the second member to own everything")
+
+
+@pytest.mark.broker
+def test_a_member_that_has_just_released_is_closed_with_nothing_to_call_back(
+    pair: tuple[Actor, Actor],
+) -> None:
+    """Two callbacks are due that can freeze a close.
+
+    The assignment that follows the release waits, and the revoke of the rest comes.
+    """
+    blue, green = pair
+    blue.member.release()
+    blue.member.close(5.0)
+    play(lambda: green_owns_everything(green), green, what="the second member to own everything")
+
+
+@pytest.mark.broker
+def test_a_member_that_was_fenced_in_a_hold_is_replaced_with_nothing_to_call_back(
+    pair: tuple[Actor, Actor],
+) -> None:
+    """Its late unassign brings an assignment and a loss, which are two as well."""
+    blue, green = pair
+    blue.stage.evict(blue.member)
+    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
+    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+        LostReason.FENCED
+    ]
+    blue.member.close(5.0)
+    play(lambda: green_owns_everything(green), green, what="the second member to own everything")
+
+
+def test_a_client_is_closed_even_if_a_callback_of_the_users_raises() -> None:
+    """Else it would go on as a member that nobody polls."""
+    client = ThrowingConsumer(CONFIG)
+    leave(client)
+    assert client.is_closing
+
+
+def test_a_client_is_closed_even_if_it_gives_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+    """The broker then ends its membership."""
+    client = DeafConsumer(CONFIG)
+    leave(client)
+    assert client.is_closing
+    assert "without giving its partitions up" in caplog.text

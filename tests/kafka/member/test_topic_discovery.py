@@ -1,0 +1,188 @@
+"""Which topics a session is made to subscribe to when what is wanted or what exists changes."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.events import RequestFailed
+from dagster_rebalance.kafka.member.topic_discovery import Discovery
+from dagster_rebalance.testing.fake_group import ManualClock
+from tests.kafka.clients import CONFIG
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dagster_rebalance.kafka.member.session_view import SessionView
+
+INTERVAL_S = 30.0
+ORDERS = re.compile("orders-.*")
+
+
+class Scene:
+    """A discovery whose cluster has what a test says, and what its session was told."""
+
+    def __init__(self, *topics: str, only_visible: bool = False) -> None:
+        self.topics = set(topics)
+        self.subscribed: list[list[str]] = []
+        self.owned: frozenset[TopicPartition] = frozenset()
+        self.took_s = 0.0
+        self.fails_with: int | None = None
+        self.limits: list[float] = []
+        self.told: list[object] = []
+        self._clock = ManualClock()
+        self._discovery = Discovery(
+            validated(CONFIG, hold_limit_s=10),
+            self._clock,
+            INTERVAL_S,
+            only_visible=only_visible,
+        )
+        self.leave_hidden_out = self._discovery.leave_hidden_out
+
+    def look(
+        self, wanted: Collection[str] | re.Pattern[str], after_s: float = INTERVAL_S
+    ) -> list[list[str]]:
+        """What follows from a look; by default one that is due."""
+        self._clock.advance(after_s)
+        self._discovery.want(wanted)
+        self.subscribed.clear()
+        self._discovery.look(cast("SessionView", self))
+        return self.subscribed
+
+    @property
+    def consumer(self) -> Any:  # noqa: ANN401 - what a discovery uses of a client
+        """A client that lists the topics, which takes it some time."""
+
+        def list_topics(timeout: float) -> SimpleNamespace:
+            self.limits.append(timeout)
+            if self.fails_with is not None:
+                raise KafkaException(KafkaError(self.fails_with))
+            if self.took_s > timeout:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return SimpleNamespace(topics=dict.fromkeys(self.topics))
+
+        return SimpleNamespace(list_topics=list_topics)
+
+    def tell(self, event: object) -> None:
+        """Note it."""
+        self.told.append(event)
+
+    def subscribe(self, topics: list[str]) -> None:
+        """Note it."""
+        self.subscribed.append(topics)
+
+
+def test_a_new_pattern_that_matches_nothing_gives_the_topics_before_up() -> None:
+    """Once; and it subscribes to what matches later."""
+    scene = Scene("orders-eu")
+    assert scene.look(ORDERS) == [["orders-eu"]]
+    assert scene.look(re.compile("refunds")) == [[]]
+    assert scene.look(re.compile("refunds")) == []
+    assert scene.look(ORDERS) == [["orders-eu"]]
+
+
+def test_topics_that_vanish_from_a_pattern_stay_subscribed_to() -> None:
+    """A list that lacks them for a moment must not take their partitions."""
+    scene = Scene("orders-eu")
+    scene.look(ORDERS)
+    scene.topics.clear()
+    assert scene.look(ORDERS) == []
+    scene.topics.add("orders-eu")
+    assert scene.look(ORDERS) == []
+
+
+def test_a_pattern_that_matched_nothing_from_the_beginning_subscribes_to_nothing() -> None:
+    """There is nothing to give up."""
+    scene = Scene("refunds")
+    assert scene.look(ORDERS) == []
+    scene.topics.add("orders-eu")
+    assert scene.look(ORDERS) == [["orders-eu"]]
+
+
+def test_a_list_that_takes_long_is_waited_for_longer() -> None:
+    """A cluster with many topics takes more than 2 s to list them."""
+    scene = Scene("orders-eu")
+    scene.took_s = 9.0
+    looks = [list(scene.look(ORDERS, after_s)) for after_s in (INTERVAL_S, 0.0, 0.0, 0.0)]
+    assert looks == [[], [], [], [["orders-eu"]]]
+    assert scene.limits == [2.0, 4.0, 8.0, 16.0]
+    assert scene.told == []
+
+
+def test_a_connection_that_is_never_made_is_reported_while_nothing_is_assigned() -> None:
+    """A slow login fails like a broker that is away; a member with partitions has had one."""
+    scene = Scene("orders-eu")
+    scene.fails_with = KafkaError._TRANSPORT
+    for _ in range(7):
+        scene.look(ORDERS)
+    assert scene.look(ORDERS, after_s=0.0) == []
+    assert scene.limits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert len(scene.told) == 1
+
+
+@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._AUTHENTICATION])
+def test_a_member_with_partitions_does_not_wait_longer_for_a_broker_that_is_away(code: int) -> None:
+    """Its commits would wait, too."""
+    scene = Scene("orders-eu")
+    scene.owned = frozenset({TopicPartition("orders-eu", 0)})
+    scene.fails_with = code
+    for _ in range(3):
+        scene.look(ORDERS)
+    assert scene.limits == [2.0] * 3
+
+
+def test_a_list_that_never_comes_is_reported_once() -> None:
+    """The consumer waits for its first topic, and its user must not wait in silence."""
+    scene = Scene("orders-eu")
+    scene.took_s = 60.0
+    for _ in range(7):
+        scene.look(ORDERS)
+    assert scene.limits[-3:] == [30.0] * 3
+    (event,) = scene.told
+    assert isinstance(event, RequestFailed)
+    assert "listing the topics" in str(event.error)
+    assert isinstance(event.error, BrokerError)
+    assert event.error.retriable
+    scene.took_s = 0.0
+    assert scene.look(ORDERS) == [["orders-eu"]]
+
+
+def test_a_member_with_partitions_waits_less_and_reports_nothing_to_its_caller() -> None:
+    """Its commits wait for the list, and what it has goes on."""
+    scene = Scene("orders-eu")
+    scene.look(ORDERS)
+    scene.owned = frozenset({TopicPartition("orders-eu", 0)})
+    scene.took_s = 60.0
+    for _ in range(7):
+        scene.look(ORDERS)
+    assert scene.limits[-3:] == [8.0] * 3
+    assert scene.told == []
+
+
+def test_hidden_topics_are_left_out_until_they_can_be_seen() -> None:
+    """In the consumer protocol, the broker would refuse the member as a whole."""
+    scene = Scene("orders-eu", only_visible=True)
+    names = ("orders-eu", "orders-us")
+    assert scene.look(names) == [["orders-eu"]]
+    scene.topics.add("orders-us")
+    assert scene.look(names) == [["orders-eu", "orders-us"]]
+    scene.topics.clear()
+    assert scene.look(names) == []
+
+
+def test_a_member_that_is_refused_for_a_hidden_topic_leaves_it_out_at_once() -> None:
+    """The broker of the consumer protocol does not say which topic it is."""
+    scene = Scene("orders-eu")
+    names = ("orders-eu", "orders-us")
+    assert scene.look(names) == [["orders-eu", "orders-us"]]
+    scene.leave_hidden_out()
+    assert scene.look(names, after_s=0.0) == [["orders-eu"]]
+    scene.leave_hidden_out()
+    assert scene.look(names, after_s=0.0) == []

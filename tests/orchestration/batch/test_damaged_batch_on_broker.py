@@ -1,0 +1,64 @@
+"""A run fails on a batch that is damaged on the broker's disk, in each form of its records."""
+
+# No `from __future__ import annotations` here: Dagster evaluates the annotation of a batch.
+
+from collections.abc import Callable
+
+import dagster as dg
+import pytest
+from confluent_kafka import Consumer
+
+from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.kafka.client.types import to_commit
+from dagster_rebalance.orchestration.batch.resource import KafkaBatch
+from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.kafka.damage import EACH, break_byte, produce_batches
+from tests.orchestration.parts import claimed, offer
+
+FORMS: dict[str, Callable[[KafkaBatch], object]] = {
+    "messages": lambda batch: list(batch.messages()),
+    "arrow": lambda batch: batch.arrow().read_all(),
+}
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_on_a_damaged_batch_fails_and_names_its_offset(
+    instance: dg.DagsterInstance, form: str
+) -> None:
+    """Its values would be written as good ones, and the range committed."""
+    with KafkaCluster() as broker:
+        broker.create_topic("orders")
+        produce_batches(broker, "orders", 0, "zstd")
+        break_byte(broker, "orders", 0)
+        kafka = KafkaConsumerResource(
+            bootstrap_servers=broker.bootstrap_servers,
+            group_id=unique_name("group"),
+            topics=["orders"],
+        )
+
+        @dg.asset
+        def orders(kafka_batch: KafkaBatch) -> None:
+            FORMS[form](kafka_batch)
+
+        job = build_kafka_batch_defs(kafka=kafka, assets=[orders]).resolve_job_def("kafka_batches")
+        batch_id = unique_name("batch")
+        wanted = offer(batch_id, range_ := OffsetRange("orders", 0, 0, 3 * EACH))
+        consumer = Consumer({**broker.client_config(), "group.id": kafka.group_id})
+        claim = to_commit(range_.topic_partition, claimed(0, 3 * EACH, batch_id))
+        consumer.commit(offsets=[claim], asynchronous=False)
+        consumer.close()
+        result = job.execute_in_process(
+            instance=instance,
+            tags=run_tags(wanted, kafka.group_id),
+            run_config=run_config(wanted, "kafka_batch"),
+            raise_on_error=False,
+        )
+        assert not result.success
+        (failure,) = [event for event in result.all_events if event.is_step_failure]
+        assert f"orders-0 at offset {EACH}: MessageSet" in str(failure.event_specific_data)
+        assert "failed CRC32C check" in str(failure.event_specific_data)

@@ -1,0 +1,330 @@
+"""An asset that lets a Pipes client work: what travels, and what an interrupt must not lead to.
+
+Real runs in this process, on a group in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance import ExternalWork, KafkaBatch, build_kafka_batch_defs
+from dagster_rebalance.core.batches.pipes_payload import EXTRAS_KEY, SentBatch
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.signals import Interruptions
+from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of
+from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
+from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
+from tests.orchestration.streaming.test_run import Stage, leave
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECRET = "correct horse"  # noqa: S105 - it must be found nowhere
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop that failed is asked for again at once."""
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
+
+
+def batch_of(**kafka: Any) -> KafkaBatch:  # noqa: ANN401 - settings of all kinds
+    """A batch whose group logs in."""
+    resource = KafkaConsumerResource(
+        bootstrap_servers="broker:9093",
+        group_id="etl",
+        topics=["orders"],
+        security_protocol="SASL_SSL",
+        sasl_mechanism="PLAIN",
+        sasl_username="etl",
+        sasl_password=SECRET,
+        **kafka,
+    )
+    return KafkaBatch(kafka=resource, batch_id="b-1", ranges=["orders:0:5:9"])
+
+
+def test_the_batch_travels_without_the_login_or_any_address() -> None:
+    """The other side finds what it needs, and gives the rest itself."""
+    extras = batch_of(client_config={"isolation.level": "read_uncommitted"}).pipes_extras()
+    sent = SentBatch.from_extras(extras)
+    assert sent == SentBatch("b-1", "etl", (span(0, 5, 9),), "read_uncommitted")
+    for text in (SECRET, "broker", "SASL"):
+        assert text not in str(extras)
+    assert SentBatch.from_extras(batch_of().pipes_extras()).isolation_level == "read_committed"
+
+
+def test_further_extras_travel_beside_it() -> None:
+    """A client takes one mapping."""
+    more = {"table": "orders", "columns": ["a", "b"], "secret_scope_name": "kafka"}
+    extras = batch_of().pipes_extras(more)
+    assert {name: extras[name] for name in more} == more
+    assert EXTRAS_KEY in extras
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"sasl.password": "x"}, "sasl.password"),
+        ({"kafka": {"sasl.jaas.config": "x"}}, "kafka.sasl.jaas.config"),
+        ({"kafka": {"url": f"sasl://etl:{SECRET}@broker"}}, "kafka.url"),
+        ({"arguments": ["--login", SECRET]}, "arguments.1"),
+    ],
+)
+def test_a_secret_is_refused_and_not_shown(more: dict[str, Any], name: str) -> None:
+    """It would stand in variables, logs and files that many can read."""
+    with pytest.raises(ConfigurationError, match="is a secret") as refused:
+        batch_of().pipes_extras(more)
+    assert repr(name) in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+def test_the_place_of_the_batch_cannot_be_taken() -> None:
+    """Other offsets would be read."""
+    with pytest.raises(ConfigurationError, match="has the name under which the batch travels"):
+        batch_of().pipes_extras({EXTRAS_KEY: {}})
+
+
+# A run for each batch
+
+
+class Polite:
+    """Plays a Pipes client that ends its job when interrupted, and returns as if all was well.
+
+    So does `PipesDatabricksClient.run` of dagster-databricks 0.29.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def run(self, extras: dict[str, Any]) -> None:
+        """Be interrupted."""
+        _ = extras
+        with suppress(dg.DagsterExecutionInterruptedError):
+            os.kill(os.getpid(), self.number)
+            threading.Event().wait(30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_client_that_keeps_an_interrupt_to_itself_makes_no_success(
+    instance: dg.DagsterInstance, batch_id: str, number: signal.Signals
+) -> None:
+    """Else the offsets of a cancelled job would be committed, and its records be lost."""
+    kafka = kafka_in_memory()
+    GROUPS[kafka.group_id].committed[tp(0)] = claimed(0, 10, batch_id)
+    returned: list[str] = []
+
+    @dg.asset
+    def orders(kafka_batch: KafkaBatch) -> None:
+        for _ in range(2):  # a second client must not hide what the first one has heard
+            Polite(number).run(kafka_batch.pipes_extras())
+        returned.append("yes")
+
+    job = build_kafka_batch_defs(kafka=kafka, assets=[orders]).resolve_job_def("kafka_batches")
+    with pytest.raises(dg.DagsterExecutionInterruptedError, match="its output does not count"):
+        job.execute_in_process(
+            instance=instance,
+            tags=run_tags(offer(batch_id), kafka.group_id),
+            run_config=run_config(offer(batch_id), "kafka_batch"),
+        )
+    assert returned == ["yes"]
+    assert not isinstance(signal.getsignal(number), partial)
+    (run,) = instance.get_runs(limit=1)
+    assert run.status in {dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE}
+    assert Mark.FINISHED in marks_of(instance, run.run_id)
+
+
+def test_signals_are_noted_once_and_handed_on() -> None:
+    """Each call of a client watches again."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        noted = Interruptions()
+        noted.watch()
+        handler = signal.getsignal(signal.SIGTERM)
+        noted.watch()
+        assert signal.getsignal(signal.SIGTERM) is handler
+        assert isinstance(handler, partial)
+        noted.check("run-1")
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert heard == [signal.SIGTERM]
+    with pytest.raises(dg.DagsterExecutionInterruptedError, match="run run-1"):
+        noted.check("run-1")
+
+
+def test_a_thread_sets_no_handlers() -> None:
+    """Python refuses it, and signals do not reach threads."""
+    noted = Interruptions()
+    thread = threading.Thread(target=noted.watch)
+    before = signal.getsignal(signal.SIGTERM)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# Streaming runs
+
+
+class Jobs(ExternalWork):
+    """Jobs on a cluster, by the run that has begun them."""
+
+    def __init__(self, answer: Callable[[], object] = lambda: None) -> None:
+        self.active: list[str] = []
+        self.asked: list[str] = []
+        self.answer = answer
+
+    def stop(self, run_id: str) -> None:
+        """End them if the cluster answers."""
+        self.asked.append(run_id)
+        self.answer()
+        self.active.clear()
+
+
+def test_a_batch_whose_client_keeps_an_interrupt_to_itself_is_done_again(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The member has lost its partitions: what was cancelled must not count as done."""
+    jobs = Jobs()
+
+    def body(stage: Stage, batch: KafkaBatch) -> None:
+        assert batch.pipes_extras()
+        if len(stage.batches) > 1:
+            assert not jobs.active, "the next attempt has begun beside the first one"
+            leave()
+            return
+        jobs.active.append(batch.batch_id)
+        (member,) = stage.group.members
+        stage.group.fence(member)
+        with suppress(dg.DagsterExecutionInterruptedError):
+            threading.Event().wait(60)
+
+    stage = Stage(instance, body, external_work=[jobs])
+    stage.produce(0, 3)
+    run_id = stage.run()
+    assert stage.batches == [(span(0, 0, 3),)] * 2
+    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
+    assert stage.committed(0) == 3
+    assert jobs.asked == [run_id], "a batch that succeeded has nothing left"
+    shown = {said.get("batch") for said in stage.shown(dg.AssetKey("orders"))}
+    assert shown & set(stage.ids) == {stage.ids[1]}, "what was cancelled is not shown as made"
+
+
+def test_a_client_that_fails_to_end_its_job_has_not_failed_on_the_records(
+    instance: dg.DagsterInstance,
+) -> None:
+    """`PipesSubprocessClient` raises when its process does not end in time."""
+
+    def body(stage: Stage, _batch: KafkaBatch) -> None:
+        if len(stage.batches) > 1:
+            leave()
+            return
+        (member,) = stage.group.members
+        stage.group.fence(member)
+        try:
+            threading.Event().wait(60)
+        except dg.DagsterExecutionInterruptedError:
+            msg = "the process did not end"
+            raise TimeoutError(msg) from None
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    stage.run()
+    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
+    assert stage.committed(0) == 3
+
+
+def test_the_next_attempt_waits_until_the_job_of_the_first_one_is_over(
+    instance: dg.DagsterInstance,
+) -> None:
+    """A client may fail while its job goes on, and the cluster may not answer."""
+    refusals = [OSError("the cluster is away")] * 3
+
+    def answer() -> None:
+        if refusals:
+            raise refusals.pop()
+
+    jobs = Jobs(answer)
+
+    def body(stage: Stage, batch: KafkaBatch) -> None:
+        if len(stage.batches) > 1:
+            assert not jobs.active, "the next attempt has begun beside the first one"
+            leave()
+            return
+        jobs.active.append(batch.batch_id)
+        msg = "the status of the job could not be read"
+        raise OSError(msg)
+
+    stage = Stage(
+        instance, body, external_work=[jobs], retry_delay_s=0.01, retry_delay_limit_s=0.05
+    )
+    stage.produce(0, 3)
+    run_id = stage.run()
+    assert jobs.asked == [run_id] * 4
+    assert stage.committed(0) == 3
+    notes = [entry.user_message for entry in instance.all_logs(run_id)]
+    assert any("is not over: it is at work until then: the cluster is away" in n for n in notes)
+
+
+def test_a_streaming_run_ends_the_jobs_of_other_runs_as_well(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a member, and members end the runs whose process is gone."""
+    given: list[Any] = []
+
+    class Ledger(RunLedger):
+        """Keeps what stops work."""
+
+        def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - as the real one
+            super().__init__(*args, **settings)
+            given.append(settings["stop_work"])
+
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run.RunLedger", Ledger)
+    jobs = Jobs()
+    stage = Stage(instance, lambda *_: leave(), external_work=[jobs])
+    stage.produce(0, 3)
+    stage.run()
+    (stop_work,) = given
+    stop_work("another run")
+    assert jobs.asked == ["another run"]
+
+
+def test_a_run_that_ends_before_its_job_does_fails(instance: dg.DagsterInstance) -> None:
+    """So whoever comes next asks for the end of that job, before the batch is begun again."""
+
+    def refuse() -> NoReturn:
+        leave()
+        msg = "the cluster is away"
+        raise OSError(msg)
+
+    def body(_stage: Stage, _batch: KafkaBatch) -> NoReturn:
+        msg = "the status of the job could not be read"
+        raise OSError(msg)
+
+    stage = Stage(
+        instance,
+        body,
+        external_work=[Jobs(refuse)],
+        shutdown_timeout_s=0.2,
+        hold_limit_s=1.0,
+        hold_commit_slice_s=0.1,
+    )
+    stage.produce(0, 3)
+    with pytest.raises(IllegalStateError, match="was not over when its run had to end"):
+        stage.run()
+    (run,) = instance.get_runs(limit=1)
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert marks_of(instance, run.run_id) >= {Mark.TAKEN_BACK, Mark.FINISHED}
+    assert len(stage.batches) == 1

@@ -1,0 +1,665 @@
+"""Reruns: what is recorded of the past, how they are asked for, kept, started and shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance import KafkaBatch, build_kafka_batch_defs, build_kafka_stream_defs
+from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.core.operators.rerun_selection import Span
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
+from dagster_rebalance.orchestration.member.mailbox import Mail
+from dagster_rebalance.orchestration.operators import rerun_scheduler
+from dagster_rebalance.orchestration.operators.directives import Wanted as WantedOrder
+from dagster_rebalance.orchestration.operators.directives import give
+from dagster_rebalance.orchestration.operators.reruns import Reruns, Wanted, time_of
+from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.members import Members
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.commit_history import processed
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.range_owners import WorkNote, WorkNotes
+from dagster_rebalance.orchestration.storage.reruns import RerunBook
+from dagster_rebalance.orchestration.storage.run_tags import (
+    BATCH_TAG,
+    GROUP_TAG,
+    RERUN_BY_TAG,
+    RERUN_REASON_TAG,
+    RERUN_TAG,
+    run_config,
+    run_tags,
+)
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.asset_table import ROWS, SEEN
+from tests.orchestration.parts import (
+    EACH_STORAGE,
+    GROUPS,
+    kafka_in_memory,
+    make_run,
+    offer,
+    span,
+    status_of,
+    tags_of,
+    tp,
+)
+from tests.orchestration.streaming.test_asset_table import outcome_of
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.core.runs.offer import Offer
+
+Status = dg.DagsterRunStatus
+ALL = Span(since=0.0)
+
+
+@pytest.fixture(params=EACH_STORAGE)
+def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
+    """One after the other."""
+    found: dg.DagsterInstance = request.getfixturevalue(request.param)
+    return found
+
+
+class Resting:
+    """A member that wants no run."""
+
+    is_over = is_lost = False
+    mail = Mail((), ("it rests",))
+
+    def tick(self, _patience_s: float = 0.0) -> tuple[Mail, list[str]]:
+        """Nothing happens."""
+        return self.mail, []
+
+
+class Ground:
+    """A group in memory that has committed 30 offsets of partition 0, in three ranges."""
+
+    def __init__(self, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.instance = instance
+        self.monkeypatch = monkeypatch
+        self.kafka = kafka_in_memory()
+        self.group_id = self.kafka.group_id
+        self.assets = GroupAssets.of(self.group_id)
+        self.catalogue = Catalogue(instance, self.assets, NOBODY)
+        self.catalogue.add_partitions([tp(0), tp(1)])
+        self.group = GROUPS[self.group_id]
+        self.group.produce(tp(0), 100)
+        self.commit(span(0, 0, 10), span(0, 10, 20), span(0, 20, 30))
+        self.reruns = Reruns(instance, self.kafka)
+        self.book = RerunBook(instance, self.assets.rerun_book_name)
+        self.worked: list[OffsetRange] = []
+        self.name = unique_name("batches").replace("-", "_")
+        self.defs = build_kafka_batch_defs(kafka=self.kafka, assets=[self._asset()], name=self.name)
+        self.cursor: str | None = None
+
+    def _asset(self) -> dg.AssetsDefinition:
+        @dg.asset(name="work", required_resource_keys={"kafka_batch"})
+        def work(context) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates the annotation
+            assert context.resources.kafka_batch.is_rerun
+            self.worked += context.resources.kafka_batch.offset_ranges
+
+        return work
+
+    def commit(self, *ranges: OffsetRange, **more: Any) -> None:  # noqa: ANN401 - fields of all kinds
+        """Commit ranges, and record that."""
+        for range_ in ranges:
+            wanted = RecordCommit(range_, 1, "b-1", "run-1", 0, None, None, **more)
+            self.catalogue.record_commit(wanted)
+            self.group.committed[range_.topic_partition] = OffsetAndMetadata(range_.until)
+
+    def wanted(self, meant: Span = ALL, *partitions: str, **more: Any) -> Wanted:  # noqa: ANN401 - likewise
+        """What somebody wants."""
+        return Wanted(partitions or ("*",), meant, "ada", "the fix", **more)
+
+    def begin(self, meant: Span = ALL, **more: Any) -> str:  # noqa: ANN401 - likewise
+        """Ask for a rerun; its id."""
+        planned = self.reruns.plan(self.wanted(meant, "orders:0", **more))
+        said = self.reruns.begin(planned)
+        assert planned.rerun.rerun_id in said
+        return planned.rerun.rerun_id
+
+    def tick(self, *, real: bool = True, location: str = "shop") -> Any:  # noqa: ANN401 - Dagster's class is private
+        """Evaluate the sensor of the group, whose member has nothing to do."""
+        for name, value in (
+            ("MEMBERS", Members()),
+            ("_host", lambda *_, **__: Resting()),
+            ("is_real_tick", lambda _context: real),
+            ("location_of", lambda _context: location),
+        ):
+            self.monkeypatch.setattr(sensor_module, name, value)
+        name = f"{self.name}_sensor"
+        made = self.defs.resolve_sensor_def(name)
+        with dg.build_sensor_context(
+            instance=self.instance,
+            definitions=self.defs,
+            sensor_name=name,
+            resources={"kafka": self.kafka},
+            cursor=self.cursor,
+        ) as context:
+            result = made.evaluate_tick(context)
+        self.cursor = result.cursor
+        return result
+
+    def run(self, wanted: Offer) -> tuple[bool, str, str]:
+        """Execute a run of the group's job; whether it succeeded, what it said, and its id."""
+        result = self.defs.resolve_job_def(self.name).execute_in_process(
+            instance=self.instance,
+            tags=run_tags(wanted, self.group_id),
+            run_config=run_config(wanted, "kafka_batch"),
+            raise_on_error=False,
+        )
+        said = " ".join(str(e.event_specific_data) for e in result.all_events if e.is_failure)
+        return result.success, said, result.run_id
+
+    def shown(self, key: dg.AssetKey) -> list[dict[str, Any]]:
+        """What was observed of an asset, newest first."""
+        records = self.instance.fetch_observations(key, limit=20).records
+        return [
+            {name: value.value for name, value in record.asset_observation.metadata.items()}
+            for record in records
+            if record.asset_observation is not None
+        ]
+
+
+@pytest.fixture
+def ground(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Ground:
+    """A group with a past."""
+    return Ground(instance, monkeypatch)
+
+
+# The past
+
+
+def past(ground: Ground, number: int = 1, **limits: Any) -> list[tuple[OffsetRange, bool]]:  # noqa: ANN401 - two kinds
+    """The recorded ranges of a partition, newest first, and whether each is known to be one."""
+    found = processed(ground.instance, ground.assets.offsets, tp(number), **limits)
+    return [(one.range, one.is_whole) for one in found]
+
+
+def test_joined_commits_are_told_apart(ground: Ground) -> None:
+    """Each was a range, and its output has the key of that."""
+    ground.commit(span(1, 0, 5))
+    ground.commit(span(1, 5, 30), joined=((12, "run-1"), (20, "run-2")))
+    assert past(ground) == [
+        (span(1, 20, 30), True),
+        (span(1, 12, 20), True),
+        (span(1, 5, 12), True),
+        (span(1, 0, 5), True),
+    ]
+
+
+def test_a_commit_that_was_recorded_late_is_one_range_if_its_run_says_so(ground: Ground) -> None:
+    """The next owner knows where it began, not how many ranges it was."""
+    ground.commit(span(1, 0, 5), is_late=True)
+    assert past(ground) == [(span(1, 0, 5), False)]
+    run = make_run(ground.instance, offer("b-1", span(1, 5, 9)), Status.SUCCESS)
+    wanted = RecordCommit(span(1, 5, 9), 1, "b-1", run.run_id, 0, None, None, is_late=True)
+    ground.catalogue.record_commit(wanted)
+    assert past(ground)[0] == (span(1, 5, 9), True)
+
+
+def test_a_late_commit_of_a_streaming_run_is_what_the_run_has_shown(ground: Ground) -> None:
+    """It was killed before it could record the commits of the last seconds."""
+
+    @dg.op
+    def show(context) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates the annotation
+        for ranges in ([span(1, 0, 5), span(0, 0, 9)], [span(1, 5, 9)]):
+            shown = KafkaBatch.for_testing(ranges).metadata()
+            context.log_event(dg.AssetMaterialization("work", metadata=shown))
+
+    @dg.job
+    def streaming() -> None:
+        show()
+
+    run_id = streaming.execute_in_process(instance=ground.instance).run_id
+    wanted = RecordCommit(span(1, 0, 9), 1, "s.x.1.1", run_id, 0, None, None, is_late=True)
+    ground.catalogue.record_commit(wanted)
+    assert past(ground) == [(span(1, 5, 9), True), (span(1, 0, 5), True)]
+
+
+def test_no_more_is_read_of_the_past_than_is_needed(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group may have millions of commits."""
+    monkeypatch.setattr(
+        "dagster_rebalance.orchestration.storage.commit_history._RECORDS_PER_QUERY", 2
+    )
+    ranges = [span(0, 20, 30), span(0, 10, 20), span(0, 0, 10)]
+    assert [found for found, _ in past(ground, 0)] == ranges
+    assert [found for found, _ in past(ground, 0, start=15)] == ranges[:2]
+    newest = next(processed(ground.instance, ground.assets.offsets, tp(0)))
+    assert past(ground, 0, since=newest.at + 2.0) == []
+
+
+def test_what_people_report_is_no_past(ground: Ground) -> None:
+    """Dagster's pages let them report materialisations."""
+    reported: list[dict[str, Any]] = [
+        {},
+        {"start": 9, "until": 3, "run": "x"},
+        {"start": "a", "until": 3, "run": "x"},
+    ]
+    for metadata in reported:
+        ground.instance.report_runless_asset_event(
+            dg.AssetMaterialization(ground.assets.offsets, partition="orders-1", metadata=metadata)
+        )
+    assert past(ground) == []
+
+
+# Asking
+
+
+def test_a_rerun_is_planned_kept_and_shown(ground: Ground) -> None:
+    """What was planned is what is done, whatever is committed meanwhile."""
+    planned = ground.reruns.plan(ground.wanted(Span(12), "orders-0", records_per_run=10))
+    assert planned.selection.ranges == (span(0, 10, 20), span(0, 20, 30))
+    assert ground.book.read() == ()
+    said = ground.reruns.begin(planned)
+    assert said.startswith(f"rerun {planned.rerun.rerun_id} by ada: the fix: 2 runs, at most 2 at")
+    assert ground.book.read() == planned.batches
+    assert (
+        Reruns(ground.instance, ground.kafka)
+        .open_ones()[0]
+        .startswith(f"{planned.rerun}: 0 of 2 runs are done, asked for at 20")
+    )
+    (event,) = ground.shown(ground.assets.group)
+    assert (event["event"], event["by"], event["reason"]) == ("rerun", "ada", "the fix")
+    assert event["partitions"] == ["orders-0"]
+
+
+@pytest.mark.parametrize(
+    ("meant", "partitions", "said"),
+    [
+        (Span(0), ("*",), "offsets say something of one partition only"),
+        (ALL, ("payments",), "payments matches no partition of group"),
+        (Span(0), ("orders:1",), "there is nothing to process again"),
+    ],
+)
+def test_what_cannot_be_repeated_is_refused(
+    ground: Ground, meant: Span, partitions: tuple[str, ...], said: str
+) -> None:
+    """And nothing is kept."""
+    with pytest.raises(ConfigurationError, match=said):
+        ground.reruns.plan(ground.wanted(meant, *partitions))
+    with pytest.raises(ConfigurationError, match="say which partitions to process again"):
+        ground.reruns.plan(Wanted((), ALL, "ada", "the fix"))
+    assert ground.book.read() == ()
+
+
+def test_deleted_records_and_a_second_rerun_are_refused(ground: Ground) -> None:
+    """Nothing is started in either case."""
+    ground.begin(Span(20))
+    with pytest.raises(ConfigurationError, match="is to process orders-0"):
+        ground.reruns.plan(ground.wanted())
+    ground.group.delete_before(tp(0), 5)
+    with pytest.raises(ConfigurationError, match="begins at 10: rerun orders:0 --from-offset 10"):
+        ground.reruns.plan(ground.wanted(Span(0, 20), "orders:0"))
+
+
+def test_nothing_is_repeated_while_a_leader_does_not_answer(ground: Ground) -> None:
+    """Nobody knows whether the records are there."""
+    ground.group.silence(tp(0))
+    with pytest.raises(BrokerError, match="orders-0"):
+        ground.reruns.plan(ground.wanted())
+
+
+def test_of_two_that_ask_at_once_the_first_one_has_the_ranges(ground: Ground) -> None:
+    """Neither could see the other when it looked."""
+    first, second = (ground.reruns.plan(ground.wanted()) for _ in range(2))
+    ground.reruns.begin(first)
+    with pytest.raises(ConfigurationError, match="was asked for at the same moment"):
+        ground.reruns.begin(second)
+    assert ground.book.read() == first.batches
+
+
+def test_the_longest_batch_fits(ground: Ground) -> None:
+    """Postgres takes no key of more than 2,704 bytes."""
+    rerun = Rerun("abcdefgh", "\U0001f6d1" * 60, "\U0001f6d1" * 300, 1.0, 2, 1)
+    batch = RerunBatch(rerun, 1, tuple(span(0, n, n + 1) for n in range(10**17, 10**17 + 100, 2)))
+    ground.book.add([batch])
+    assert ground.book.read() == (batch,)
+
+
+def test_a_page_that_cannot_be_read_is_an_error(ground: Ground) -> None:
+    """A newer version may have written it: nobody may guess."""
+    ground.instance.add_dynamic_partitions(ground.assets.rerun_book_name, ['["abc", 1]'])
+    with pytest.raises(ConfigurationError, match="a newer version may have written it"):
+        ground.book.read()
+    said = ground.tick().skip_message
+    assert said.startswith("it rests; reruns could not be looked after: the batch"), (
+        "the rest goes on"
+    )
+
+
+def test_a_run_of_a_rerun_that_was_deleted_is_ended_on_all_of_its_ranges(ground: Ground) -> None:
+    """Else each next run finds its note on one of them, and refuses itself for ever."""
+    ground.begin()
+    (batch,) = ground.book.read()
+    ranges = (*batch.ranges, span(1, 0, 10))
+    ground.book.remove([batch])
+    ground.book.add([replace(batch, ranges=ranges)])
+    claims = [(batch.batch_id, range_) for range_ in ranges]
+    notes = WorkNotes(ground.instance)
+    notes.write(WorkNote("gone", 1, is_finished=True), claims)
+    for _ in range(2):
+        ground.tick()
+    assert notes.read(claims) == {}
+
+
+def test_a_rerun_is_cancelled_although_one_of_its_runs_cannot_be(ground: Ground) -> None:
+    """It cannot be asked for again, so the others must not work on."""
+    rerun_id = ground.begin()
+    (batch,) = ground.book.read()
+    wanted = offer(batch.batch_id, *batch.ranges)
+    runs = [
+        make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
+        for _ in range(3)
+    ]
+    real = RunLedger.cancel
+
+    def cancel(ledger: RunLedger, run_id: str, *, only_unstarted: bool = False) -> None:
+        if run_id == runs[1].run_id:
+            message = "no right to delete jobs"
+            raise ConfigurationError(message)
+        real(ledger, run_id, only_unstarted=only_unstarted)
+
+    ground.monkeypatch.setattr(RunLedger, "cancel", cancel)
+    with pytest.raises(ConfigurationError, match=f"{runs[1].run_id}: no right to delete jobs"):
+        ground.reruns.cancel(rerun_id)
+    assert [status_of(ground.instance, run) for run in runs] == [
+        Status.CANCELED,
+        Status.NOT_STARTED,
+        Status.CANCELED,
+    ]
+    assert ground.shown(ground.assets.group)[0]["event"] == "rerun_cancelled"
+
+
+def test_a_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
+    """What waits in the queue does not begin, and the next one may have the ranges."""
+    rerun_id = ground.begin()
+    (batch,) = ground.book.read()
+    wanted = offer(batch.batch_id, *batch.ranges)
+    run = make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
+    with pytest.raises(ConfigurationError, match=f"no rerun 'xyz' .* there are: {rerun_id}"):
+        ground.reruns.cancel("xyz")
+    assert "0 of 1 runs were done, 1 at work are cancelled" in ground.reruns.cancel(rerun_id)
+    assert status_of(ground.instance, run) is Status.CANCELED
+    assert ground.reruns.open_ones() == []
+    assert ground.shown(ground.assets.group)[0]["event"] == "rerun_cancelled"
+    ground.begin()
+
+
+def test_a_cancelled_rerun_counts_the_runs_that_were_done_since_the_last_tick(
+    ground: Ground,
+) -> None:
+    """They are out of the book then, so that no tick shows them any more."""
+    rerun_id = ground.begin(records_per_run=10)
+    succeeded, said, run_id = ground.run(offer(f"r.{rerun_id}.1", span(0, 0, 10)))
+    assert succeeded, said
+    assert "1 of 3 runs were done, 0 at work are cancelled" in ground.reruns.cancel(rerun_id)
+    event = ground.shown(ground.assets.offsets)[0]
+    assert (event["event"], event["run"]) == ("reprocessed", run_id)
+    observed = ground.instance.fetch_observations(ground.assets.group, limit=1).records[0]
+    assert observed.asset_observation is not None
+    assert "cancelled, 2 ranges left" in str(observed.asset_observation.description)
+
+
+def test_a_tick_does_not_call_a_rerun_done_that_was_cancelled_meanwhile(ground: Ground) -> None:
+    """It had read the book before."""
+    rerun_id = ground.begin(records_per_run=10)
+    succeeded, said, _ = ground.run(offer(f"r.{rerun_id}.1", span(0, 0, 10)))
+    assert succeeded, said
+    real = Catalogue.record_reprocessed
+
+    def cancelled_first(catalogue: Catalogue, batch: RerunBatch, run_id: str) -> None:
+        ground.monkeypatch.setattr(Catalogue, "record_reprocessed", real)
+        ground.reruns.cancel(rerun_id)
+        real(catalogue, batch, run_id)
+
+    ground.monkeypatch.setattr(Catalogue, "record_reprocessed", cancelled_first)
+    ground.tick()
+    assert [shown["event"] for shown in ground.shown(ground.assets.group)] == [
+        "rerun_cancelled",
+        "rerun",
+    ]
+
+
+def test_a_time_may_have_a_zone() -> None:
+    """Without one it is UTC, as in all that is shown."""
+    assert time_of("2026-11-23T14:00+01:00") == time_of("2026-11-23T13:00Z")
+    assert time_of("2026-11-23T13:00") == time_of("2026-11-23T13:00Z")
+    with pytest.raises(ConfigurationError, match="'soon' is no time"):
+        time_of("soon")
+
+
+# The sensor
+
+
+def test_the_sensor_starts_the_runs_shows_what_is_done_and_then_rests(ground: Ground) -> None:
+    """It follows from what Dagster shows: nobody has to wait for it."""
+    assert ground.tick().skip_message == "it rests"
+    rerun_id = ground.begin(records_per_run=10, runs_at_once=1)
+    committed = dict(ground.group.committed)
+    assert not ground.tick(real=False).run_requests
+    for number in (1, 2, 3):
+        (request,) = ground.tick().run_requests
+        batch_id = f"r.{rerun_id}.{number}"
+        assert (
+            request.tags.items()
+            >= {
+                BATCH_TAG: batch_id,
+                GROUP_TAG: ground.group_id,
+                RERUN_TAG: rerun_id,
+                RERUN_BY_TAG: "ada",
+                RERUN_REASON_TAG: "the fix",
+            }.items()
+        )
+        succeeded, said, run_id = ground.run(
+            offer(batch_id, span(0, 10 * number - 10, 10 * number))
+        )
+        assert succeeded, said
+        assert len(ground.tick().run_requests or ()) == (number < 3)
+        event = ground.shown(ground.assets.offsets)[0]
+        assert (event["event"], event["run"], event["batch"]) == ("reprocessed", run_id, batch_id)
+    assert ground.worked == [span(0, 0, 10), span(0, 10, 20), span(0, 20, 30)]
+    assert ground.tick().skip_message == "it rests"
+    assert ground.shown(ground.assets.group)[0]["event"] == "rerun_done"
+    assert ground.group.committed == committed
+    assert len(ground.instance.fetch_materializations(ground.assets.offsets, limit=9).records) == 3
+
+
+def test_one_code_location_looks_after_the_reruns(ground: Ground) -> None:
+    """Each run would be started twice, and the two would refuse each other."""
+    ground.begin()
+    assert ground.tick(location="blue").run_requests
+    assert f"blue:{ground.name}_sensor looks after" in ground.tick(location="green").skip_message
+    ground.monkeypatch.setattr(rerun_scheduler, "_SEAT_LIMIT_S", -10.0)
+    assert ground.tick(location="green").run_requests
+
+
+def test_people_stop_a_rerun_by_stopping_its_partition(ground: Ground) -> None:
+    """Its run is cancelled, which is no failed attempt, and requested again after the resume."""
+    ground.begin()
+    (batch,) = ground.book.read()
+    wanted = offer(batch.batch_id, *batch.ranges)
+    run = make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
+    give(ground.instance, ground.group_id, WantedOrder(Action.STOP, ["orders:0"], "bob", "away"))
+    assert "orders:0 is stopped by bob" in ground.tick().skip_message
+    assert status_of(ground.instance, run) is Status.CANCELED
+    assert not ground.tick().run_requests
+    give(ground.instance, ground.group_id, WantedOrder(Action.RESUME, ["orders:0"], "bob"))
+    (request,) = ground.tick().run_requests
+    assert request.run_key.endswith(".2")
+
+
+def test_a_launcher_that_cannot_cancel_keeps_no_tick_from_going_on(ground: Ground) -> None:
+    """The next tick tries it again."""
+    ground.begin()
+    (batch,) = ground.book.read()
+    wanted = offer(batch.batch_id, *batch.ranges)
+    make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
+    give(ground.instance, ground.group_id, WantedOrder(Action.STOP, ["orders:0"], "bob", "away"))
+
+    def fails(*_: object, **__: object) -> None:
+        message = "no right to delete jobs"
+        raise ConfigurationError(message)
+
+    ground.monkeypatch.setattr(RunLedger, "cancel", fails)
+    assert "orders:0 is stopped by bob" in ground.tick().skip_message
+
+
+# The runs
+
+
+def test_a_run_of_a_cancelled_rerun_refuses_itself(ground: Ground) -> None:
+    """Also one that a person executes again, or makes up."""
+    rerun_id = ground.begin()
+    ground.reruns.cancel(rerun_id)
+    succeeded, said, run_id = ground.run(offer(f"r.{rerun_id}.1", span(0, 0, 10)))
+    assert not succeeded
+    assert "no rerun is to process these ranges" in said
+    assert "dagster_rebalance/refused" in tags_of(ground.instance, run_id)
+    assert ground.worked == []
+
+
+def test_a_run_of_a_streaming_job_processes_the_batch_of_a_rerun_and_ends(ground: Ground) -> None:
+    """It makes the same assets, and is no member. Their metadata and checks are kept."""
+
+    @dg.asset(
+        name=f"{ground.name}_orders",
+        check_specs=[dg.AssetCheckSpec("counted", asset=f"{ground.name}_orders")],
+    )
+    def orders(kafka_batch):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - Dagster evaluates it
+        ground.worked += kafka_batch.offset_ranges
+        counted = dg.AssetCheckResult(passed=True, check_name="counted")
+        return dg.MaterializeResult(metadata={"rows": 7}, check_results=[counted])
+
+    streaming = build_kafka_stream_defs(
+        kafka=ground.kafka, assets=[orders], name="stream", version="v1"
+    )
+    rerun_id = ground.begin(Span(10))
+    wanted = offer(f"r.{rerun_id}.1", span(0, 10, 20), span(0, 20, 30))
+    result = streaming.resolve_job_def("stream").execute_in_process(
+        instance=ground.instance,
+        tags=run_tags(wanted, ground.group_id),
+        run_config=run_config(wanted, "stream_rerun_batch"),
+        raise_on_error=False,
+    )
+    assert result.success
+    assert ground.worked == [span(0, 10, 20), span(0, 20, 30)]
+    (made,) = ground.instance.fetch_materializations(orders.key, limit=5).records
+    assert made.asset_materialization is not None
+    shown = {name: value.value for name, value in made.asset_materialization.metadata.items()}
+    assert (shown["rows"], shown["batch"], shown["offsets"]) == (7, wanted.batch_id, 20)
+    assert len(result.get_asset_check_evaluations()) == 1
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_a_run_of_a_rerun_plays_every_form_of_asset(ground: Ground) -> None:
+    """It has the job of the streaming runs, so it takes each form that they take."""
+    forms = [form for form in ROWS if not form.stream]
+    SEEN.clear()
+    streaming = build_kafka_stream_defs(
+        kafka=ground.kafka,
+        assets=[asset for form in forms for asset in form.given],
+        name="stream",
+        resources={key: one for form in forms for key, one in form.resources.items()},
+    )
+    wanted = offer(f"r.{ground.begin(Span(10))}.1", span(0, 10, 20), span(0, 20, 30))
+    result = streaming.resolve_job_def("stream").execute_in_process(
+        instance=ground.instance,
+        tags=run_tags(wanted, ground.group_id),
+        run_config=run_config(wanted, "stream_rerun_batch"),
+    )
+    assert result.success
+    outcome = outcome_of(ground.instance, result.run_id)
+    for form in forms:
+        form.works(outcome)
+
+
+def test_a_run_of_a_rerun_is_not_the_work_of_a_claim(ground: Ground) -> None:
+    """Members look at the runs of their claims; a reset sees it, since nobody may be at work."""
+    make_run(
+        ground.instance, offer("r.abc.1", span(0, 0, 10)), Status.STARTED, group_id=ground.group_id
+    )
+    ledger = RunLedger(ground.instance, ground.group_id)
+    assert ledger.read(["b-1"], claims=[("b-1", span(0, 0, 10))]) == ()
+    assert [run.batch_id for run in ledger.read(["b-1"], live_too=True)] == ["r.abc.1"]
+
+
+# The job
+
+
+def ask(ground: Ground, **config: Any) -> tuple[bool, str]:  # noqa: ANN401 - fields of all kinds
+    """Launch the job; whether it succeeded, and all that it said."""
+    name = f"{ground.name}_rerun"
+    result = ground.defs.resolve_job_def(name).execute_in_process(
+        instance=ground.instance,
+        run_config={"ops": {f"{name}_order": {"config": config}}},
+        raise_on_error=False,
+    )
+    entries = ground.instance.all_logs(result.run_id)
+    return result.success, " ".join(entry.user_message for entry in entries) + json.dumps(
+        [str(event.event_specific_data) for event in result.all_events if event.is_failure]
+    )
+
+
+def test_a_rerun_is_asked_for_in_a_launchpad(ground: Ground) -> None:
+    """Who has no terminal can do the same, and see first what would be done."""
+    form = {"partitions": ["orders:0"], "from_offset": 5, "reason": "the fix", "by": "ada"}
+    succeeded, said = ask(ground, **form, until_offset=15)
+    assert succeeded, said
+    assert "run 1: orders-0 [0, 10) (as a whole, although only a part was asked for)" in said
+    assert "this is a dry run" in said
+    assert ground.book.read() == ()
+    succeeded, said = ask(ground, **form, until_offset=40, dry_run=False)
+    assert succeeded, said
+    assert "left out: orders-0 [30, 40): not committed yet" in said
+    (batch,) = ground.book.read()
+    assert f"{batch.rerun}: 1 run, at most 2 at once" in said
+    succeeded, said = ask(ground, cancel=batch.rerun.rerun_id)
+    assert succeeded, said
+    assert ground.book.read() == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"partitions": ["*"]}, "say what to process again"),
+        ({"partitions": ["*"], "since": "soon"}, "'soon' is no time"),
+        ({"partitions": ["*"], "since": "2020-01-01", "until": "2020-01-02"}, "give a name"),
+        ({"since": "2020-01-01", "by": "ada", "reason": "x"}, "say which partitions"),
+    ],
+)
+def test_a_form_that_is_filled_in_wrongly_is_refused_with_a_sentence(
+    ground: Ground, config: dict[str, Any], problem: str
+) -> None:
+    """The run fails, and nothing is started."""
+    succeeded, said = ask(ground, **config)
+    assert not succeeded
+    assert problem in said
+    assert ground.book.read() == ()
+
+
+def test_a_long_list_is_cut_in_the_log(ground: Ground) -> None:
+    """Nobody reads a thousand lines."""
+    ground.commit(*(span(1, n, n + 1) for n in range(120)))
+    ground.group.produce(tp(1), 200)
+    succeeded, said = ask(ground, partitions=["orders:1"], since="2020-01-01", reason="x", by="ada")
+    assert succeeded, said
+    assert "and 20 more ranges" in said
+
+
+def test_a_span_of_time_is_that_of_the_commits(ground: Ground) -> None:
+    """What bad code has written between a deploy and its fix."""
+    commits = list(processed(ground.instance, ground.assets.offsets, tp(0)))
+    planned = ground.reruns.plan(ground.wanted(Span(since=commits[0].at)))
+    assert planned.selection.ranges == (commits[0].range,)
