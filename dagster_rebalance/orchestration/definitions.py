@@ -18,7 +18,7 @@ import dagster as dg
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.reporting.lag import LagLimit
-from dagster_rebalance.core.streaming.replicas import Fleet
+from dagster_rebalance.core.streaming.replicas import Replicas
 from dagster_rebalance.orchestration.batch.batch_values import with_values_by_batch
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.batch.validation import (
@@ -320,7 +320,7 @@ def build_kafka_stream_defs(
     sensor = build_kafka_stream_sensor(
         name=f"{name}_sensor",
         job=job,
-        fleet=Fleet(
+        fleet=Replicas(
             runs=runs,
             version=version or code_version([body.function for body in bodies], settings),
             max_run_s=max_run_s,

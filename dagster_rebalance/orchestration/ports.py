@@ -1,8 +1,8 @@
-"""What a pump needs of whoever starts runs and shows what happened: ports, as protocols.
+"""What a member loop needs of whoever starts runs and shows what happened: ports, as protocols.
 
 Dagster implements them in `runs.queries` and `reporting`, and the simulator in its own way.
 Nothing here, and nothing that needs only a port, imports dagster. Any call may raise whatever its
-library raises: the pump asks again.
+library raises: the member loop asks again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         ShowHold,
         StoreDeadLetter,
     )
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.events import (
         DeadLetterFailed,
         DeadLetterStored,
@@ -105,7 +105,7 @@ class RunsPort(RunsToEnd, Protocol):
 class WorkPort(Protocol):
     """The worker of a streaming run: it works on batches in this process, one at a time.
 
-    The thread of the pump calls all of this, and none of it waits.
+    The thread of the member loop calls all of this, and none of it waits.
     """
 
     def begin(
@@ -164,7 +164,7 @@ class GroupRecords(Protocol):
     ) -> Mapping[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition that has one."""
 
-    def orders(self) -> tuple[Order, ...]:
+    def orders(self) -> tuple[Directive, ...]:
         """What people have ordered for the group, oldest first."""
 
 

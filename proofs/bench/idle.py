@@ -1,7 +1,7 @@
 """The `idle` benchmark measures a member's decisions about partitions with nothing to do.
 
-The figure is their share of a core. Owns the turns that are measured: ten a second, as the pump
-makes them, in virtual time and without Kafka. The answers of Kafka come at once and say that
+The figure is their share of a core. Owns the turns that are measured: ten a second, as the member
+loop makes them, in virtual time and without Kafka. The answers of Kafka come at once and say that
 nothing has changed.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.batches.settings import DriverSettings
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.errors import IllegalStateError
@@ -50,10 +50,10 @@ def measure(*, runs: int, turns: int, step: Callable[[str], None]) -> list[Entry
 
 def _turn_idle(partitions: int, turns: int) -> float:
     """The seconds of CPU that so many turns took, once everything is taken in."""
-    driver = Driver(DriverSettings(), new_batch_id=lambda _: "none", now=0.0)
-    _feed(driver, seen.TickArrived(), 0.0)
+    engine = Engine(EngineSettings(), new_batch_id=lambda _: "none", now=0.0)
+    _feed(engine, seen.TickArrived(), 0.0)
     _feed(
-        driver,
+        engine,
         seen.PartitionsAssigned(
             tuple(TopicPartition("orders", number) for number in range(partitions))
         ),
@@ -62,33 +62,33 @@ def _turn_idle(partitions: int, turns: int) -> float:
     settled = [turn * _TURN_S for turn in range(1, 1 + 2 * _TURNS_BETWEEN_SUMMARIES)]
     measured = [settled[-1] + turn * _TURN_S for turn in range(1, 1 + turns)]
     for now in settled:
-        _feed(driver, seen.TimePassed(), now)
-    if driver.partitions.busy:
+        _feed(engine, seen.TimePassed(), now)
+    if engine.partitions.busy:
         msg = (
-            f"{len(driver.partitions.busy)} of {partitions} partitions are not idle "
+            f"{len(engine.partitions.busy)} of {partitions} partitions are not idle "
             f"after {settled[-1]:g} s"
         )
         raise IllegalStateError(msg)
     began_at = time.process_time()
     for turn, now in enumerate(measured):
-        _feed(driver, seen.TimePassed(), now)
-        _ = driver.held, driver.offers
+        _feed(engine, seen.TimePassed(), now)
+        _ = engine.held, engine.offers
         if turn % _TURNS_BETWEEN_SUMMARIES == 0:
-            _feed(driver, seen.TickArrived(), now)
-            summary(driver, now)
+            _feed(engine, seen.TickArrived(), now)
+            summary(engine, now)
     return time.process_time() - began_at
 
 
-def _feed(driver: Driver, event: seen.Event, now: float) -> None:
+def _feed(engine: Engine, event: seen.Event, now: float) -> None:
     todo = [event]
     while todo:
-        for command in driver.handle(todo.pop(0), now):
+        for command in engine.handle(todo.pop(0), now):
             match command:
                 case do.ReadStoredOffsets(epochs):
                     found = Found(OffsetAndMetadata(0), _NOTHING, None)
                     todo.append(seen.StoredOffsetsRead(epochs, dict.fromkeys(epochs, found)))
-                case do.ReadOrders(epoch):
-                    todo.append(seen.OrdersRead((), epoch))
+                case do.ReadDirectives(epoch):
+                    todo.append(seen.DirectivesRead((), epoch))
                 case do.ReadRuns(batch_ids, live_too, look):
                     todo.append(seen.RunsRead(batch_ids, (), live_too, look))
                 case do.ReadBounds(asked):

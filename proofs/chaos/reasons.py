@@ -70,7 +70,7 @@ HEARTBEAT_S = 3.0
 joined both of its phases."""
 PATIENCE_S = 15.0
 """Without a tick for so long a member claims nothing: nobody would start the run
-(`DriverSettings.plan_patience_s`)."""
+(`EngineSettings.plan_patience_s`)."""
 
 
 @dataclass(frozen=True)

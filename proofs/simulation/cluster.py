@@ -70,7 +70,7 @@ class SimulatedCluster:
         return dict.fromkeys(topics, self._group.topic_id)
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """As `topic_ids`, answered at once: the pump reads no records."""
+        """As `topic_ids`, answered at once: the member loop reads no records."""
         return lambda: self.topic_ids(topics)
 
     def offsets_for_times(

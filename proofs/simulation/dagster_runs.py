@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dagster_rebalance.core.model.commands import Claimed, RecordCommit, StoreDeadLetter
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.core.runs.offer import Offer
     from proofs.simulation.clockwork import Clockwork
@@ -47,7 +47,7 @@ class SimulatedDagster(RunLife):
         self.stopped_said_by = ""
         self.joined: list[str] = []
         self.seats = Seats()
-        self._ordered_at: dict[Order, float] = {}
+        self._ordered_at: dict[Directive, float] = {}
         self._keys: dict[str, str] = {}
         self._by_batch: dict[str, list[str]] = {}
 
@@ -246,12 +246,12 @@ class SimulatedDagster(RunLife):
 
     # What people and Dagster itself do
 
-    def give(self, order: Order) -> None:
+    def give(self, order: Directive) -> None:
         """A person orders something; the time in the order is that of the person's clock."""
         self.orders += (order,)
         self._ordered_at[order] = self._clockwork.now
 
-    def ordered_at(self, order: Order) -> float:
+    def ordered_at(self, order: Directive) -> float:
         """When an order was given."""
         return self._ordered_at[order]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.directives import EVERYTHING, Action, Order, selector_of
+from dagster_rebalance.core.model.directives import EVERYTHING, Action, Directive, selector_of
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.run import LIVE
 from dagster_rebalance.core.partitions.state_machine import Phase
@@ -79,7 +79,7 @@ class People:
     def _order(self, action: Action, partitions: str) -> None:
         dagster = self._world.dagster
         at = self._clockwork.now + _CLOCK_ERRORS_S[len(dagster.orders) % len(_CLOCK_ERRORS_S)]
-        order = Order(action, partitions, "a person", at, "it must stand")
+        order = Directive(action, partitions, "a person", at, "it must stand")
         self._clockwork.tell("a person", f"{action.value}s {partitions}")
         dagster.give(order)
 
@@ -89,7 +89,7 @@ class People:
         Failed runs or lost records stop a partition.
         """
         for process in self._world.processes:
-            for owned in process.driver.partitions.values():
+            for owned in process.engine.partitions.values():
                 blocked = (
                     owned.ledger.blocked
                     if owned.ledger is not None and not process.is_gone

@@ -1,4 +1,4 @@
-"""Dagster's side of a process gives the pump the runs, the catalogue and the dead letters.
+"""Dagster's side of a process gives the member loop the runs, the catalogue and the dead letters.
 
 The process is simulated. Each call goes over the network of its process: it may fail, take its
 time, or be carried out without an answer.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ShowHold,
         StoreDeadLetter,
     )
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.core.model.receipt import Receipt
     from dagster_rebalance.core.model.run import RunSeen
@@ -134,7 +134,7 @@ class SimulatedCatalogue:
         self._process.tell(str(receipt))
         self.receipts += 1
 
-    def orders(self) -> tuple[Order, ...]:
+    def orders(self) -> tuple[Directive, ...]:
         """What people have ordered, as it was before the answer was on its way."""
         if not self._process.has_orders:
             return ()

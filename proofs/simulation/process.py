@@ -1,4 +1,4 @@
-"""A code-server process has the real pump, consumer and driver on simulated ports.
+"""A code-server process has the real member loop, consumer and engine on simulated ports.
 
 Its sensor ticks, and its network fails. Owns when the process works, waits, is paused or dies.
 While the process waits for an answer all others go on, so whatever can happen between two of its
@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.directives import in_force
@@ -19,8 +19,8 @@ from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.stream_batch import batch_ids
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.orchestration.member.dependencies import Parts
-from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mailbox
 from proofs.simulation.client import SimulatedMember
 from proofs.simulation.clockwork import Violation
@@ -33,7 +33,7 @@ from proofs.simulation.streams import SimulatedWork
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.runs.offer import Offer
     from proofs.simulation.classic import ClassicGroup
@@ -67,8 +67,8 @@ class ProcessKilledError(BaseException):
     """Unwinds whatever the process was doing; nothing may catch it."""
 
 
-class _SteppedPump(Pump):
-    """The real pump, turned from outside."""
+class _SteppedPump(MemberLoop):
+    """The real member loop, turned from outside."""
 
     has_orders = True
 
@@ -85,8 +85,8 @@ class _SteppedPump(Pump):
 
     def _answer(self, command: do.Command) -> seen.Event | None:
         """Where nobody orders anything, that is no question: it would only take chances away."""
-        if isinstance(command, do.ReadOrders) and not self.has_orders:
-            return seen.OrdersRead((), command.epoch)
+        if isinstance(command, do.ReadDirectives) and not self.has_orders:
+            return seen.DirectivesRead((), command.epoch)
         return super()._answer(command)
 
     @property
@@ -136,7 +136,7 @@ class Process:
         self.is_connected = self.has_storage = True
         self.awake_since = float("-inf")
         self.ignorant_since: float | None = None
-        self._paused_since: dict[tuple[TopicPartition, Order], float] = {}
+        self._paused_since: dict[tuple[TopicPartition, Directive], float] = {}
         self._assigned: dict[tuple[TopicPartition, int], float] = {}
         self._turn_began_at = float("-inf")
         self.waits_since: dict[tuple[TopicPartition, int, int, Wait], float] = {}
@@ -167,7 +167,7 @@ class Process:
                 may_begin=partial(self.check_may_begin, "begins a batch of"),
             )
             settings, new_batch_id = settings.of_stream(run_id), batch_ids(run_id)
-        self.driver = Driver(settings, new_batch_id=new_batch_id, now=self.clock())
+        self.engine = Engine(settings, new_batch_id=new_batch_id, now=self.clock())
         self.consumer = RebalanceAwareConsumer(
             {
                 "bootstrap.servers": "simulated",
@@ -180,9 +180,9 @@ class Process:
             member=self.member,
             cluster=SimulatedCluster(self, group),
         )
-        parts = Parts(
+        parts = MemberDependencies(
             consumer=self.consumer,
-            driver=self.driver,
+            engine=self.engine,
             runs=self.work or runs,
             work=self.work,
             catalogue=self.catalogue,
@@ -191,9 +191,9 @@ class Process:
             dead_letters=self.letters if weather.settings.dead_letter_topic else None,
             start=self._begin_work,
         )
-        self.pump = _SteppedPump(parts, self.mailbox)
-        self.pump.has_orders = has_orders
-        self.pump.begin()
+        self.member_loop = _SteppedPump(parts, self.mailbox)
+        self.member_loop.has_orders = has_orders
+        self.member_loop.begin()
         self.mailbox.tell(TickArrived())
         clockwork.after(0.0, self, self._turn)
         if not is_replica:
@@ -222,7 +222,7 @@ class Process:
 
     @property
     def stands_still(self) -> bool:
-        """Whether its pump does nothing: the process is suspended, or a call of it hangs."""
+        """Whether its member loop does nothing: the process is suspended, or a call of it hangs."""
         return self.is_paused or self.is_hung
 
     @property
@@ -233,13 +233,13 @@ class Process:
     @property
     def has_left(self) -> bool:
         """Whether it has left the group in order."""
-        return self.pump.left is not None and not self._killed
+        return self.member_loop.left is not None and not self._killed
 
     def gauges(self) -> dict[str, int]:
         """What must return to zero."""
         of_driver = {
-            "holds": len(self.driver.holds),
-            "offers": len(self.driver.offers),
+            "holds": len(self.engine.holds),
+            "offers": len(self.engine.offers),
             "dead letters under way": self.letters.under_way,
         }
         if self.has_left:
@@ -257,9 +257,9 @@ class Process:
         A partition that is given up before it was taken in waits for nothing.
         """
         owned = [
-            self.driver.partitions[partition].asked_back()
+            self.engine.partitions[partition].asked_back()
             for partition in sorted(held)
-            if partition in self.driver.partitions
+            if partition in self.engine.partitions
         ]
         self._waits_for = {o.partition: o.live_runs for o in owned if o.phase is Phase.DRAINING}
         budget = self.weather.settings.budget
@@ -271,7 +271,7 @@ class Process:
 
         The rule does not hold when a person meddled, or when the member is leaving.
         """
-        if self.driver.leaving is not None or self.clock() >= self._drains_until:
+        if self.engine.leaving is not None or self.clock() >= self._drains_until:
             return
         for partition, run_ids in self._waits_for.items():
             busy = [
@@ -286,7 +286,7 @@ class Process:
 
         It knows of what was ordered before the partition was assigned to it.
         """
-        order = in_force(self.driver.orders, partition)
+        order = in_force(self.engine.orders, partition)
         actual = in_force(self._dagster.orders, partition)
         if actual is not None and self._dagster.ordered_at(actual) < self._assigned_after(
             partition
@@ -298,8 +298,8 @@ class Process:
 
     def check_claimed(self, partition: TopicPartition) -> None:
         """A claim that is written was decided on before the member knew that it is not wanted."""
-        owned = self.driver.partitions.get(partition)
-        order = in_force(self.driver.orders, partition)
+        owned = self.engine.partitions.get(partition)
+        order = in_force(self.engine.orders, partition)
         if owned is None or owned.pending is None or order is None:
             return
         known_at = self._paused_since.get((partition, order), self.clock())
@@ -308,7 +308,7 @@ class Process:
 
     def _assigned_after(self, partition: TopicPartition) -> float:
         """When the turn began in which a partition was assigned, or a later one."""
-        owned = self.driver.partitions.get(partition)
+        owned = self.engine.partitions.get(partition)
         if owned is None:
             return float("-inf")
         return self._assigned.get((partition, owned.epoch), self._turn_began_at)
@@ -323,12 +323,12 @@ class Process:
                 self.check_may_begin("requests a run for", range_.topic_partition)
         self._assigned = {
             (partition, owned.epoch): self._assigned_after(partition)
-            for partition, owned in self.driver.partitions.items()
+            for partition, owned in self.engine.partitions.items()
         }
         self._paused_since = {
             (partition, order): self._paused_since.get((partition, order), self.clock())
-            for partition in self.driver.partitions
-            if (order := in_force(self.driver.orders, partition)) is not None
+            for partition in self.engine.partitions
+            if (order := in_force(self.engine.orders, partition)) is not None
         }
 
     # What disturbs it
@@ -362,7 +362,7 @@ class Process:
         self.clockwork.after(seconds, None, self._resume)
 
     def hang(self, seconds: float) -> None:
-        """A call of the pump hangs; ticks come, and heartbeats are sent in the background."""
+        """A call of the member loop hangs; ticks come, and heartbeats are sent by librdkafka."""
         self.tell(f"hangs for {seconds:.0f} s")
         self.is_hung = True
         self.clockwork.after(seconds, None, self._goes_on)
@@ -412,7 +412,7 @@ class Process:
         return is_there and not self.clockwork.happens(self.weather.lost_requests)
 
     def must_reach(self, backend: str) -> None:
-        """The same, as the pump hears of it."""
+        """The same, as the member loop hears of it."""
         if not self.reaches(backend):
             if backend == "kafka":
                 msg = "Kafka did not answer"
@@ -446,7 +446,7 @@ class Process:
             raise ProcessKilledError
 
     def _begin_work(self, name: str, work: Callable[[], None]) -> None:
-        """The pump does not wait for the storage; that matters only if the answer takes long."""
+        """The member loop does not wait for the storage; only a late answer makes a difference."""
         if (
             name == "storage"
             and self._hangs_since is None
@@ -497,10 +497,10 @@ class Process:
         self.skew, self._turn_began_at = 0.0, self.clockwork.now
         try:
             self.clockwork.let_others(self, 0.0)
-            self.pump.turn()
+            self.member_loop.turn()
             self.after_turn(self)
-            if self.pump.left is not None:
-                self.tell(f"leaves: {self.pump.left}")
+            if self.member_loop.left is not None:
+                self.tell(f"leaves: {self.member_loop.left}")
                 self.consumer.close()
                 self.is_gone = True
                 if self.is_replica and not self.made_way and not self.mailbox.is_abandoned:
@@ -518,7 +518,7 @@ class Process:
     @property
     def made_way(self) -> bool:
         """Whether it has left for a successor."""
-        return self.pump.made_way
+        return self.member_loop.made_way
 
     def _free_seat(self) -> None:
         try:

@@ -31,8 +31,8 @@ from dagster_rebalance.core.runs.progress import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_rebalance.core.engine.engine import Driver
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.engine.engine import Engine
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.partitions.ledger import Entry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -78,7 +78,7 @@ class Progress:
         self._weather = weather
         self._slack_s = _TRIES * weather.settings.retry_s
 
-    def waits_of(self, driver: Driver, owned: OwnedPartition, now: float) -> tuple[Wait, ...]:
+    def waits_of(self, engine: Engine, owned: OwnedPartition, now: float) -> tuple[Wait, ...]:
         """What a partition waits for at a time of its member's clock; nothing without lag."""
         if self._group.ends[owned.partition] <= (owned.ledger.next_offset if owned.ledger else 0):
             return ()
@@ -93,16 +93,16 @@ class Progress:
                         "stopped: ",
                         FOR_OTHERS
                         if self._is_stopped_rightly(owned)
-                        else driver.settings.recheck_s + self._slack_s,
+                        else engine.settings.recheck_s + self._slack_s,
                     ),
                 )
             case Phase.OWNED:
-                return tuple(self._of_work(driver, owned, now)) or (
-                    self._of_backlog(driver, owned, now),
+                return tuple(self._of_work(engine, owned, now)) or (
+                    self._of_backlog(engine, owned, now),
                 )
             case _:
-                is_held = driver.leaving is not None or any(
-                    owned.partition in hold.epochs for hold in driver.holds
+                is_held = engine.leaving is not None or any(
+                    owned.partition in hold.epochs for hold in engine.holds
                 )
                 return (Wait("waits for ", FOR_OTHERS if is_held else 0.0),)
 
@@ -113,7 +113,7 @@ class Progress:
             return Wait("working on it without a claim", self._limit_of_runs(owned.blocked_by))
         return Wait("asks Dagster for the runs", self._slack_s)
 
-    def _of_paused(self, owned: OwnedPartition, order: Order) -> Iterable[Wait]:
+    def _of_paused(self, owned: OwnedPartition, order: Directive) -> Iterable[Wait]:
         """It may stand for as long as people want it to; what is done is committed."""
         is_right = in_force(self._dagster.orders, owned.partition) == order
         yield Wait("; resume with `", FOR_OTHERS if is_right else ORDERS_KNOWN_WITHIN_S)
@@ -121,29 +121,29 @@ class Progress:
             is_refused = owned.partition in self._group.forbidden
             yield Wait("", FOR_OTHERS if is_refused else self._slack_s)
 
-    def _of_work(self, driver: Driver, owned: OwnedPartition, now: float) -> Iterable[Wait]:
+    def _of_work(self, engine: Engine, owned: OwnedPartition, now: float) -> Iterable[Wait]:
         for entry in owned.entries:
-            yield from self._of_entry(driver, owned, entry, now)
+            yield from self._of_entry(engine, owned, entry, now)
         if owned.pending is not None:
             yield Wait("for Kafka's confirmation", self._slack_s + self._group.refuses_for_s)
         if owned.is_record_due(now):
             yield Wait("is not recorded by Dagster", self._slack_s)
 
     def _of_entry(
-        self, driver: Driver, owned: OwnedPartition, entry: Entry, now: float
+        self, engine: Engine, owned: OwnedPartition, entry: Entry, now: float
     ) -> Iterable[Wait]:
         span = f"[{entry.range.start}, {entry.range.until})"
         is_first = entry == owned.entries[0]
         match entry.progress:
             case ToRequest(trouble=Trouble()) if entry.due_at > now:
-                following = "; tried again (" if driver.settings.worker else "; next run ("
+                following = "; tried again (" if engine.settings.worker else "; next run ("
                 yield Wait(following, self._weather.settings.pace.limit_s + self._slack_s)
-            case ToRequest(failures=failures) if failures and not _is_offered(driver, entry):
+            case ToRequest(failures=failures) if failures and not _is_offered(engine, entry):
                 own = "next, after the current batch"
-                yield Wait(own if driver.settings.worker else "waits for a free run", FOR_OTHERS)
-            case ToRequest() if driver.settings.worker:
+                yield Wait(own if engine.settings.worker else "waits for a free run", FOR_OTHERS)
+            case ToRequest() if engine.settings.worker:
                 is_busy = any(
-                    driver.settings.worker in o.live_runs for o in driver.partitions.values()
+                    engine.settings.worker in o.live_runs for o in engine.partitions.values()
                 )
                 yield Wait(f"{span}: next, after", FOR_OTHERS if is_busy else self._slack_s)
             case ToRequest():
@@ -171,21 +171,21 @@ class Progress:
                 limit_s = self._slack_s + self._group.refuses_for_s
                 yield Wait(span, limit_s if is_first else FOR_OTHERS)
 
-    def _of_backlog(self, driver: Driver, owned: OwnedPartition, now: float) -> Wait:
+    def _of_backlog(self, engine: Engine, owned: OwnedPartition, now: float) -> Wait:
         if owned.bounds is None or owned.bounds.until < self._group.ends[owned.partition]:
             # Until it has heard of the new end, it may well believe to be idle.
             return Wait("", self._slack_s)
         has_room = (
             len(
                 batches_under_way(
-                    driver.partitions.values(),
+                    engine.partitions.values(),
                     now,
-                    worker=driver.settings.worker,
+                    worker=engine.settings.worker,
                 )
             )
-            < driver.settings.limits.max_runs_in_flight
+            < engine.settings.limits.max_runs_in_flight
         )
-        what = "for the end of the current batch" if driver.settings.worker else "for a free run"
+        what = "for the end of the current batch" if engine.settings.worker else "for a free run"
         return Wait(what, self._slack_s if has_room else FOR_OTHERS)
 
     def _limit_of_runs(self, run_ids: Iterable[str]) -> float:
@@ -246,9 +246,9 @@ def _said_of(progress: InFlight, span: str) -> str:
     )
 
 
-def _is_offered(driver: Driver, entry: Entry) -> bool:
+def _is_offered(engine: Engine, entry: Entry) -> bool:
     return any(
-        offer.batch_id == entry.batch_id and entry.range in offer.ranges for offer in driver.offers
+        offer.batch_id == entry.batch_id and entry.range in offer.ranges for offer in engine.offers
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.model.commands import Claimed
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.runs.stream_batch import Outcome
     from dagster_rebalance.core.streaming.worker import BegunBatch
@@ -48,7 +48,7 @@ class RunLife:
         self.left: dict[Claimed, Outcome] = {}
         self.said: dict[str, frozenset[TopicPartition]] = {}
         self.succeeded: set[Claimed] = set()
-        self.orders: tuple[Order, ...] = ()
+        self.orders: tuple[Directive, ...] = ()
         self.on_gone: dict[str, Callable[[], None]] = {}
         self.on_cancel: dict[str, Callable[[], None]] = {}
         self.on_freeze: dict[str, Callable[[float], None]] = {}

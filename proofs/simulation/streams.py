@@ -1,7 +1,7 @@
 """Simulated streaming runs: what they work on, and how that ends.
 
-Such a run has two halves. Its process is a member of the group (`process`), with the real driver
-and pump. Its work is here: batches are begun by the member and take their time, may fail, hang or
+Such a run has two halves. Its process is a member of the group (`process`), with the real engine
+and member loop. Its work is here: batches are begun by the member and take their time, may fail, hang or
 die with the process, and their Spark work may outlive it. Owns that a batch is alone on its
 offsets, like any other run, and that an offset counts as done once it is committed: what a killed
 run had in hand is done again.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
-from dagster_rebalance.orchestration.streaming.worker import StreamWork
+from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from proofs.simulation.dagster_runs import SimulatedDagster
 from proofs.simulation.run_process import STOPPING_S, RunProcess
 
@@ -191,7 +191,7 @@ class StreamingDagster(SimulatedDagster):
         ended(outcome)
 
 
-class SimulatedWork(StreamWork):
+class SimulatedWork(StreamWorker):
     """The real one; its batches are worked on by the simulated process.
 
     Args:

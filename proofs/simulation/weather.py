@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
-    DriverSettings,
+    EngineSettings,
     HoldBudget,
     LeavePolicy,
     LossPolicy,
 )
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.orchestration.runs.canceller import PATIENCE_S
 
@@ -39,7 +39,7 @@ class Weather:
     clockwork: Clockwork
     protocol: str
     partitions: int
-    settings: DriverSettings
+    settings: EngineSettings
     roughness: float
     lost_requests: float
     lost_answers: float
@@ -167,9 +167,9 @@ class Weather:
         return self.clockwork.within(low, high) * (_CALM_SHARE if self.is_calm else 1.0)
 
 
-def _settings(clockwork: Clockwork) -> DriverSettings:
+def _settings(clockwork: Clockwork) -> EngineSettings:
     chance = clockwork.chance
-    return DriverSettings(
+    return EngineSettings(
         limits=BatchLimits(
             max_records_per_range=10,
             max_ranges_per_run=chance.randint(1, 3),
@@ -185,7 +185,7 @@ def _settings(clockwork: Clockwork) -> DriverSettings:
         lease_s=20.0,
         plan_patience_s=8.0,
         recheck_s=5.0,
-        pulse=Pulse(heartbeat_timeout_s=12.0, start_timeout_s=15.0),
+        pulse=Liveness(heartbeat_timeout_s=12.0, start_timeout_s=15.0),
         record_every_s=chance.choice((0.0, 0.0, 4.0)),
         pace=RetryPace(first_s=0.5, limit_s=10.0),
     )

@@ -285,7 +285,7 @@ class World:
         for process in self.processes:
             if process.is_gone or process.stands_still or self.clockwork.is_waiting(process):
                 continue
-            for hold in process.driver.holds:
+            for hold in process.engine.holds:
                 limit_at = hold.requested_at - process.clock_base + hold.budget.limit_s
                 if now > max(limit_at, process.awake_since) + _HOLD_SLACK_S:
                     msg = (
@@ -296,11 +296,11 @@ class World:
 
     def check_progress(self, process: Process) -> None:
         """After each turn: what has lag is worked on, or says why not, and that is true."""
-        now, driver, waits_since = self.clockwork.now, process.driver, {}
-        for owned in driver.partitions.values() if process.is_served else ():
+        now, engine, waits_since = self.clockwork.now, process.engine, {}
+        for owned in engine.partitions.values() if process.is_served else ():
             its_now = now + process.clock_base
-            waits = self._progress.waits_of(driver, owned, its_now)
-            streams = bool(driver.settings.worker)
+            waits = self._progress.waits_of(engine, owned, its_now)
+            streams = bool(engine.settings.worker)
             said = explain_partition(owned, its_now, streams=streams) if waits else ""
             for wait in waits:
                 if wait.said not in said:
@@ -323,7 +323,7 @@ class World:
 
     def _check_orders_are_known(self, process: Process) -> None:
         now = self.clockwork.now
-        is_told = process.driver.orders == self.dagster.orders or not process.driver.partitions
+        is_told = process.engine.orders == self.dagster.orders or not process.engine.partitions
         if is_told or not process.is_served:
             process.ignorant_since = None
             return
@@ -345,7 +345,7 @@ class World:
         stopped = {
             owned.partition
             for process in served
-            for owned in process.driver.partitions.values()
+            for owned in process.engine.partitions.values()
             if owned.phase is Phase.STOPPED
         }
         self._stopped_since = {
@@ -396,11 +396,11 @@ class World:
             if stored is None and self.dagster.recorded.get(partition):
                 return False  # it is stopped, and a person has to say where it goes on
         members = [process for process in self.processes if not process.is_gone]
-        owned = [o for member in members for o in member.driver.partitions.values()]
+        owned = [o for member in members for o in member.engine.partitions.values()]
         taken_in = {o.partition for o in owned if o.phase is not Phase.RESTORING}
         return (
             taken_in.issuperset(self.group.partitions)
-            and not any(member.driver.holds for member in members)
+            and not any(member.engine.holds for member in members)
             and not any(o.committing or o.unrecorded for o in owned)
         )
 
@@ -425,9 +425,9 @@ class World:
                 texts.append(f"{partition} stands still at {stored}, although it ends at {end}")
         for process in self.processes:
             if not process.is_gone:
-                owned = process.driver.partitions.values()
+                owned = process.engine.partitions.values()
                 texts += [f"{process}: {explain_partition(o, process.clock())}" for o in owned]
-                texts += [f"{process} holds {hold}" for hold in process.driver.holds]
+                texts += [f"{process} holds {hold}" for hold in process.engine.holds]
         return "; ".join(texts) or "nobody is there"
 
     def check_all_is_done(self) -> None:

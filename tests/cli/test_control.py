@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.storage.directives import OrderBook
+from dagster_rebalance.orchestration.storage.directives import DirectiveStore
 from dagster_rebalance.orchestration.storage.member_lease import NOBODY
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.cli.typed import typed
@@ -38,15 +38,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shop(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OrderBook]:
+def shop(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DirectiveStore]:
     """The orders of a group of that instance, which `DAGSTER_HOME` names."""
     (home / "dagster.yaml").touch()
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     with dg.DagsterInstance.get() as instance:
-        yield OrderBook(instance, GroupAssets.of("shop").order_book_name)
+        yield DirectiveStore(instance, GroupAssets.of("shop").order_book_name)
 
 
-def test_a_partition_is_paused_and_resumed(shop: OrderBook) -> None:
+def test_a_partition_is_paused_and_resumed(shop: DirectiveStore) -> None:
     """It says what it did, and how to take it back."""
     said = typed("pause", "orders:1", "--group", "shop", "-r", "the warehouse is away", "--by", "a")
     assert said.exit_code == 0
@@ -59,7 +59,7 @@ def test_a_partition_is_paused_and_resumed(shop: OrderBook) -> None:
     assert [order.partitions for order in shop.read()] == ["*"]
 
 
-def test_a_partition_may_be_named_as_tables_show_it(shop: OrderBook) -> None:
+def test_a_partition_may_be_named_as_tables_show_it(shop: DirectiveStore) -> None:
     """As for `status`, `explain` and `reset`; the order is kept in the one form."""
     said = typed("pause", "orders-1", "--group", "shop", "-r", "away", "--by", "a")
     assert "orders-1 paused by a since " in said.output
@@ -67,7 +67,7 @@ def test_a_partition_may_be_named_as_tables_show_it(shop: OrderBook) -> None:
 
 
 def test_who_gives_an_order_is_the_login_unless_it_is_said(
-    shop: OrderBook, monkeypatch: pytest.MonkeyPatch
+    shop: DirectiveStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a shared server the login says little; in a container there may be none."""
     monkeypatch.setenv("LOGNAME", "grace")
@@ -147,7 +147,7 @@ def test_the_lines_of_a_help_end_where_the_terminal_does(monkeypatch: pytest.Mon
     assert said in typed("rerun", "--help").output
 
 
-def test_a_retry_is_kept_apart_from_the_orders(shop: OrderBook) -> None:
+def test_a_retry_is_kept_apart_from_the_orders(shop: DirectiveStore) -> None:
     """An older member, which knows no retry, could not read its orders any more."""
     typed("resume", "--all", "--group", "shop")
     typed("pause", "orders:1", "--group", "shop", "-r", "the warehouse is away")
@@ -163,7 +163,7 @@ def test_a_retry_is_kept_apart_from_the_orders(shop: OrderBook) -> None:
         *orders, retry = catalogue.orders()
         assert tuple(orders) == before
         assert (retry.action, retry.partitions, retry.by) == (Action.RETRY, "orders", "b")
-        OrderBook(instance, GroupAssets.of("shop").retry_book_name).tidy(before=retry.at + 1)
+        DirectiveStore(instance, GroupAssets.of("shop").retry_book_name).tidy(before=retry.at + 1)
         catalogue.orders()
         assert catalogue.orders() == before, "every second look reads the retries"
     typed("resume", "--all", "--group", "shop")
@@ -178,7 +178,7 @@ def test_the_help_of_each_command_has_examples(command: str) -> None:
 
 
 def test_an_order_is_told_in_whatever_encoding_a_terminal_has(
-    shop: OrderBook, monkeypatch: pytest.MonkeyPatch
+    shop: DirectiveStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in force: a traceback would say that it is not."""
     written = io.BytesIO()
@@ -195,7 +195,7 @@ def test_an_order_is_told_in_whatever_encoding_a_terminal_has(
 
 
 def test_what_is_no_text_is_refused_before_anything_is_done(
-    shop: OrderBook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shop: DirectiveStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No database can store it."""
     before = shop.read()

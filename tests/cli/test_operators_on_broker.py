@@ -24,9 +24,9 @@ from dagster_rebalance.orchestration.reporting.group_settings import public_sett
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.heartbeats import spelled_partitions
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.cli.typed import typed
@@ -60,7 +60,7 @@ class Shop:
 
     def catalogue(self, location: str) -> Catalogue:
         """What a member reports to."""
-        host = Host(location, "sensor", location)
+        host = MemberIdentity(location, "sensor", location)
         return Catalogue(
             self.instance, GroupAssets.of(self.topic), host, public_settings(self.resource)
         )
@@ -242,7 +242,7 @@ def test_reset_sees_a_run_that_was_written_off_while_nobody_can_read_the_claims(
     run = make_run(shop.instance, work, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
     says = f"0/60.0 {spelled_partitions(shop.partitions[:1])} " if streams else "0/60.0 "
     give_sign(shop.instance, run, f"{says}elsewhere")
-    set_mark(shop.instance, run, Mark.BEGAN)
+    record_run_event(shop.instance, run, RunEvent.BEGAN)
     shop.instance.report_run_failed(run, "its node is gone")
     move = ("reset", f"{shop.topic}:0", "--to-latest", "--yes")
     with pytest.raises(
@@ -251,7 +251,7 @@ def test_reset_sees_a_run_that_was_written_off_while_nobody_can_read_the_claims(
     ):
         shop.said(*move)
     assert shop.stored(0) == OffsetAndMetadata(0, "not ours")
-    set_mark(shop.instance, run, Mark.FINISHED)
+    record_run_event(shop.instance, run, RunEvent.FINISHED)
     assert f"Moved {shop.topic}-0." in shop.said(*move)
 
 

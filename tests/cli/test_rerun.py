@@ -15,7 +15,7 @@ from dagster_rebalance.orchestration.reporting.group_settings import public_sett
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.member_lease import NOBODY
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.reruns import RerunBook
+from dagster_rebalance.orchestration.storage.reruns import RerunStore
 from tests.cli.typed import typed
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LEFT = [
 
 
 @pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RerunBook]:
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RerunStore]:
     """The book of a group with one rerun, in an instance that `DAGSTER_HOME` names."""
     (tmp_path / "dagster.yaml").touch()
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
@@ -41,7 +41,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RerunBook]
         catalogue = Catalogue(instance, assets, NOBODY, public_settings(kafka))
         catalogue.add_partitions([TopicPartition("orders", 0)])
         catalogue.record_joined()
-        book = RerunBook(instance, assets.rerun_book_name)
+        book = RerunStore(instance, assets.rerun_book_name)
         book.add(LEFT)
         yield book
 
@@ -68,7 +68,7 @@ def test_what_is_not_clear_is_refused(arguments: tuple[str, ...], problem: str) 
         typed("rerun", *arguments)
 
 
-def test_reruns_that_are_not_finished_are_listed_and_cancelled(book: RerunBook) -> None:
+def test_reruns_that_are_not_finished_are_listed_and_cancelled(book: RerunStore) -> None:
     """Who has forgotten the id finds it."""
     listed = "rerun abc by ada: the fix: 1 of 3 runs are done, asked for at 2023-11-14 22:13:20 UTC"
     assert typed("rerun").output == f"{listed}\n"

@@ -14,7 +14,7 @@ from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.cli.typed import typed
 
@@ -34,7 +34,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "dagster.yaml").touch()
     with dg.DagsterInstance.local_temp(str(home)) as instance:
         for group_id, settings in ((ODD, public_settings(KAFKA)), ("older", "")):
-            host = Host("blue", "sensor", "p")
+            host = MemberIdentity("blue", "sensor", "p")
             catalogue = Catalogue(instance, GroupAssets.of(group_id), host, settings)
             catalogue.add_partitions([TopicPartition("orders", 0), TopicPartition("invoices", 0)])
             catalogue.record_joined()

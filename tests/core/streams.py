@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.batches.settings import DriverSettings
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids, is_batch_of
-from dagster_rebalance.core.streaming.worker import OwnWork
+from dagster_rebalance.core.streaming.worker import Worker
 from tests.core.world import AT_ONCE, Member, tp
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ class Stream(Member):
         run_id: str,
         *,
         owns: Iterable[int] = (),
-        settings: DriverSettings | None = None,
+        settings: EngineSettings | None = None,
         pace: RetryPace = AT_ONCE,
     ) -> None:
-        super().__init__(world, settings or DriverSettings())
+        super().__init__(world, settings or EngineSettings())
         self.run_id = run_id
-        self.work = OwnWork(run_id)
-        self.driver = Driver(
-            replace((settings or DriverSettings()).of_stream(run_id), pace=pace),
+        self.work = Worker(run_id)
+        self.engine = Engine(
+            replace((settings or EngineSettings()).of_stream(run_id), pace=pace),
             new_batch_id=batch_ids(run_id),
             now=world.now,
         )
@@ -48,11 +48,11 @@ class Stream(Member):
             self.feed(seen.PartitionsAssigned(owned))
 
     def turn(self, seconds: float = 0.25) -> BegunBatch | None:
-        """One turn of the pump; what the body has to work on from now on."""
+        """One turn of the member loop; what the body has to work on from now on."""
         self.world.now += seconds
         self.pass_time()
         self._tell()
-        begun = self.work.begin(self.driver.offers, self.driver.claimed, self.driver.log_of)
+        begun = self.work.begin(self.engine.offers, self.engine.claimed, self.engine.log_of)
         if begun is not None:
             self._feed_own(begun.batch_id)
         return begun

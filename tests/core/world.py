@@ -1,6 +1,6 @@
-"""A small world in memory for the driver.
+"""A small world in memory for the engine.
 
-Kafka is a dictionary with read-before-write, Dagster is a table of runs, and the members pump.
+Kafka is a dictionary with read-before-write, Dagster is a table of runs, and the members are turned.
 
 Every command can be made to fail, or to be carried out without an answer. It asserts what must
 never happen, wherever it happens: a write for an epoch that is over, a commit that goes back, and a
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.batches.settings import DriverSettings
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.claims import decode
@@ -40,7 +40,7 @@ from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.member_events import Occurred, Occurrence
     from dagster_rebalance.core.model.receipt import Receipt
     from dagster_rebalance.core.runs.offer import Offer
@@ -180,11 +180,11 @@ class FakeDagster:
 
 
 class Member:
-    """A driver with a pump."""
+    """A engine with a member loop."""
 
-    def __init__(self, world: World, settings: DriverSettings) -> None:
+    def __init__(self, world: World, settings: EngineSettings) -> None:
         self.world = world
-        self.driver = Driver(
+        self.engine = Engine(
             settings, new_batch_id=lambda _: f"b{next(world.batch_ids)}", now=world.now
         )
         self.fails: set[type[do.Command]] = set()
@@ -197,7 +197,7 @@ class Member:
         self.left: str | None = None
 
     def feed(self, event: seen.Event) -> list[do.Command]:
-        """Tell the driver an event, carry out all that follows from it, and return the commands."""
+        """Tell the engine an event, carry out all that follows from it, and return the commands."""
         if isinstance(event, seen.PartitionsLost):
             self._end(event.partitions)
             self.to_be_revoked.difference_update(event.partitions)
@@ -206,8 +206,8 @@ class Member:
         todo = deque([event])
         first = len(self.done)
         while todo:
-            epochs = {partition: owned.epoch for partition, owned in self.driver.partitions.items()}
-            commands, told = observed(self.driver, todo.popleft(), self.world.now)
+            epochs = {partition: owned.epoch for partition, owned in self.engine.partitions.items()}
+            commands, told = observed(self.engine, todo.popleft(), self.world.now)
             for occurrence in told:
                 assert tuple(occurrence.fields) == KINDS[occurrence.what].fields, occurrence
                 json.dumps({name: plain(value) for name, value in occurrence.fields.items()})
@@ -225,13 +225,13 @@ class Member:
         return self.done[first:]
 
     def pass_time(self) -> list[do.Command]:
-        """One turn of the pump."""
+        """One turn of the member loop."""
         return self.feed(seen.TimePassed())
 
     def tick(self, *, state: RunState = RunState.WAITING) -> list[str]:
         """A tick of the sensor whose requests all arrive; returns the runs that were made."""
         self.feed(seen.TickArrived())
-        made = [self.world.dagster.request(offer, state) for offer in self.driver.offers]
+        made = [self.world.dagster.request(offer, state) for offer in self.engine.offers]
         return [run_id for run_id in made if run_id is not None]
 
     def given(self, kind: type[do.Command]) -> list[do.Command]:
@@ -258,13 +258,13 @@ class Member:
 
     def _end(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
-            owned = self.driver.partitions.get(partition)
+            owned = self.engine.partitions.get(partition)
             if owned is not None:
                 self.over.add((partition, owned.epoch))
 
     def _polled(self, epochs: Mapping[TopicPartition, int]) -> Iterator[seen.Event]:
-        """The next poll of the consumer completes what the driver does not hold."""
-        released = tuple(sorted(self.to_be_revoked - self.driver.held))
+        """The next poll of the consumer completes what the engine does not hold."""
+        released = tuple(sorted(self.to_be_revoked - self.engine.held))
         if released:
             self.to_be_revoked.difference_update(released)
             self.over |= {(partition, epochs[partition]) for partition in released}
@@ -293,8 +293,8 @@ class Member:
                         for p in wanted
                     },
                 )
-            case do.ReadOrders(epoch):
-                return seen.OrdersRead(tuple(self.world.orders), epoch)
+            case do.ReadDirectives(epoch):
+                return seen.DirectivesRead(tuple(self.world.orders), epoch)
             case do.ReadRuns(batch_ids, live_too, look, claims):
                 runs = tuple(
                     run
@@ -373,16 +373,16 @@ class World:
         self.streams: dict[str, RunSeen] = {}
         self.notes: dict[do.Claimed, Outcome] = {}
         self.done_by_streams: set[do.Claimed] = set()
-        self.orders: list[Order] = []
+        self.orders: list[Directive] = []
         self.released_by: list[tuple[Member, tuple[TopicPartition, ...]]] = []
         for number in range(partitions):
             self.kafka.produce(tp(number), records)
 
     def member(
-        self, *, owns: int = 0, settings: DriverSettings | None = None, pace: RetryPace = AT_ONCE
+        self, *, owns: int = 0, settings: EngineSettings | None = None, pace: RetryPace = AT_ONCE
     ) -> Member:
         """A new member that is assigned the first `owns` partitions and has been ticked once."""
-        member = Member(self, replace(settings or DriverSettings(), pace=pace))
+        member = Member(self, replace(settings or EngineSettings(), pace=pace))
         member.feed(seen.TickArrived())
         if owns:
             member.feed(seen.PartitionsAssigned(tuple(tp(number) for number in range(owns))))

@@ -16,7 +16,7 @@ from dagster_rebalance.orchestration.reporting.dead_letters import (
     MOST_ERROR_CHARACTERS,
     DeadLetters,
 )
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.docs.blocks import ROOT, block_with, run_block
 from tests.orchestration.parts import span
@@ -142,9 +142,9 @@ def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(
             drain_s=None,
             is_dead_letter=True,
         )
-        Catalogue(instance, GroupAssets.of("orders"), Host("blue", "sensor", "p")).record_commit(
-            exhausted
-        )
+        Catalogue(
+            instance, GroupAssets.of("orders"), MemberIdentity("blue", "sensor", "p")
+        ).record_commit(exhausted)
         config = {"ops": {"process_again": {"inputs": {"letter": letter}}}}
         assert job.execute_in_process(instance=instance, run_config=config).success
     assert read == [([OffsetRange("orders", 3, 1200, 1300)], "kafka:9092")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
 import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.kafka.client.defaults import TABLE
 from dagster_rebalance.orchestration.member import storage_worker
 from dagster_rebalance.orchestration.per_batch import members
@@ -86,7 +86,7 @@ def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
     text = " ".join((ROOT / "docs/settings.md").read_text().split())
     said = re.search(r"- Not settings: (.*?) ##", text)
     assert said is not None
-    fixed = DriverSettings()
+    fixed = EngineSettings()
     times = (
         fixed.plan_patience_s,
         fixed.plan_patience_s,

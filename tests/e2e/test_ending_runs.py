@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife
+from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 
@@ -52,7 +52,7 @@ class Working:
         """Its last sign of life."""
         record = self.instance.get_run_record_by_id(self.run_id)
         number = {self.run_id: record.storage_id} if record else {}
-        return SignsOfLife(self.instance).read(number).get(self.run_id, "")
+        return Heartbeats(self.instance).read(number).get(self.run_id, "")
 
     @property
     def pid(self) -> int:

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.orchestration.operators.group_sensors import sensors_of
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
@@ -35,7 +35,7 @@ def dagster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterDeploym
 
 def say_joined(instance: dg.DagsterInstance, location: str, sensor: str, run_id: str = "") -> None:
     """Show a member of the group, as it does itself."""
-    said = {"event": "joined", **Host(location, sensor, "1", run_id).names}
+    said = {"event": "joined", **MemberIdentity(location, sensor, "1", run_id).names}
     instance.report_runless_asset_event(dg.AssetObservation(GROUP, metadata=said))
 
 

@@ -1,6 +1,6 @@
-"""One pump with all that it works with, turn by turn.
+"""One member loop with all that it works with, turn by turn.
 
-The driver, the consumer and the instance are real; the group is in memory.
+The engine, the consumer and the instance are real; the group is in memory.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.reporting.lag import NO_LIMIT
 from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.kafka.events import CommitResult
 from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
-from dagster_rebalance.orchestration.member.dependencies import Parts
-from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mailbox
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.runs.canceller import at_once
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.fake_producer import FakeProducer
 from tests.orchestration.parts import give_sign, make_run, tp
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 Status = dg.DagsterRunStatus
 CONFIG = {"bootstrap.servers": "memory:1", "group.id": "etl"}
-SETTINGS = DriverSettings(
+SETTINGS = EngineSettings(
     limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(50.0, 10.0), lease_s=40.0
 )
 
@@ -88,8 +88,8 @@ class FaultyConsumer(RebalanceAwareConsumer):
         return CommitResult(result.committed, {**result.failed, **failed})
 
 
-class WatchedDriver(Driver):
-    """A driver that notes what it was told."""
+class WatchedDriver(Engine):
+    """A engine that notes what it was told."""
 
     told: list[seen.Event]
 
@@ -128,7 +128,7 @@ class FaultyCatalogue(Catalogue):
 
 
 class Bench:
-    """One pump with all that it works with."""
+    """One member loop with all that it works with."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Bench:
         *,
         partitions: int = 1,
         records: int = 10,
-        settings: DriverSettings = SETTINGS,
+        settings: EngineSettings = SETTINGS,
         topic: str = "orders",
         others: Sequence[str] = (),
         start: Callable[[str, Callable[[], None]], None] = at_once,
@@ -159,20 +159,22 @@ class Bench:
         ) = [], [], [], []
         self.consumer.refuses = {}
         ids = count(1)
-        self.driver = WatchedDriver(
+        self.engine = WatchedDriver(
             settings, new_batch_id=lambda _: f"b-{next(ids)}", now=self.group.clock()
         )
-        self.driver.told = []
+        self.engine.told = []
         self.assets = GroupAssets.of("etl")
-        self.catalogue = FaultyCatalogue(instance, self.assets, Host("blue", "sensor", "process-1"))
+        self.catalogue = FaultyCatalogue(
+            instance, self.assets, MemberIdentity("blue", "sensor", "process-1")
+        )
         self.mailbox = Mailbox()
         self.producer = FakeProducer({})
         ledger = RunLedger(instance, "etl")
         sender = DeadLetterProducer(CONFIG, "dead", make_producer=lambda _config: self.producer)
         letters = DeadLetters(sender, "etl") if settings.dead_letter_topic else None
-        parts = Parts(
+        parts = MemberDependencies(
             self.consumer,
-            self.driver,
+            self.engine,
             ledger,
             self.catalogue,
             [*others, topic],
@@ -182,17 +184,17 @@ class Bench:
             lag_limit=lag_limit,
             wall_clock=self.group.clock,
         )
-        self.pump = Pump(parts, self.mailbox)
+        self.member_loop = MemberLoop(parts, self.mailbox)
         self.ticks = True
 
     def turn(self, times: int = 1) -> None:
-        """Let the pump turn."""
+        """Let the member loop turn."""
         if not self.member.wants("orders"):
             self.consumer.subscribe(["orders"])
         for _ in range(times):
             if self.ticks:
                 self.mailbox.tell(seen.TickArrived())
-            self.pump._turn()
+            self.member_loop._turn()
 
     def until(self, condition: Callable[[], object], turns: int = 600) -> None:
         """Turn until something is the case."""
@@ -202,7 +204,7 @@ class Bench:
             self.turn()
         pytest.fail(
             f"not within {turns} turns; notes: {self.mailbox.take_notes()}; told: "
-            f"{self.driver.told[-5:]}"
+            f"{self.engine.told[-5:]}"
         )
 
     def offers(self, at_least: int = 1) -> None:
@@ -225,8 +227,8 @@ class Bench:
 
     def fail(self, run: dg.DagsterRun, message: str = "the test wants this run to fail") -> None:
         """Let a run fail at its work."""
-        for mark in (Mark.BEGAN, Mark.FINISHED):
-            set_mark(self.instance, run, mark)
+        for mark in (RunEvent.BEGAN, RunEvent.FINISHED):
+            record_run_event(self.instance, run, mark)
         self.instance.report_run_failed(run, message)
 
     def only_note_cancels(self) -> list[tuple[str, bool]]:
@@ -239,7 +241,7 @@ class Bench:
         def cancel(run_id: str, *, only_unstarted: bool = False) -> None:
             asked.append((run_id, only_unstarted))
 
-        vars(self.pump.parts.runs)["cancel"] = cancel
+        vars(self.member_loop.parts.runs)["cancel"] = cancel
         return asked
 
     def offset(self, number: int = 0) -> int:

@@ -19,7 +19,7 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange,
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife
+from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from dagster_rebalance.testing.fake_group import FakeGroup
 from dagster_rebalance.testing.fixtures import unique_name
@@ -181,7 +181,7 @@ def give_sign(instance: dg.DagsterInstance, run: dg.DagsterRun, sign: str) -> No
     """A sign of life of a run."""
     record = instance.get_run_record_by_id(run.run_id)
     assert record is not None
-    SignsOfLife(instance).give(run, record.storage_id, sign)
+    Heartbeats(instance).give(run, record.storage_id, sign)
 
 
 def tags_of(instance: dg.DagsterInstance, run: dg.DagsterRun | str) -> Mapping[str, str]:

@@ -107,5 +107,5 @@ def _measure_all(meter: MemberMeter) -> None:
         ]
     )
     member.feed(RevokeRequested((tp(0),)))
-    state = MemberState(tuple(member.driver.partitions.values()), member.driver.holds, world.now)
+    state = MemberState(tuple(member.engine.partitions.values()), member.engine.holds, world.now)
     meter.show(state, lambda: world.now)

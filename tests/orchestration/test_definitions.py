@@ -33,7 +33,7 @@ from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegi
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.storage.member_lease import NOBODY
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from tests.orchestration.nested_resources import House, Lake
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, span, tp
 
@@ -884,8 +884,8 @@ class Check:
             dg.DagsterRunStatus.STARTED,
             group_id=self.kafka.group_id,
         )
-        for mark in (Mark.BEGAN, Mark.FINISHED, Mark.OVER):
-            set_mark(self.instance, run, mark)
+        for mark in (RunEvent.BEGAN, RunEvent.FINISHED, RunEvent.OVER):
+            record_run_event(self.instance, run, mark)
         self.instance.report_run_failed(run, message)
         return run
 

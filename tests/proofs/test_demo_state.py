@@ -14,7 +14,7 @@ from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from proofs.demo.per_batch.board import LaneBoard
 from proofs.demo.per_batch.state import Watcher
@@ -82,7 +82,7 @@ def watcher(instance: dg.DagsterInstance, kafka: Group) -> Watcher:
 
 def _member(instance: dg.DagsterInstance, name: str) -> Catalogue:
     return Catalogue(
-        instance, GroupAssets.of("shop"), Host(name, "sensor", f"incarnation of {name}")
+        instance, GroupAssets.of("shop"), MemberIdentity(name, "sensor", f"incarnation of {name}")
     )
 
 

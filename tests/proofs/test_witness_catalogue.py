@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from proofs.witness.catalogue import CatalogueReader
 
@@ -22,7 +22,7 @@ def test_what_was_read_before_the_storage_failed_is_returned_by_the_next_call(
 
     with dg.DagsterInstance.ephemeral() as instance:
         Catalogue(
-            instance, GroupAssets.of("etl"), Host("blue", "sensor", "process-1")
+            instance, GroupAssets.of("etl"), MemberIdentity("blue", "sensor", "process-1")
         ).record_joined()
         reader = CatalogueReader(instance, "etl")
         with monkeypatch.context() as away:

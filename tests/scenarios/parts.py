@@ -8,26 +8,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.model import events as seen
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model import commands as do
 
-SETTINGS = DriverSettings(
+SETTINGS = EngineSettings(
     limits=BatchLimits(max_ranges_per_run=1),
     budget=HoldBudget(30, 5),
     lease_s=10_000,
-    pulse=Pulse(heartbeat_timeout_s=10_000),
+    pulse=Liveness(heartbeat_timeout_s=10_000),
 )
 """A run for each partition, a hold of 30 s, and neither leases nor dead runs where a scenario is
 about something else."""
 
 
 def at_work(
-    partitions: int = 1, *, settings: DriverSettings = SETTINGS, records: int = 100
+    partitions: int = 1, *, settings: EngineSettings = SETTINGS, records: int = 100
 ) -> tuple[World, Member, list[str]]:
     """A member with a run at work on each of its partitions, in their order."""
     world = World(records=records, partitions=partitions)

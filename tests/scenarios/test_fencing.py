@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """In memory: nothing of the pump opens it anew."""
+    """In memory: nothing of the member loop opens it anew."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
@@ -46,8 +46,8 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
     bench = Bench(instance, records=0)
     bench.until(
         lambda: (
-            bench.driver.partitions
-            and all(owned.phase.may_plan for owned in bench.driver.partitions.values())
+            bench.engine.partitions
+            and all(owned.phase.may_plan for owned in bench.engine.partitions.values())
         )
     )
     heir = bench.joined_by_another()
@@ -65,7 +65,7 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
         heir.poll(0)
         bench.turn()
         assert bench.mailbox.mail.offers == ()
-    assert bench.driver.heard(seen.PartitionsLost)
+    assert bench.engine.heard(seen.PartitionsLost)
     assert instance.get_runs_count() == 0
 
 
@@ -75,7 +75,7 @@ def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
     zombie = world.member(owns=1, settings=SETTINGS)
     zombie.is_fenced = True
     heir = world.member(owns=1, settings=SETTINGS)
-    assert zombie.driver.offers == heir.driver.offers != ()
+    assert zombie.engine.offers == heir.engine.offers != ()
     (run_id,) = heir.tick()
     assert zombie.tick() == []
     assert world.start(run_id) is None
@@ -176,7 +176,7 @@ def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partit
         world.wait(60, member)
         assert world.released_by == []
         assert [receipt.outcome for receipt in member.receipts] == [outcome]
-        assert tp(0) in member.driver.partitions
+        assert tp(0) in member.engine.partitions
         assert world.kafka.commits == [(tp(0), 100)], "by the new ownership"
 
 
@@ -188,10 +188,10 @@ def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
     Nobody would notice a member that stopped taking part.
     """
     bench = Bench(instance, records=0)
-    bench.until(lambda: bench.driver.partitions)
+    bench.until(lambda: bench.engine.partitions)
     bench.group.fence(bench.member)
     assert bench.member.undone is LostReason.SESSION
-    bench.until(lambda: bench.driver.heard(seen.PartitionsLost) and bench.driver.partitions)
+    bench.until(lambda: bench.engine.heard(seen.PartitionsLost) and bench.engine.partitions)
     bench.group.produce(tp(0), 10)
     bench.offers()
     run = bench.run(Status.STARTED)
@@ -209,12 +209,12 @@ def test_a_pump_lets_go_at_once_of_what_came_and_has_to_go_in_one_poll(
     The member must neither hold nor keep what it does not know yet.
     """
     bench = Bench(instance, partitions=2, records=0)
-    bench.until(lambda: len(bench.driver.partitions) == 2)
+    bench.until(lambda: len(bench.engine.partitions) == 2)
     bench.group.add_partitions("orders", 4)
     other = bench.joined_by_another()
     before = bench.group.clock()
     bench.until(lambda: other.poll(0) == [] and len(other.assignment()) == 2)
     assert bench.group.clock() - before < 0.5
-    assert bench.driver.partitions.keys() == bench.consumer.assignment()
-    assert not bench.driver.held
+    assert bench.engine.partitions.keys() == bench.consumer.assignment()
+    assert not bench.engine.held
     assert bench.consumer.assignment().isdisjoint(other.assignment())

@@ -69,12 +69,12 @@ def test_a_driver_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight()
         revoke(member, 0, 1, 2)
         member.feed(seen.PartitionsLost((tp(3),)))
         world.wait(40, member, step=1)
-        assert not member.driver.partitions
+        assert not member.engine.partitions
         world.dagster.runs.clear()
         world.dagster.keys.clear()
         member.done.clear()
 
-    assert not grows(rebalance, lambda: elements(member.driver, world, member))
+    assert not grows(rebalance, lambda: elements(member.engine, world, member))
 
 
 def test_a_consumer_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight() -> None:

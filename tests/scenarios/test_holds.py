@@ -38,15 +38,15 @@ def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() ->
     """Each partition is looked up again and goes on; one left behind would be a silent stall."""
     world = World(partitions=300)
     member = world.member(owns=300, settings=SETTINGS)
-    before = {partition: owned.epoch for partition, owned in member.driver.partitions.items()}
+    before = {partition: owned.epoch for partition, owned in member.engine.partitions.items()}
     revoke(member, *range(300))
     assign(member, *range(300))
     world.wait(2, member)
     assert all(
-        owned.epoch > before[partition] for partition, owned in member.driver.partitions.items()
+        owned.epoch > before[partition] for partition, owned in member.engine.partitions.items()
     )
-    assert all(owned.phase.may_plan for owned in member.driver.partitions.values())
-    assert len(member.driver.partitions) == 300
+    assert all(owned.phase.may_plan for owned in member.engine.partitions.values())
+    assert len(member.engine.partitions) == 300
     assert [receipt.outcome for receipt in member.receipts] == [Outcome.NOTHING_TO_DO]
 
 
@@ -62,7 +62,7 @@ def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() ->
     world.succeed(quick)
     world.wait(1, member)
     assert world.released_by == [(member, (tp(1),))]
-    assert member.driver.held == {tp(0)}
+    assert member.engine.held == {tp(0)}
     world.wait(20, member)
     assert world.dagster.runs[slow].state is RunState.CANCELING, (
         "cancelled at the deadline of the first request"
@@ -158,10 +158,10 @@ def test_failures_before_a_rebalance_count_after_it_and_those_of_another_batch_d
     assert len(heir.shown) == 1, "its last attempt was used up by the owner before"
     world.succeed(world.dagster.add("b1", world.dagster.runs[run_id].ranges))
     world.kafka.produce(tp(0), 50)
-    world.wait(heir.driver.settings.recheck_s + 2, heir)
+    world.wait(heir.engine.settings.recheck_s + 2, heir)
     (again,) = start_all(world, heir)
     world.dagster.move(again, RunState.FAILED)
     world.wait(2, heir)
-    assert [offer.attempt for offer in heir.driver.offers] == [2], (
+    assert [offer.attempt for offer in heir.engine.offers] == [2], (
         "the next batch begins to count anew"
     )

@@ -21,16 +21,16 @@ TEN_MINUTES_S = 600.0
 def test_ticks_that_stay_away_for_less_than_the_lease_change_nothing_for_the_work_in_flight() -> (
     None
 ):
-    """Membership, commits and records are the pump's; a tick only takes offers."""
+    """Membership, commits and records are the member loop's; a tick only takes offers."""
     world, member, runs = at_work(2, settings=replace(SETTINGS, lease_s=60))
     world.wait(30, member)
     for run_id in runs:
         world.succeed(run_id)
     world.wait(20, member)
-    assert member.driver.leaving is None
+    assert member.engine.leaving is None
     assert sorted(world.kafka.commits) == [(tp(0), 100), (tp(1), 100)]
     assert len(world.dagster.recorded) == 2
-    assert set(member.driver.partitions) == {tp(0), tp(1)}
+    assert set(member.engine.partitions) == {tp(0), tp(1)}
 
 
 def test_ticks_that_stay_away_for_ten_minutes_cost_the_membership_and_no_work() -> None:
@@ -109,10 +109,10 @@ def test_the_lag_of_a_partition_that_stands_still_goes_on_growing() -> None:
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(2, member)
     assert len(member.shown) == 1, "stopped"
-    before = member.driver.partitions[tp(0)].lag
+    before = member.engine.partitions[tp(0)].lag
     world.kafka.produce(tp(0), 500)
     world.wait(2, member)
-    assert member.driver.partitions[tp(0)].lag == before + 500
+    assert member.engine.partitions[tp(0)].lag == before + 500
 
 
 def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:

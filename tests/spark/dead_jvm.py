@@ -23,8 +23,8 @@ from dagster_rebalance import (
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.kafka.events import MemberEvent
-from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims
-from dagster_rebalance.orchestration.storage.run_events import marks_of
+from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
+from dagster_rebalance.orchestration.storage.run_events import run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import (
     SLOT_TAG,
     STREAM_TAG,
@@ -91,7 +91,7 @@ def streamed(instance: dg.DagsterInstance) -> dict[str, object]:
     )
     stored = group.committed[tp(0)]
     left = [(batch_id, range_) for range_, batch_id in decode(stored).ranges(tp(0))]
-    outcomes = LeftClaims(instance).read(left)
+    outcomes = AbandonedClaims(instance).read(left)
     return {
         "succeeded": result.success,
         "batches": batches,
@@ -121,7 +121,7 @@ def single(instance: dg.DagsterInstance) -> dict[str, object]:
         run_config=run_config(wanted, "kafka_batch"),
         raise_on_error=False,
     )
-    marks = sorted(mark.name for mark in marks_of(instance, result.run_id))
+    marks = sorted(mark.name for mark in run_events_of(instance, result.run_id))
     return {"succeeded": result.success, "marks": marks}
 
 

@@ -1,4 +1,4 @@
-"""The settings of a member, as the driver knows them.
+"""The settings of a member, as the engine knows them.
 
 Where they come from (a Dagster resource, a test) is not its business.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.start_position import Start, StartFrom
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryPace
 
 
@@ -93,7 +93,7 @@ class LossPolicy(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class DriverSettings:
+class EngineSettings:
     """How a member works.
 
     Attributes:
@@ -146,7 +146,7 @@ class DriverSettings:
     orders_s: float = 3.0
     retry_s: float = 1.0
     recheck_s: float = 10.0
-    pulse: Pulse = field(default_factory=Pulse)
+    pulse: Liveness = field(default_factory=Liveness)
     pace: RetryPace = field(default_factory=RetryPace)
     record_every_s: float = 0.0
     lag_every_s: float = 60.0
@@ -154,7 +154,7 @@ class DriverSettings:
     worker: str = ""
     code_version: str = ""
 
-    def of_stream(self, run_id: str) -> DriverSettings:
+    def of_stream(self, run_id: str) -> EngineSettings:
         """The settings of a member in a streaming run, which works on one batch after the other."""
         limits = replace(
             self.limits,

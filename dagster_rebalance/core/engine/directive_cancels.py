@@ -15,13 +15,13 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 _LONGEST_WAIT_S = 60.0
 
 
-class Obedience:
+class DirectiveCancels:
     """Which runs were asked to end, and when they are asked again.
 
     Args:
@@ -34,7 +34,7 @@ class Obedience:
 
     def due(self, partitions: Iterable[OwnedPartition], now: float) -> Iterable[CancelRuns]:
         """Cancel what people have stopped, and what has not started of what they have paused."""
-        unwanted: dict[Order, set[str]] = {}
+        unwanted: dict[Directive, set[str]] = {}
         for owned in partitions:
             if owned.order is not None:
                 unwanted.setdefault(owned.order, set()).update(_unwanted(owned, owned.order))
@@ -64,7 +64,7 @@ class Obedience:
         self._again[run_id] = (now + wait_s, min(2 * wait_s, _LONGEST_WAIT_S))
 
 
-def _unwanted(owned: OwnedPartition, order: Order) -> Iterable[str]:
+def _unwanted(owned: OwnedPartition, order: Directive) -> Iterable[str]:
     """The runs of a partition that must not go on, or not begin."""
     if order.action is not Action.STOP:
         return () if owned.phase is Phase.RESTORING else owned.unstarted_runs

@@ -1,4 +1,4 @@
-"""The driver: the one mutable object of the core. Events go in, commands come out.
+"""The engine: the one mutable object of the core. Events go in, commands come out.
 
 It owns the partitions of one member, their holds, and when something is asked for again. It reads
 no clock and does nothing itself: `now` is an argument, and a shell carries out the commands. Every
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.planning import plan
 from dagster_rebalance.core.engine import dead_letters
-from dagster_rebalance.core.engine.directive_cancels import Obedience
-from dagster_rebalance.core.engine.refresh import Lookups
+from dagster_rebalance.core.engine.directive_cancels import DirectiveCancels
+from dagster_rebalance.core.engine.refresh import Refresh
 from dagster_rebalance.core.engine.run_requests import asked_for_in, batches_under_way, offers_of
 from dagster_rebalance.core.engine.run_results import taken_in
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
-from dagster_rebalance.core.model.directives import Order, in_force, new_retries
+from dagster_rebalance.core.model.directives import Directive, in_force, new_retries
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.member_events import Occurred
 from dagster_rebalance.core.model.offsets import Log, named
@@ -50,17 +50,17 @@ from dagster_rebalance.core.streaming.claims import StreamClaims
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.batches.settings import EngineSettings
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.core.revokes.hold import Hold
     from dagster_rebalance.core.runs.offer import Offer
 
 
-class Driver:
+class Engine:
     """Decides for one member. Not safe for several threads: one thread owns it."""
 
     def __init__(
-        self, settings: DriverSettings, *, new_batch_id: Callable[..., str], now: float
+        self, settings: EngineSettings, *, new_batch_id: Callable[..., str], now: float
     ) -> None:
         self.settings = settings
         self.partitions = AssignedPartitions()
@@ -71,12 +71,12 @@ class Driver:
         self._asked_since: dict[Offer, float] = {}
         self._streaming = StreamClaims(settings, new_batch_id)
         self._given_up = HeldPartitions(settings, self.partitions, self._streaming)
-        self._lookups = Lookups(settings)
+        self._lookups = Refresh(settings)
         self._rechecked_at = float("-inf")
-        self.orders: tuple[Order, ...] = ()
+        self.orders: tuple[Directive, ...] = ()
         self.forecast = Forecast()
         self._ordered_epoch = 0
-        self._obedience = Obedience(settings.retry_s)
+        self._obedience = DirectiveCancels(settings.retry_s)
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
             seen.RevokeRequested: self._on_revoke_requested,
@@ -86,7 +86,7 @@ class Driver:
             seen.TickArrived: self._on_tick,
             seen.TimePassed: self._on_time,
             seen.StoredOffsetsRead: self._on_stored,
-            seen.OrdersRead: self._on_orders,
+            seen.DirectivesRead: self._on_orders,
             seen.RunsRead: self._on_runs,
             seen.DeadRunEnded: self._on_dead_run_ended,
             seen.BoundsRead: self._on_bounds,
@@ -262,7 +262,7 @@ class Driver:
             if moved is not None:
                 yield moved
 
-    def _on_orders(self, event: seen.OrdersRead, _now: float) -> Iterable[do.Command]:
+    def _on_orders(self, event: seen.DirectivesRead, _now: float) -> Iterable[do.Command]:
         knows_orders = self._ordered_epoch > 0
         self._ordered_epoch = max(event.epoch, self._ordered_epoch)
         if event.orders == self.orders:
@@ -272,7 +272,7 @@ class Driver:
         self.orders = event.orders
         for retry in retries:
             yield from self._retry(retry)
-        changed: dict[Order | None, list[TopicPartition]] = {}
+        changed: dict[Directive | None, list[TopicPartition]] = {}
         for owned in list(self.partitions.values()):
             order = in_force(event.orders, owned.partition)
             if order != owned.order:
@@ -288,7 +288,7 @@ class Driver:
                 {"partitions": tuple(partitions), "order": str(said)},
             )
 
-    def _retry(self, order: Order) -> Iterable[do.Command]:
+    def _retry(self, order: Directive) -> Iterable[do.Command]:
         exhausted_too = self.settings.dead_letter_topic is None
         covered = [owned for owned in self.partitions.values() if order.covers(owned.partition)]
         for owned in covered:

@@ -16,7 +16,7 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.batches.settings import EngineSettings
     from dagster_rebalance.core.model.events import RunsRead
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -30,14 +30,14 @@ _IN_ORDER = attrgetter("topic", "partition")
 _IDLE_AFTER_S = 3.0
 
 
-class Lookups:
+class Refresh:
     """Says which questions are due.
 
     Args:
         settings: How often.
     """
 
-    def __init__(self, settings: DriverSettings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._look = 0
         self._runs_at = self._quiet_at = self._bounds_at = self._stored_at = _AT_ONCE
@@ -90,7 +90,7 @@ class Lookups:
         orders_s = settings.orders_s if are_orders_known else settings.retry_s
         if partitions and now - self._orders_at >= orders_s:
             self._orders_at = now
-            yield do.ReadOrders(epoch)
+            yield do.ReadDirectives(epoch)
         unread = {
             o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None
         }

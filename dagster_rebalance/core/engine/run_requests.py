@@ -21,7 +21,7 @@ from dagster_rebalance.core.runs.progress import Exhausted, InFlight, ToRequest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.core.partitions.ledger import Entry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -32,7 +32,7 @@ def offers_of(
     now: float,
     *,
     most_runs: int,
-    orders: Sequence[Order] = (),
+    orders: Sequence[Directive] = (),
     worker: str = "",
 ) -> tuple[Offer, ...]:
     """Return the runs that Dagster shall start now.

@@ -27,14 +27,14 @@ from dagster_rebalance.core.runs.stream_batch import StreamBatch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.batches.settings import EngineSettings
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.partitions.ledger import Entry, OffsetLedger
     from dagster_rebalance.core.partitions.owned import OwnedPartition
     from dagster_rebalance.core.runs.progress import Progress
 
 
-class RunNews(NamedTuple):
+class RunResults(NamedTuple):
     """The partition after a look at its runs.
 
     Attributes:
@@ -57,9 +57,9 @@ def taken_in(
     batch_ids: frozenset[str],
     runs: Mapping[str, Sequence[RunSeen]],
     *,
-    settings: DriverSettings,
+    settings: EngineSettings,
     now: float,
-) -> RunNews:
+) -> RunResults:
     """Note what the runs say of the claimed ranges of a partition.
 
     Args:
@@ -111,7 +111,7 @@ def taken_in(
         batch_id for entry in ledger.entries for batch_id in entry.looked_up_as
     }
     known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
-    return RunNews(known, covers_all, frozenset(refused), tuple(notes))
+    return RunResults(known, covers_all, frozenset(refused), tuple(notes))
 
 
 def _after(
@@ -136,7 +136,7 @@ def _due_at(
     progress: Progress,
     runs: Sequence[RunSeen],
     *,
-    settings: DriverSettings,
+    settings: EngineSettings,
     now: float,
 ) -> float:
     """When a run may be asked for.

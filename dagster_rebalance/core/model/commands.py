@@ -1,4 +1,4 @@
-"""What the driver wants done.
+"""What the engine wants done.
 
 A shell carries commands out in order and answers with the event that each names, or not at all.
 
@@ -38,10 +38,10 @@ class ReadStoredOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOrders:
+class ReadDirectives:
     """Read what people have ordered for the group.
 
-    Answer: `OrdersRead`.
+    Answer: `DirectivesRead`.
 
     Attributes:
         epoch: The newest epoch. The answer has to name it.
@@ -241,7 +241,7 @@ class CancelRuns:
     """Cancel runs, and mark them as taken back, so that they do not count as failed attempts.
 
     Attributes:
-        only_unstarted: Whether a run that turns out to have started is left alone: what the driver
+        only_unstarted: Whether a run that turns out to have started is left alone: what the engine
             knows is up to `poll_s` old.
         is_again: Whether all of this was asked for before, and people were told.
         is_ordered: Whether a person has paused or stopped a partition of theirs.
@@ -370,7 +370,7 @@ class LeaveGroup:
 
 Command = (
     ReadStoredOffsets
-    | ReadOrders
+    | ReadDirectives
     | ReadRuns
     | ReadBounds
     | WriteOffsets

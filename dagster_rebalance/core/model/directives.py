@@ -54,7 +54,7 @@ _WITHOUT_REASON = {Action.RESUME, Action.RETRY}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Directive:
     """What a person has ordered.
 
     Attributes:
@@ -168,7 +168,7 @@ def selection(typed: str, partitions: Iterable[TopicPartition], group_id: str) -
     return Selection(typed, covered)
 
 
-def in_force(orders: Sequence[Order], partition: TopicPartition) -> Order | None:
+def in_force(orders: Sequence[Directive], partition: TopicPartition) -> Directive | None:
     """The order that keeps a partition from being worked on; None when there is none.
 
     Args:
@@ -186,7 +186,7 @@ def in_force(orders: Sequence[Order], partition: TopicPartition) -> Order | None
     return None if newest is None or newest.action is Action.RESUME else newest
 
 
-def out_of_date(orders: Sequence[Order]) -> Iterator[int]:
+def out_of_date(orders: Sequence[Directive]) -> Iterator[int]:
     """The indices of orders that can never count again: a newer one covers all that they cover.
 
     A retry takes the place of retries only.
@@ -204,7 +204,7 @@ def selector_of(partition: TopicPartition) -> str:
     return f"{partition.topic}:{partition.partition}"
 
 
-def new_retries(before: Sequence[Order], orders: Iterable[Order]) -> list[Order]:
+def new_retries(before: Sequence[Directive], orders: Iterable[Directive]) -> list[Directive]:
     """The retries among orders that were not among those before."""
     return [order for order in orders if order.action is Action.RETRY and order not in before]
 

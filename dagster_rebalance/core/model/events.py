@@ -1,4 +1,4 @@
-"""What happened, as the driver is told: from Kafka, from Dagster, and from the clock.
+"""What happened, as the engine is told: from Kafka, from Dagster, and from the clock.
 
 Events are in the past tense and carry facts only. A shell produces them, in the order in which they
 happened, and never leaves one out.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.model.commands import OffsetWrite, RecordCommit, StoreDeadLetter
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.model.run import RunSeen
 
@@ -164,8 +164,8 @@ class StoredOffsetsRead:
 
 
 @dataclass(frozen=True, slots=True)
-class OrdersRead:
-    """The answer to `ReadOrders`.
+class DirectivesRead:
+    """The answer to `ReadDirectives`.
 
     Attributes:
         orders: All orders that people have given for the group, oldest first.
@@ -173,7 +173,7 @@ class OrdersRead:
             were read.
     """
 
-    orders: tuple[Order, ...]
+    orders: tuple[Directive, ...]
     epoch: int
 
 
@@ -266,7 +266,7 @@ Event: TypeAlias = (
     | TickArrived
     | TimePassed
     | StoredOffsetsRead
-    | OrdersRead
+    | DirectivesRead
     | RunsRead
     | DeadRunEnded
     | BoundsRead

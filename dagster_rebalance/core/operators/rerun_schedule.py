@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.model.directives import Action, Order, how_to_resume, in_force
+from dagster_rebalance.core.model.directives import Action, Directive, how_to_resume, in_force
 from dagster_rebalance.core.model.run import RunSeen, named_runs
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.progress import (
@@ -56,7 +56,7 @@ class RerunSteps(NamedTuple):
 
 
 def steps(
-    batches: Sequence[RerunBatch], runs: Iterable[RunSeen], orders: Sequence[Order]
+    batches: Sequence[RerunBatch], runs: Iterable[RunSeen], orders: Sequence[Directive]
 ) -> RerunSteps:
     """The next steps.
 
@@ -87,7 +87,7 @@ class _Look(NamedTuple):
 
     batch: RerunBatch
     progress: Progress
-    order: Order | None
+    order: Directive | None
 
 
 def _steps_of(looks: Sequence[_Look]) -> RerunSteps:
@@ -157,14 +157,14 @@ def _progress(batch: RerunBatch, runs: Sequence[RunSeen]) -> Progress:
     )
 
 
-def _order_on(batch: RerunBatch, orders: Sequence[Order]) -> Order | None:
+def _order_on(batch: RerunBatch, orders: Sequence[Directive]) -> Directive | None:
     partitions = dict.fromkeys(range_.topic_partition for range_ in batch.ranges)
     found = [order for one in partitions if (order := in_force(orders, one)) is not None]
     stops = [order for order in found if order.action is Action.STOP]
     return next(iter(stops or found), None)
 
 
-def _unwanted(progress: InFlight, order: Order) -> list[Cancel]:
+def _unwanted(progress: InFlight, order: Directive) -> list[Cancel]:
     is_stop = order.action is Action.STOP
     run_ids = progress.run_ids if is_stop else (*progress.waiting, *progress.launching)
     return [Cancel(run_id, only_unstarted=not is_stop) for run_id in run_ids]

@@ -27,7 +27,7 @@ from dagster_rebalance.core.runs.progress import InFlight, blocking
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import StoreDeadLetter
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import Bounds
     from dagster_rebalance.core.partitions.ledger import Entry, OffsetLedger
     from dagster_rebalance.core.partitions.open_transaction import OpenTransaction
@@ -176,7 +176,7 @@ class OwnedPartition:
     letter: Letter | None = None
     doubted_by: frozenset[str] = frozenset()
     is_overtaken: bool = False
-    order: Order | None = None
+    order: Directive | None = None
     before: OwnedPartition | None = None
 
     def changed(self, change: Change) -> OwnedPartition:
@@ -216,7 +216,7 @@ class OwnedPartition:
         known = replace(self.changed(Change.RESTORED), blocked_by=(), refused=None, before=None)
         return known if self.bounds is None else known.with_bounds(self.bounds, now)
 
-    def under(self, order: Order | None) -> OwnedPartition:
+    def under(self, order: Directive | None) -> OwnedPartition:
         """The partition under another order, or under none any more.
 
         What was claimed and not begun before is claimed anew: other ranges of its batch may have

@@ -1,7 +1,7 @@
-"""Observing a driver: what has happened, found beside its decisions.
+"""Observing a engine: what has happened, found beside its decisions.
 
-The driver decides; `observed` has it do so, and compares what was with what is. So a commit, a
-claim or an attempt needs no word of the driver to be logged and measured. Nothing here changes
+The engine decides; `observed` has it do so, and compares what was with what is. So a commit, a
+claim or an attempt needs no word of the engine to be logged and measured. Nothing here changes
 anything, and nothing is asked of anybody.
 """
 
@@ -20,7 +20,7 @@ from dagster_rebalance.core.runs.progress import InFlight, Setback, setback_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dagster_rebalance.core.engine.engine import Driver
+    from dagster_rebalance.core.engine.engine import Engine
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
@@ -40,25 +40,25 @@ REFUSED = "refused"
 
 
 def observed(
-    driver: Driver, event: seen.Event, now: float
+    engine: Engine, event: seen.Event, now: float
 ) -> tuple[tuple[do.Command, ...], tuple[Occurrence, ...]]:
-    """Have the driver take an event in.
+    """Have the engine take an event in.
 
     Returns:
-        The commands of the driver, and what has happened.
+        The commands of the engine, and what has happened.
     """
-    told = list(_told_by(event, driver.partitions, now))
-    before = _working(driver.partitions) if isinstance(event, seen.RunsRead) else []
-    commands = driver.handle(event, now)
+    told = list(_told_by(event, engine.partitions, now))
+    before = _working(engine.partitions) if isinstance(event, seen.RunsRead) else []
+    commands = engine.handle(event, now)
     if isinstance(event, seen.RunsRead):
-        told += _attempts(before, _working(driver.partitions), event.runs)
+        told += _attempts(before, _working(engine.partitions), event.runs)
     for command in commands:
         told += _told_of(command)
     return commands, tuple(told)
 
 
 def _told_by(event: seen.Event, partitions: AssignedPartitions, now: float) -> Iterator[Occurrence]:
-    """What an event says, before the driver has heard of it."""
+    """What an event says, before the engine has heard of it."""
     match event:
         case seen.OffsetsWritten(written, failed, refused):
             yield from _written(written, partitions, now)
@@ -196,7 +196,7 @@ def _attempts(
 
 
 def _told_of(command: do.Command) -> Iterator[Occurrence]:
-    """What a command of the driver says."""
+    """What a command of the engine says."""
     match command:
         case do.Note(text, what, fields):
             yield Occurrence(what, text, fields)

@@ -23,8 +23,8 @@ from dagster_rebalance.core.runs.stream_batch import StreamBatch
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.engine.engine import Driver
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.engine.engine import Engine
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.partitions.ledger import Entry
     from dagster_rebalance.core.partitions.owned import OwnedPartition, PendingWrite
@@ -122,23 +122,23 @@ def explain_partition(
     return f"{owned.partition}: {ordered}; {state}"
 
 
-def summary(driver: Driver, now: float) -> tuple[str, ...]:
+def summary(engine: Engine, now: float) -> tuple[str, ...]:
     """A member in a few lines: what it owns, and all that does not simply work."""
-    partitions = driver.partitions.busy
-    count = len(driver.partitions)
-    first = f"owns {named(driver.partitions)}"
+    partitions = engine.partitions.busy
+    count = len(engine.partitions)
+    first = f"owns {named(engine.partitions)}"
     if count:
         first += f" ({count} partition{_s(count)}), {_lag(partitions)}; "
-        first += _running(partitions, now, driver.settings.worker)
+        first += _running(partitions, now, engine.settings.worker)
     return (
         first,
-        *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
-        *(explain_hold(hold, driver.partitions, now, driver.forecast) for hold in driver.holds),
+        *((f"leaving the group: {engine.leaving}",) if engine.leaving is not None else ()),
+        *(explain_hold(hold, engine.partitions, now, engine.forecast) for hold in engine.holds),
         *(
-            _unconfirmed(driver.pulse.signs[run_id].run, left_s)
-            for run_id, left_s in driver.pulse.unconfirmed.items()
+            _unconfirmed(engine.pulse.signs[run_id].run, left_s)
+            for run_id, left_s in engine.pulse.unconfirmed.items()
         ),
-        *_ordered(driver.partitions.values()),
+        *_ordered(engine.partitions.values()),
         *_explained(
             [
                 o
@@ -146,7 +146,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
                 if o.phase in {Phase.STOPPED, Phase.RESTORING} or _is_set_back(o)
             ],
             now,
-            streams=bool(driver.settings.worker),
+            streams=bool(engine.settings.worker),
         ),
     )
 
@@ -193,7 +193,7 @@ def _age(entries: Iterable[Entry], now: float) -> str:
     return "" if since is None else f" for {max(0.0, now - since):.0f} s"
 
 
-def glance(driver: Driver) -> str:
+def glance(engine: Engine) -> str:
     """A member in a few words, so that a list of ticks tells a stopped group from an idle one.
 
     Trouble comes first: Dagster cuts longer texts in their middle.
@@ -201,18 +201,18 @@ def glance(driver: Driver) -> str:
     Example:
         `1 stopped, 1 paused, holding 2, 6 owned, lag 2400, 3 runs`
     """
-    partitions = driver.partitions.busy
+    partitions = engine.partitions.busy
     runs = len({run for owned in partitions for run in owned.live_runs})
     stopped = sum(owned.phase is Phase.STOPPED for owned in partitions)
-    paused = sum(owned.order is not None for owned in driver.partitions.values())
-    held = sum(len(hold.epochs) for hold in driver.holds)
+    paused = sum(owned.order is not None for owned in engine.partitions.values())
+    held = sum(len(hold.epochs) for hold in engine.holds)
     said = {
         f"{stopped} stopped": stopped,
         f"{paused} paused": paused,
         f"holding {held}": held,
-        "leaving": driver.leaving is not None,
-        f"{len(driver.partitions)} owned": True,
-        _lag(partitions): driver.partitions,
+        "leaving": engine.leaving is not None,
+        f"{len(engine.partitions)} owned": True,
+        _lag(partitions): engine.partitions,
         f"{runs} run{_s(runs)}": runs,
     }
     return ", ".join(text for text, is_told in said.items() if is_told)
@@ -220,7 +220,7 @@ def glance(driver: Driver) -> str:
 
 def _ordered(partitions: Iterable[OwnedPartition]) -> Iterator[str]:
     """What people have paused or stopped, one line for each order."""
-    under: dict[Order, list[TopicPartition]] = {}
+    under: dict[Directive, list[TopicPartition]] = {}
     for owned in partitions:
         if owned.order is not None:
             under.setdefault(owned.order, []).append(owned.partition)

@@ -81,7 +81,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class MemberTable:
     """The state of a group, as its members tell it.
 
     Attributes:
@@ -99,7 +99,7 @@ class Roster:
         return tuple(sorted(found, key=lambda hold: hold[0].at))
 
 
-def roster(history: Iterable[Said]) -> Roster:
+def roster(history: Iterable[Said]) -> MemberTable:
     """What the history of a group comes to.
 
     Args:
@@ -125,4 +125,4 @@ def roster(history: Iterable[Said]) -> Roster:
             member.gave_up(said.partitions)
             receipts.append(said)
     there = sorted(members.values(), key=lambda member: (member.said.name, member.said.at))
-    return Roster(tuple(there), tuple(reversed(receipts[-_RECEIPTS_KEPT:])))
+    return MemberTable(tuple(there), tuple(reversed(receipts[-_RECEIPTS_KEPT:])))

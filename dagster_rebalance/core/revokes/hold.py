@@ -2,7 +2,7 @@
 
 Theory of operation. Kafka requests a revoke, or the member leaves the group. `Hold` names the
 partitions, each with its epoch, and the time that this may take. They stay assigned: what succeeds
-on them is committed. From then on each call of the driver makes one step, `advance`:
+on them is committed. From then on each call of the engine makes one step, `advance`:
 
 1. Cancel. Runs that have not started are cancelled at once. At the deadline, which leaves a slice
    of the limit for the last commits, the others are cancelled as well, or left at work
@@ -13,8 +13,8 @@ on them is committed. From then on each call of the driver makes one step, `adva
    owner takes the work over. Where runs are left at work, it goes as soon as it waits for nothing
    else.
 
-When all its partitions are drained, the hold is over (`is_over`). The driver writes the receipt and
-forgets partitions and hold. The shell delays what the driver holds, and nothing else: so the next
+When all its partitions are drained, the hold is over (`is_over`). The engine writes the receipt and
+forgets partitions and hold. The shell delays what the engine holds, and nothing else: so the next
 poll of the consumer completes the revoke. One hold is one release, since Kafka takes the answer to
 a request as a whole.
 
@@ -39,7 +39,7 @@ from dagster_rebalance.core.runs.progress import InFlight, ToRequest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+    from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
@@ -240,7 +240,7 @@ class Step(NamedTuple):
 
 
 def advance(
-    hold: Hold, held: Collection[OwnedPartition], settings: DriverSettings, now: float
+    hold: Hold, held: Collection[OwnedPartition], settings: EngineSettings, now: float
 ) -> Step:
     """Make one step: cancel, and find what is drained and what is too late.
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.settings import (
-    DriverSettings,
+    EngineSettings,
     HoldBudget,
     LeavePolicy,
     LossPolicy,
@@ -51,7 +51,7 @@ class HeldPartitions:
     """
 
     def __init__(
-        self, settings: DriverSettings, partitions: AssignedPartitions, streaming: StreamClaims
+        self, settings: EngineSettings, partitions: AssignedPartitions, streaming: StreamClaims
     ) -> None:
         self._settings = settings
         self._partitions = partitions

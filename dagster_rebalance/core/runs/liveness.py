@@ -45,7 +45,7 @@ class Sign:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class Liveness:
     """The last sign of each run and its age.
 
     Attributes:
@@ -76,7 +76,7 @@ class Pulse:
         }
         return (*read, *deleted.values())
 
-    def observe(self, runs: Iterable[RunSeen], now: float) -> tuple[Pulse, tuple[str, ...]]:
+    def observe(self, runs: Iterable[RunSeen], now: float) -> tuple[Liveness, tuple[str, ...]]:
         """The pulse after looking at all live runs, and the ids of those that are dead.
 
         A dead run is named again after a part of the time-out, in case it could not be ended.
@@ -97,7 +97,7 @@ class Pulse:
             signs[run.run_id] = sign
         return replace(self, signs=signs, observed_at=now), tuple(dead)
 
-    def without(self, run_id: str) -> Pulse:
+    def without(self, run_id: str) -> Liveness:
         """The pulse after a dead run was ended: one that was deleted is not watched any more."""
         return replace(
             self, signs={known: sign for known, sign in self.signs.items() if known != run_id}
@@ -149,7 +149,7 @@ class Pulse:
         ]
         return json.dumps({"observed_at": self.observed_at, "signs": signs})
 
-    def remembering(self, memory: str | None) -> Pulse:
+    def remembering(self, memory: str | None) -> Liveness:
         """The pulse with what an earlier look has left; without it, if that cannot be read.
 
         A sentence may stand before it, on a line of its own.

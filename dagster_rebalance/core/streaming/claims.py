@@ -17,7 +17,7 @@ from dagster_rebalance.core.runs.stream_batch import is_batch_of, is_claimed_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.batches.settings import EngineSettings
     from dagster_rebalance.core.model.commands import Command, OffsetWrite
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
@@ -36,7 +36,7 @@ class StreamClaims:
         is_new_next: Whether new records are claimed before what has failed is begun again.
     """
 
-    def __init__(self, settings: DriverSettings, new_batch_id: Callable[..., str]) -> None:
+    def __init__(self, settings: EngineSettings, new_batch_id: Callable[..., str]) -> None:
         self._settings = settings
         self._worker = settings.worker
         self._new_batch_id = new_batch_id

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import Log, TopicPartition
 
 
-class KnownLogs:
+class ClientReuse:
     """The logs that one reader has read. Not safe for several threads."""
 
     def __init__(self) -> None:

@@ -70,7 +70,7 @@ class StreamSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class Replicas:
     """What is wanted.
 
     Attributes:
@@ -110,7 +110,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class Reconciliation:
     """What a tick does, and what it says."""
 
     starts: tuple[Start, ...] = ()
@@ -118,7 +118,7 @@ class Moves:
     notes: tuple[str, ...] = ()
 
 
-def moves(fleet: Fleet, seen: Iterable[StreamSeen], now: float) -> Moves:
+def moves(fleet: Replicas, seen: Iterable[StreamSeen], now: float) -> Reconciliation:
     """Return what a tick has to do.
 
     Args:
@@ -156,10 +156,10 @@ def moves(fleet: Fleet, seen: Iterable[StreamSeen], now: float) -> Moves:
     waiting = [(run, why) for run, why in surplus if not run.is_leaving]
     leaves = [] if awaited else [Leave(run.run_id, why) for run, why in waiting[:1]]
     notes += [f"{named_runs([run.run_id])} is leaving{_for(run, now)}" for run in leaving]
-    return Moves(tuple(starts), tuple(leaves), tuple(notes))
+    return Reconciliation(tuple(starts), tuple(leaves), tuple(notes))
 
 
-def _is_current(run: StreamSeen, fleet: Fleet, now: float) -> bool:
+def _is_current(run: StreamSeen, fleet: Replicas, now: float) -> bool:
     if run.is_leaving or run.version != fleet.version:
         return False
     return run.started_at is None or now - run.started_at < fleet.max_run_s
@@ -181,7 +181,7 @@ def _is_at_work(run: StreamSeen, now: float) -> bool:
     )
 
 
-def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Fleet, now: float) -> bool:
+def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Replicas, now: float) -> bool:
     """Whether a run may wait in the queue for the very runs that it is to replace.
 
     One of them makes room for it, while all the others work.
@@ -191,7 +191,7 @@ def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Fleet, now: fl
     return waits_s >= _QUEUED_LIMIT_S and working >= fleet.runs
 
 
-def _wait(before: Sequence[StreamSeen], fleet: Fleet, now: float) -> str:
+def _wait(before: Sequence[StreamSeen], fleet: Replicas, now: float) -> str:
     """Why no run is started in a slot; empty when one is."""
     mine = [run for run in before if run.version == fleet.version and run.ended_at is not None]
     failed = []
@@ -210,7 +210,7 @@ def _wait(before: Sequence[StreamSeen], fleet: Fleet, now: float) -> str:
     )
 
 
-def _has_worked(run: StreamSeen, fleet: Fleet) -> bool:
+def _has_worked(run: StreamSeen, fleet: Replicas) -> bool:
     """Whether a run lived long enough not to be counted with those before it."""
     return (
         run.started_at is not None
@@ -219,7 +219,7 @@ def _has_worked(run: StreamSeen, fleet: Fleet) -> bool:
     )
 
 
-def _why(run: StreamSeen, fleet: Fleet, stays: StreamSeen) -> str:
+def _why(run: StreamSeen, fleet: Replicas, stays: StreamSeen) -> str:
     successor = named_runs([stays.run_id])
     if run.version != fleet.version:
         return f"{successor} has newer code"

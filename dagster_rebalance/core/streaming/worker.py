@@ -74,7 +74,7 @@ class Urge(enum.Enum):
     """It was interrupted, and the body does not end."""
 
 
-class OwnWork:
+class Worker:
     """The batches of one streaming run. Not safe for several threads.
 
     Args:

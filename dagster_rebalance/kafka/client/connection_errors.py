@@ -23,7 +23,7 @@ _VALID_S = 60.0
 """librdkafka repeats an error that goes on every 30 s."""
 
 
-class ClientTroubles:
+class ConnectionErrors:
     """The last troubles of one client.
 
     Args:

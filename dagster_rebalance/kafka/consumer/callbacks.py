@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.consumer.guard import Turn
+    from dagster_rebalance.kafka.consumer.guard import CallGuard
     from dagster_rebalance.kafka.consumer.pausing import PausingConsumer
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Callbacks:
         turn: Of the consumer; told while a callback runs.
     """
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: CallGuard) -> None:
         self._turn = turn
         self._listener: RebalanceListener | None = None
         self._next: RebalanceListener | None = None

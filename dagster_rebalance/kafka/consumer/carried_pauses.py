@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.consumer.commits import CallerCommits
-    from dagster_rebalance.kafka.consumer.pauses import PauseMarks
+    from dagster_rebalance.kafka.consumer.pauses import Pauses
     from dagster_rebalance.kafka.ports import GroupMember
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _SHORTEST_S = 0.5
 that may have less time."""
 
 
-class CarriedMarks:
+class CarriedPauses:
     """The marks of one consumer's partitions, as Kafka stores them.
 
     Args:
@@ -53,7 +53,7 @@ class CarriedMarks:
         self,
         member: GroupMember,
         commits: CallerCommits,
-        marks: PauseMarks,
+        marks: Pauses,
         position: Callable[[TopicPartition, float], int],
         clock: Callable[[], float],
     ) -> None:

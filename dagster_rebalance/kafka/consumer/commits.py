@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.kafka.consumer.pauses import PauseMarks
+    from dagster_rebalance.kafka.consumer.pauses import Pauses
     from dagster_rebalance.kafka.events import MemberEvent, Offsets
     from dagster_rebalance.kafka.ports import GroupMember
 
@@ -53,7 +53,7 @@ class CallerCommits:
         member: GroupMember,
         assigned: AbstractSet[TopicPartition],
         told: Collection[MemberEvent],
-        carried: PauseMarks | None,
+        carried: Pauses | None,
     ) -> None:
         self._member = member
         self._assigned = assigned

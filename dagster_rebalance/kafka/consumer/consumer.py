@@ -26,7 +26,7 @@ from dagster_rebalance.kafka.consumer.rebalance import GroupConsumer
 from dagster_rebalance.kafka.consumer.wakeup import patience_s
 from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.kafka.reading.fetcher import Fetcher
-from dagster_rebalance.kafka.reading.start_positions import Starts
+from dagster_rebalance.kafka.reading.start_positions import StartPositions
 
 if TYPE_CHECKING:
     import re
@@ -148,7 +148,9 @@ class RebalanceAwareConsumer(GroupConsumer):
                 cluster = Cluster(settings, clock=clock)
             fetcher = None
             if fetch:
-                fetcher = Fetcher(settings, Starts(member, cluster, settings.offset_reset), clock)
+                fetcher = Fetcher(
+                    settings, StartPositions(member, cluster, settings.offset_reset), clock
+                )
                 if_it_fails.callback(fetcher.close)
             super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
             if_it_fails.pop_all()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         """Whose calls take turns."""
 
         @property
-        def _turn(self) -> Turn: ...
+        def _turn(self) -> CallGuard: ...
 
 
 P = ParamSpec("P")
@@ -50,7 +50,7 @@ class _Held(NamedTuple):
         return frame is not None
 
 
-class Turn:
+class CallGuard:
     """The one turn that a consumer has to give.
 
     Example:

@@ -23,8 +23,8 @@ from dagster_rebalance.kafka.consumer.arguments import (
     given_times,
 )
 from dagster_rebalance.kafka.consumer.commits import CallerCommits, worst_error
-from dagster_rebalance.kafka.consumer.guard import Turn, in_turn
-from dagster_rebalance.kafka.reading.start_positions import Starts
+from dagster_rebalance.kafka.consumer.guard import CallGuard, in_turn
+from dagster_rebalance.kafka.reading.start_positions import StartPositions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.client.settings import Settings
     from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.kafka.consumer.commits import CommitCallback
-    from dagster_rebalance.kafka.consumer.pauses import PauseMarks
+    from dagster_rebalance.kafka.consumer.pauses import Pauses
     from dagster_rebalance.kafka.events import CommitResult, MemberEvent
     from dagster_rebalance.kafka.ports import (
         ClusterView,
@@ -79,14 +79,14 @@ class ConsumerOperations:
         cluster: ClusterView,
         fetcher: Fetcher | None,
         settings: Settings,
-        carried: PauseMarks | None,
+        carried: Pauses | None,
     ) -> None:
         self._member = member
         self._cluster = cluster
         self._fetcher = fetcher
         self._group_id = settings.group_id
-        self._starts = Starts(member, cluster, settings.offset_reset)
-        self._turn = Turn()
+        self._starts = StartPositions(member, cluster, settings.offset_reset)
+        self._turn = CallGuard()
         self._assigned: set[TopicPartition] = set()
         self._told: deque[MemberEvent] = deque()
         self._carries_marks = carried is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CARRIED = "dr-paused "
 
 
-class PauseMarks:
+class Pauses:
     """Keeps marks by partition, by topic and for everything.
 
     A partition is silent while any of the three covers it.

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.kafka.consumer.arguments import given_names, given_partitions, given_pattern
-from dagster_rebalance.kafka.consumer.carried_pauses import CarriedMarks
+from dagster_rebalance.kafka.consumer.carried_pauses import CarriedPauses
 from dagster_rebalance.kafka.consumer.guard import in_turn
 from dagster_rebalance.kafka.consumer.operations import ConsumerOperations
-from dagster_rebalance.kafka.consumer.pauses import PauseMarks
+from dagster_rebalance.kafka.consumer.pauses import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -60,7 +60,7 @@ class PausingConsumer(ConsumerOperations):
         if pause_marks not in get_args(PauseMarksPolicy):
             msg = f"pause_marks must be 'keep', 'clear' or 'carry', not '{pause_marks}'"
             raise ConfigurationError(msg)
-        self._marks = PauseMarks()
+        self._marks = Pauses()
         super().__init__(
             member, cluster, fetcher, settings, self._marks if pause_marks == "carry" else None
         )
@@ -68,7 +68,7 @@ class PausingConsumer(ConsumerOperations):
         self._revokes_all = settings.is_eager
         self._leaving_marks: set[TopicPartition] = set()
         self._carried = (
-            CarriedMarks(member, self._commits, self._marks, self.position, clock)
+            CarriedPauses(member, self._commits, self._marks, self.position, clock)
             if pause_marks == "carry"
             else None
         )

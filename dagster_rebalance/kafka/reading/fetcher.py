@@ -26,7 +26,7 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
     next_offset,
 )
-from dagster_rebalance.kafka.client.connection_errors import NO_REASON, ClientTroubles
+from dagster_rebalance.kafka.client.connection_errors import NO_REASON, ConnectionErrors
 from dagster_rebalance.kafka.client.credentials import Login
 from dagster_rebalance.kafka.client.errors import (
     END_OF_PARTITION,
@@ -46,14 +46,14 @@ from dagster_rebalance.kafka.client.factory import made
 from dagster_rebalance.kafka.client.types import as_committed, ours, theirs, to_commit
 from dagster_rebalance.kafka.cluster.missing_topics import MissingTopics
 from dagster_rebalance.kafka.reading.headers import repair_headers
-from dagster_rebalance.kafka.reading.recreated_topics import RemadeTopics
-from dagster_rebalance.kafka.reading.stalled_partitions import STANDSTILL_S, Standstill
+from dagster_rebalance.kafka.reading.recreated_topics import RecreatedTopics
+from dagster_rebalance.kafka.reading.stalled_partitions import STANDSTILL_S, StalledPartitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.kafka.client.settings import Settings
-    from dagster_rebalance.kafka.reading.start_positions import Start, Starts
+    from dagster_rebalance.kafka.reading.start_positions import Start, StartPositions
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,10 @@ class Fetcher:
     """
 
     def __init__(
-        self, settings: Settings, starts: Starts, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Settings,
+        starts: StartPositions,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._attempt = Attempt("reading records", settings.brokers)
         self._starts = starts
@@ -142,11 +145,11 @@ class Fetcher:
         self._damaged: set[TopicPartition] = set()
         self._read_again_at = clock()
         self._ends_reached: dict[TopicPartition, int] = {}
-        self._standstill = Standstill(clock())
-        self._troubles = ClientTroubles(clock)
+        self._standstill = StalledPartitions(clock())
+        self._troubles = ConnectionErrors(clock)
         self._statistics = "{}"
         self._missing = MissingTopics()
-        self._remade = RemadeTopics(starts.begin_topic_ids, clock)
+        self._remade = RecreatedTopics(starts.begin_topic_ids, clock)
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
         config.update(
             {

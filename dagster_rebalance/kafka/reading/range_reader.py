@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from dagster_rebalance.core.batches.range_progress import Unread, read_rounds
 from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.model.offsets import Bounds, TopicPartition, next_offset
-from dagster_rebalance.kafka.client.connection_errors import NO_REASON, ClientTroubles
+from dagster_rebalance.kafka.client.connection_errors import NO_REASON, ConnectionErrors
 from dagster_rebalance.kafka.client.credentials import Login
 from dagster_rebalance.kafka.client.errors import (
     END_OF_PARTITION,
@@ -134,7 +134,7 @@ class RangeReader:
             self._pid, self._idle, self._cluster = os.getpid(), [], Cluster(self._settings)
         if self._idle:
             return self._idle.pop()
-        troubles = ClientTroubles(self._clock)
+        troubles = ConnectionErrors(self._clock)
         config = troubles.noting(self._settings.range_reader())
         return _Client(made(confluent_kafka.Consumer, config), troubles)
 
@@ -162,7 +162,7 @@ class _Client(NamedTuple):
     """A client, and what it has reported."""
 
     consumer: confluent_kafka.Consumer
-    troubles: ClientTroubles
+    troubles: ConnectionErrors
 
 
 class _Log(NamedTuple):

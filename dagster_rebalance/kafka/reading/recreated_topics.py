@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _ASK_EVERY_S = 5.0
 
 
-class RemadeTopics:
+class RecreatedTopics:
     """Compares the ids of the topics that are read.
 
     Args:

@@ -19,7 +19,7 @@ LOOK_EVERY_S = 5.0
 """The interval between two looks at the positions."""
 
 
-class Standstill:
+class StalledPartitions:
     """Finds the partitions that stand still.
 
     Args:

@@ -31,7 +31,7 @@ Start: TypeAlias = Literal["committed"] | End | int
 """Where reading begins. `committed` falls back on `auto.offset.reset`."""
 
 
-class Starts:
+class StartPositions:
     """Looks up where reading begins.
 
     Args:

@@ -41,11 +41,11 @@ from dagster_rebalance.orchestration.runs.forks import apart
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions
-from dagster_rebalance.orchestration.storage.directives import OrderBook
+from dagster_rebalance.orchestration.storage.directives import DirectiveStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.range_owners import WorkNotes
-from dagster_rebalance.orchestration.storage.reruns import RerunBook
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
+from dagster_rebalance.orchestration.storage.reruns import RerunStore
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     MOST_REFUSAL_CHARACTERS,
@@ -532,14 +532,14 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         except Exception:
             # It has not worked. Without this word its owner waits for the time-out.
             with suppress(Exception):
-                set_mark(instance, run, Mark.REFUSED)
+                record_run_event(instance, run, RunEvent.REFUSED)
             raise
         if why_not is not None:
             self._refuse(instance, run, why_not)
         heartbeat.note_work(self._claims)
         why_not = heartbeat.why_too_late()
         if why_not is not None:  # until here no thread has watched the time
-            WorkNotes(instance).erase(run.run_id, self._claims)
+            RangeOwners(instance).erase(run.run_id, self._claims)
             self._refuse(instance, run, why_not)
         self._interruptions = Interruptions()
         with heartbeat, apart(instance), closing(self.kafka.reader()) as reader:
@@ -547,7 +547,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             self._interruptions.check(run.run_id)
 
     def _refuse(self, instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> NoReturn:
-        set_mark(instance, run, Mark.REFUSED)
+        record_run_event(instance, run, RunEvent.REFUSED)
         instance.add_run_tags(
             run.run_id, {REFUSED_TAG: run.run_id, REFUSAL_TAG: why[:MOST_REFUSAL_CHARACTERS]}
         )
@@ -581,7 +581,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             # A refusal is no failed attempt: an outage of Kafka must not stop a partition.
             return f"Kafka could not be asked whether its claim stands: {error}"
         if rerun_of(self.batch_id):
-            book = RerunBook(instance, GroupAssets.of(self.kafka.group_id).rerun_book_name)
+            book = RerunStore(instance, GroupAssets.of(self.kafka.group_id).rerun_book_name)
             planned = next((one for one in book.read() if one.batch_id == self.batch_id), None)
             return rerun_refusal(me, runs, committed, planned)
         return refusal(me, runs, committed)
@@ -589,7 +589,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _paused(self, instance: dg.DagsterInstance) -> str | None:
         """Why a person does not want any of the ranges to be worked on; None when nobody minds."""
         assets = GroupAssets.of(self.kafka.group_id)
-        orders = OrderBook(instance, assets.order_book_name).read()
+        orders = DirectiveStore(instance, assets.order_book_name).read()
         for partition in (range_.topic_partition for range_ in self.offset_ranges):
             order = in_force(orders, partition)
             if order is not None:

@@ -1,4 +1,4 @@
-"""What a pump works with: the member, its driver, and ports to Dagster."""
+"""What a member loop works with: the member, its engine, and ports to Dagster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dagster_rebalance.orchestration.runs.canceller import in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dagster_rebalance.core.engine.engine import Driver
+    from dagster_rebalance.core.engine.engine import Engine
     from dagster_rebalance.core.reporting.lag import LagLimit
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
     from dagster_rebalance.orchestration.ports import (
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a pump works with; made and owned by its thread.
+class MemberDependencies:
+    """What a member loop works with; made and owned by its thread.
 
     Attributes:
         clock_with_suspension: A clock that also counts while the machine is suspended; None if
@@ -40,7 +40,7 @@ class Parts:
     """
 
     consumer: RebalanceAwareConsumer
-    driver: Driver
+    engine: Engine
     runs: RunsPort
     catalogue: CataloguePort
     topics: Sequence[str]

@@ -25,7 +25,7 @@ from dagster_rebalance.core.reporting.lag import (
 )
 from dagster_rebalance.kafka.log_bounds import PATIENCE_S
 from dagster_rebalance.orchestration.reporting.group_scan import (
-    GroupLook,
+    GroupScan,
     errors_of,
     lag_of,
     late_partitions,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import Event
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.log_bounds import BoundsReader
-    from dagster_rebalance.orchestration.member.dependencies import Parts
+    from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
     from dagster_rebalance.orchestration.ports import ShownStops
 
 _SHOW_STOPPED_S = 10.0
@@ -109,16 +109,16 @@ class GroupReport:
     """Shows the state of the group for one member.
 
     Args:
-        parts: What the pump works with.
+        parts: What the member loop works with.
         bounds: Reads the bounds of partitions.
         show: Has the catalogue do something in the thread of the storage, and calls its second
-            argument with what came of it, in that of the pump.
+            argument with what came of it, in that of the member loop.
         note: Gets a sentence when the lag cannot be looked up.
     """
 
     def __init__(
         self,
-        parts: Parts,
+        parts: MemberDependencies,
         bounds: BoundsReader,
         show: Callable[[Callable[[], Any], Callable[[Any], Event | None]], None],
         note: Callable[[str], None],
@@ -140,7 +140,7 @@ class GroupReport:
         self._topics = Topics.of(parts.topics)
         self._there: tuple[str, ...] = ()
         self._missing: tuple[str, ...] = ()
-        self._pace = LagPace(parts.driver.settings.lag_every_s)
+        self._pace = LagPace(parts.engine.settings.lag_every_s)
         self._partitions: tuple[TopicPartition, ...] = ()
         self._observed_at = float("-inf")
         self._unknown_since: float | None = None
@@ -187,7 +187,7 @@ class GroupReport:
     def _wanted(self) -> _Wanted:
         """What is due now."""
         now = self._parts.clock()
-        mine = self._parts.driver.partitions
+        mine = self._parts.engine.partitions
         # They were shown so before they were its own, and the member knows better by now.
         is_doubted = any(
             partition in mine and mine[partition].phase is not Phase.RESTORING
@@ -216,7 +216,7 @@ class GroupReport:
         So a member that has lost all goes on as the observer for one more look, and until it has an
         answer.
         """
-        mine = self._parts.driver.partitions
+        mine = self._parts.engine.partitions
         has_just_lost = not mine and self._stepped_at - self._observed_at <= self._pace.every_s
         goes_on = has_just_lost or self._unknown_since is not None
         return observes(mine, self._there) or (bool(self._parts.lag_limit) and goes_on)
@@ -230,7 +230,7 @@ class GroupReport:
         if now - self._stepped_at > _STANDSTILL_S:
             self._silent_until = now + _KNOWN_AGAIN_S
         self._stepped_at = now
-        if observes(self._parts.driver.partitions, self._there):
+        if observes(self._parts.engine.partitions, self._there):
             self._observed_at = now
         if now < self._silent_until or self._takes_in(now):
             return
@@ -254,7 +254,7 @@ class GroupReport:
 
     def _takes_in(self, now: float) -> bool:
         """Whether the member takes partitions in, and has not done so for long."""
-        busy = self._parts.driver.partitions.busy
+        busy = self._parts.engine.partitions.busy
         takes_in = any(o.phase is Phase.RESTORING and not o.blocked_by for o in busy)
         if not takes_in:
             self._taken_in_at = now
@@ -264,7 +264,7 @@ class GroupReport:
         parts = self._parts
         is_due = parts.clock() - self._topics_looked_at >= _LOOK_FOR_TOPICS_S
         known = {*self._topics.names, *self._there}
-        if is_due and looks_for_topics(parts.driver.partitions, known):
+        if is_due and looks_for_topics(parts.engine.partitions, known):
             try:
                 self.topics()
             except BrokerError as error:
@@ -273,7 +273,7 @@ class GroupReport:
     def _look(self, wanted: _Wanted) -> None:
         """Look at the whole group. The member knows its own partitions best, once it has them."""
         parts = self._parts
-        mine, settings = parts.driver.partitions, parts.driver.settings
+        mine, settings = parts.engine.partitions, parts.engine.settings
         own = {
             partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason
         }
@@ -319,10 +319,10 @@ class GroupReport:
 
         self._show(show, self._shown)
 
-    def _lag(self, whole: GroupLook, wanted: _Wanted) -> Callable[[Standing], GroupLag | None]:
+    def _lag(self, whole: GroupScan, wanted: _Wanted) -> Callable[[Standing], GroupLag | None]:
         """How the lag follows from what stands still; None when there is none to show."""
         parts = self._parts
-        settings = parts.driver.settings
+        settings = parts.engine.settings
         if not wanted.lag:
             return lambda _: None
         rows, now_s = lag_of(whole, Standing(), settings).partitions, parts.wall_clock()
@@ -349,7 +349,7 @@ class GroupReport:
             return None
         if self._unknown_since is None:
             self._unknown_since = wanted.at
-            self._partitions = self._partitions or tuple(sorted(self._parts.driver.partitions))
+            self._partitions = self._partitions or tuple(sorted(self._parts.engine.partitions))
         if wanted.at - self._unknown_since < _UNKNOWN_S:
             return None
         rows = (PartitionLag(p, None, None, None, state=str(error)) for p in self._partitions)

@@ -1,10 +1,10 @@
-"""The pump: the one thread that owns a member.
+"""The member loop: the one thread that owns a member.
 
 It polls Kafka all the time, so that membership depends on no tick, run or callback.
 
-It is a user of `RebalanceAwareConsumer` like any other: it polls, tells the driver what happened,
-and delays each revoke that the driver holds. It decides nothing, and carries out the driver's
-commands. A command that failed is not answered; the driver gives it again. It never waits for
+It is a user of `RebalanceAwareConsumer` like any other: it polls, tells the engine what happened,
+and delays each revoke that the engine holds. It decides nothing, and carries out the engine's
+commands. A command that failed is not answered; the engine gives it again. It never waits for
 Dagster's storage: what needs that is done by a `StorageWorker`, and the answers are events like any
 other.
 """
@@ -42,21 +42,21 @@ from dagster_rebalance.kafka.log_bounds import (
 from dagster_rebalance.orchestration.member.group_report import GroupReport
 from dagster_rebalance.orchestration.member.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.member.storage_worker import Job, StorageWorker
-from dagster_rebalance.orchestration.runs.canceller import RunEnder
+from dagster_rebalance.orchestration.runs.canceller import RunCanceller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.events import LastRecorded
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.orchestration.member.dependencies import Parts
+    from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
     from dagster_rebalance.orchestration.ports import WorkPort
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 _IDLE_POLL_S = 0.25
-"""How often the pump turns while nothing is to be done. News of the group end the wait."""
+"""How often the member loop turns while nothing is to be done. News of the group end the wait."""
 _SUCCESSOR_POLL_S = 5.0
 _SUCCESSOR_POLL_LEAVING_S = 1.0
 """A member that drains for a deploy keeps its successor waiting until it finds it."""
@@ -73,7 +73,7 @@ _FAREWELL_S = 5.0
 """How long a member that has left may take to show that."""
 LETTERS_PER_TURN = 20
 """How many answers of letters are taken between two polls at most: with 1,000 partitions at work
-each takes the driver 10 ms."""
+each takes the engine 10 ms."""
 _ANSWERS_PER_TURN = 100
 """How many answers of the storage are taken between two polls at most: it may answer as fast as
 they are taken."""
@@ -82,10 +82,10 @@ _COMMIT_PATIENCE_S = 10.0
 one of those may hold a revoke."""
 
 
-class Pump:
+class MemberLoop:
     """One member at work."""
 
-    def __init__(self, parts: Parts, mailbox: Mailbox) -> None:
+    def __init__(self, parts: MemberDependencies, mailbox: Mailbox) -> None:
         self.parts = parts
         self._mailbox = mailbox
         self._left: str | None = None
@@ -99,20 +99,20 @@ class Pump:
         self._glance = ""
         self._has_settled = False
         self._summed_up_at = float("-inf")
-        self._ender = RunEnder(
+        self._ender = RunCanceller(
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
         self._answers_left = _ANSWERS_PER_TURN
         self._storage = StorageWorker(self._note, parts.start, parts.clock, parts.consumer.wakeup)
         self._bounds = BoundsReader(
-            parts.consumer, parts.clock, self._note, parts.driver.settings.start_from
+            parts.consumer, parts.clock, self._note, parts.engine.settings.start_from
         )
         self._report = GroupReport(
             parts, self._bounds, partial(self._show, slot="report"), self._note
         )
 
     def run(self) -> None:
-        """Be a member until the driver leaves the group.
+        """Be a member until the engine leaves the group.
 
         Raises:
             BrokerError: Kafka refuses, and waiting would not help.
@@ -175,12 +175,12 @@ class Pump:
 
     def _see_to_work(self, work: WorkPort) -> None:
         """Let the worker begin what is its turn, and others know what it has left to them."""
-        driver = self.parts.driver
+        engine = self.parts.engine
         work.watch()
-        begun = work.begin(driver.offers, driver.claimed, driver.log_of)
+        begun = work.begin(engine.offers, engine.claimed, engine.log_of)
         if begun is not None:
             self._feed(begun)
-        self._tell_work(work, frozenset(driver.partitions))
+        self._tell_work(work, frozenset(engine.partitions))
 
     def _tell_work(self, work: WorkPort, assigned: frozenset[TopicPartition]) -> None:
         """Tell others what the worker has left to them, and on what it may still work.
@@ -203,7 +203,7 @@ class Pump:
             )
 
     def _check_dead_letter_topic(self) -> None:
-        topic = self.parts.driver.settings.dead_letter_topic
+        topic = self.parts.engine.settings.dead_letter_topic
         if topic is not None and topic not in self.parts.consumer.list_topics():
             msg = (
                 f"dead_letter_topic '{topic}' does not exist, or the principal may not see it: "
@@ -215,7 +215,7 @@ class Pump:
     def _turn(self) -> None:
         parts = self.parts
         self._answers_left = _ANSWERS_PER_TURN
-        events = self._poll(_POLL_S if parts.driver.partitions.busy else _IDLE_POLL_S)
+        events = self._poll(_POLL_S if parts.engine.partitions.busy else _IDLE_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
             # This process was suspended, perhaps for longer than its session. What it finds done by
             # its successor is not its own to record. A poll releases what was not delayed since the
@@ -248,22 +248,22 @@ class Pump:
             self._see_to_work(parts.work)
         self._carry_out("looking up what is stopped in the group", self._report.step)
         self._storage.look_after()
-        parts.consumer.delay_revoke(parts.driver.held)
+        parts.consumer.delay_revoke(parts.engine.held)
         self._turned_at, self._stood_at = parts.clock(), self._standstill_clock()
         self._tell_ticks(has_tick=any(isinstance(event, seen.TickArrived) for event in told))
 
     def _tell_ticks(self, *, has_tick: bool) -> None:
         """Leave for the next tick what it offers and says."""
         parts = self.parts
-        has_just_settled = not self._has_settled and parts.driver.has_settled
+        has_just_settled = not self._has_settled and parts.engine.has_settled
         self._has_settled |= has_just_settled
         if has_tick or has_just_settled or self._turned_at - self._summed_up_at >= _SUMMARY_S:
-            self._summary = summary(parts.driver, self._turned_at)
-            self._glance, self._summed_up_at = glance(parts.driver), self._turned_at
+            self._summary = summary(parts.engine, self._turned_at)
+            self._glance, self._summed_up_at = glance(parts.engine), self._turned_at
             self._show_gauges()
         silence = self._storage.silence
         said = (*self._summary, *self._report.sentences, *([silence] if silence else []))
-        self._mailbox.post(Mail(parts.driver.offers, said, self._glance))
+        self._mailbox.post(Mail(parts.engine.offers, said, self._glance))
         if has_just_settled:
             self._mailbox.settle()
 
@@ -289,10 +289,10 @@ class Pump:
         return ()
 
     def _feed(self, event: seen.Event) -> None:
-        """Tell the driver, and carry out what follows, and what follows from that."""
+        """Tell the engine, and carry out what follows, and what follows from that."""
         todo = deque([event])
         while todo:
-            commands, told = observed(self.parts.driver, todo.popleft(), self.parts.clock())
+            commands, told = observed(self.parts.engine, todo.popleft(), self.parts.clock())
             self._tell(*told)
             for command in commands:
                 if self._mailbox.is_abandoned:
@@ -325,11 +325,11 @@ class Pump:
             case do.ReadStoredOffsets(epochs):
                 self._ask(
                     command,
-                    partial(self._last_recorded, epochs, frozenset(parts.driver.partitions)),
+                    partial(self._last_recorded, epochs, frozenset(parts.engine.partitions)),
                     partial(self._stored, epochs),
                     slot="offsets",
                 )
-            case do.ReadOrders(epoch):
+            case do.ReadDirectives(epoch):
                 self._ask(
                     command,
                     parts.catalogue.orders,
@@ -387,10 +387,10 @@ class Pump:
                 self._left = reason
         return None
 
-    def _ordered(self, epoch: int, orders: tuple[Order, ...]) -> seen.Event:
-        if orders != self.parts.driver.orders:
+    def _ordered(self, epoch: int, orders: tuple[Directive, ...]) -> seen.Event:
+        if orders != self.parts.engine.orders:
             self._report.add_news()
-        return seen.OrdersRead(orders, epoch)
+        return seen.DirectivesRead(orders, epoch)
 
     def _last_recorded(
         self, partitions: Collection[TopicPartition], assigned: Collection[TopicPartition]
@@ -408,7 +408,7 @@ class Pump:
         It is asked last, and of what is still owned: the storage may have taken its time.
         """
         parts = self.parts
-        owned = parts.driver.partitions
+        owned = parts.engine.partitions
         found = self._bounds.find(
             [p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch], recorded
         )
@@ -449,7 +449,7 @@ class Pump:
 
         The thread of the storage calls this, perhaps long after the member asked for it.
         """
-        owned = self.parts.driver.partitions.get(commit.range.topic_partition)
+        owned = self.parts.engine.partitions.get(commit.range.topic_partition)
         if self._left is not None or owned is None or owned.unrecorded != commit:
             return False
         self.parts.catalogue.record_commit(commit)
@@ -477,13 +477,13 @@ class Pump:
                 "letters"
             )
             raise IllegalStateError(msg)
-        if is_wanted(self.parts.driver.partitions.get(letter.range.topic_partition), letter):
+        if is_wanted(self.parts.engine.partitions.get(letter.range.topic_partition), letter):
             self.parts.dead_letters.store(letter, error)
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()
         wait_s = (
-            _SUCCESSOR_POLL_S if self.parts.driver.leaving is None else _SUCCESSOR_POLL_LEAVING_S
+            _SUCCESSOR_POLL_S if self.parts.engine.leaving is None else _SUCCESSOR_POLL_LEAVING_S
         )
         if now - self._looked_for_successor_at < wait_s:
             return
@@ -511,7 +511,7 @@ class Pump:
     ) -> None:
         """Have the storage answer a command.
 
-        It may take its time: the driver gives the command again, and once is enough.
+        It may take its time: the engine gives the command again, and once is enough.
         """
         self._storage.ask(
             Job(command.doing, work, then, slot=slot, subject=command, is_repeated=True)
@@ -561,8 +561,8 @@ class Pump:
             self.parts.meter.add(occurrences)
 
     def _show_gauges(self) -> None:
-        driver = self.parts.driver
+        engine = self.parts.engine
         if self.parts.meter is not None:
-            owned = tuple(driver.partitions.values())
-            state = MemberState(owned, driver.holds, self._turned_at)
+            owned = tuple(engine.partitions.values())
+            state = MemberState(owned, engine.holds, self._turned_at)
             self.parts.meter.show(state, self.parts.clock)

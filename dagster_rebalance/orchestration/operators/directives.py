@@ -15,7 +15,7 @@ import dagster as dg
 
 from dagster_rebalance.core.model.directives import (
     Action,
-    Order,
+    Directive,
     how_to_resume,
     in_force,
     selection,
@@ -23,7 +23,7 @@ from dagster_rebalance.core.model.directives import (
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
 from dagster_rebalance.orchestration.reporting.member_tables import History, tables_of
-from dagster_rebalance.orchestration.storage.directives import OrderBook
+from dagster_rebalance.orchestration.storage.directives import DirectiveStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         action: What.
-        partitions: Which partitions, each as `Order.partitions`.
+        partitions: Which partitions, each as `Directive.partitions`.
         by: Who wants it.
         reason: Why.
     """
@@ -75,8 +75,8 @@ def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
     assets = GroupAssets.of(group_id)
     now = time.time()
 
-    def order(selector: str) -> Order:
-        return Order(wanted.action, selector, wanted.by.strip(), now, wanted.reason.strip())
+    def order(selector: str) -> Directive:
+        return Directive(wanted.action, selector, wanted.by.strip(), now, wanted.reason.strip())
 
     typed = [order(selector).partitions for selector in wanted.partitions]
     if not typed:
@@ -86,9 +86,9 @@ def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
     chosen = dict(selection(selector, known, group_id) for selector in typed)
     orders = [order(selector) for selector in chosen]
     matched = sorted({partition for those in chosen.values() for partition in those})
-    book = order_book = OrderBook(instance, assets.order_book_name)
+    book = order_book = DirectiveStore(instance, assets.order_book_name)
     if wanted.action is Action.RETRY:
-        book = OrderBook(instance, assets.retry_book_name)
+        book = DirectiveStore(instance, assets.retry_book_name)
     try:
         before = order_book.read()
     except ValueError as error:
@@ -108,7 +108,7 @@ def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
 def _show(
     instance: dg.DagsterInstance,
     assets: GroupAssets,
-    orders: Sequence[Order],
+    orders: Sequence[Directive],
     matched: Sequence[TopicPartition],
     shown: str,
 ) -> None:
@@ -144,9 +144,9 @@ def groups_of(instance: dg.DagsterInstance) -> list[str]:
 
 def _consequence(
     action: Action,
-    orders: Sequence[Order],
+    orders: Sequence[Directive],
     matched: Sequence[TopicPartition],
-    before: Sequence[Order],
+    before: Sequence[Directive],
 ) -> str:
     if action is Action.RETRY:
         ordered = [partition for partition in matched if in_force(before, partition) is not None]

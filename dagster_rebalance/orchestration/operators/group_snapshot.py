@@ -1,6 +1,6 @@
 """Look at a whole group as a member would that is given all of its partitions, and touch nothing.
 
-A driver of its own takes every partition in, so that what is said of it, and why it is stopped, is
+A engine of its own takes every partition in, so that what is said of it, and why it is stopped, is
 what the next owner would say. It is asked for nothing but what it reads: whatever it wants written,
 requested or cancelled is dropped. What only the owner knows is not seen: how long it has waited,
 and that Kafka refuses its writes.
@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.errors import ConfigurationError
@@ -24,7 +24,7 @@ from dagster_rebalance.orchestration.reporting.group_scan import look_at_group
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.batches.settings import EngineSettings
     from dagster_rebalance.core.model.events import Found
     from dagster_rebalance.core.model.offsets import Bounds, TopicPartition
     from dagster_rebalance.core.model.run import RunSeen
@@ -55,7 +55,7 @@ def look_on(
     runs: RunsPort,
     catalogue: GroupRecords,
     *,
-    settings: DriverSettings,
+    settings: EngineSettings,
     owners: Owners,
 ) -> GroupSeen:
     """Look at a group.
@@ -92,16 +92,16 @@ def look_on(
     except ValueError as problem:
         raise ConfigurationError(str(problem)) from problem
     # Its last tick is long ago, so that it claims nothing.
-    driver = Driver(settings, new_batch_id=str, now=now - 2 * settings.plan_patience_s)
+    engine = Engine(settings, new_batch_id=str, now=now - 2 * settings.plan_patience_s)
     todo: deque[seen.Event] = deque([seen.PartitionsAssigned(whole.partitions)])
     while todo:
-        for command in driver.handle(todo.popleft(), now):
+        for command in engine.handle(todo.popleft(), now):
             match command:
                 case do.ReadStoredOffsets(epochs):
                     known = {p: epoch for p, epoch in epochs.items() if p in found}
                     todo.append(seen.StoredOffsetsRead(known, found))
-                case do.ReadOrders(epoch):
-                    todo.append(seen.OrdersRead(orders, epoch))
+                case do.ReadDirectives(epoch):
+                    todo.append(seen.DirectivesRead(orders, epoch))
                 case do.ReadRuns(batch_ids, _, look, claims):
                     live = runs.read(batch_ids, live_too=True, claims=claims)
                     theirs = tuple(_strange(run, owners) for run in live)
@@ -113,7 +113,7 @@ def look_on(
     return GroupSeen(
         found,
         {
-            partition: status_of(driver.partitions[partition], found.get(partition), owners, now)
+            partition: status_of(engine.partitions[partition], found.get(partition), owners, now)
             for partition in sorted(whole.partitions)
         },
         whole.missing,

@@ -16,9 +16,9 @@ import dagster as dg
 
 from dagster_rebalance.core.operators.rerun_schedule import steps
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY, Seat
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY, MemberLease
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.reruns import RerunBook
+from dagster_rebalance.orchestration.storage.reruns import RerunStore
 from dagster_rebalance.orchestration.storage.run_tags import rerun_tags, run_config, run_tags
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _tick(
     batch_key: str,
 ) -> RerunTick:
     group = GroupAssets.of(group_id)
-    book = RerunBook(context.instance, group.rerun_book_name)
+    book = RerunStore(context.instance, group.rerun_book_name)
     batches = book.read()
     if not batches:
         return RerunTick()
@@ -115,7 +115,7 @@ def _other(context: dg.SensorEvaluationContext, group: GroupAssets, mine: str) -
     Returns:
         The other sensor; empty when this one has the seat.
     """
-    seat = Seat(context.instance, group, "", _SEAT)
+    seat = MemberLease(context.instance, group, "", _SEAT)
     holder, _, at = seat.sign().rpartition(" ")
     if holder not in {"", mine} and at.isdecimal() and time.time() - int(at) < _SEAT_LIMIT_S:
         return holder
@@ -131,7 +131,7 @@ def _cancel(context: dg.SensorEvaluationContext, ledger: RunLedger, cancel: Canc
 
 
 def _finish(
-    book: RerunBook,
+    book: RerunStore,
     catalogue: Catalogue,
     known: Sequence[RerunBatch],
     done: Sequence[tuple[RerunBatch, str]],

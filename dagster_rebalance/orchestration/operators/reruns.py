@@ -24,7 +24,7 @@ from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
 from dagster_rebalance.orchestration.storage.member_lease import NOBODY
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.reruns import RerunBook
+from dagster_rebalance.orchestration.storage.reruns import RerunStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -91,7 +91,7 @@ class Reruns:
         self._kafka = kafka
         self._assets = GroupAssets.of(kafka.group_id)
         self._catalogue = Catalogue(instance, self._assets, NOBODY)
-        self._book = RerunBook(instance, self._assets.rerun_book_name)
+        self._book = RerunStore(instance, self._assets.rerun_book_name)
         self._runs = RunLedger(instance, kafka.group_id)
 
     def plan(self, wanted: Wanted) -> Planned:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.revokes.succession import MadeWay
-from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from contextlib import AbstractContextManager
 
-    from dagster_rebalance.orchestration.member.dependencies import Parts
+    from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 
 logger = logging.getLogger(__name__)
 _EXIT_MARGIN_S = 5.0
@@ -56,7 +56,7 @@ class HostedMember:
     def __init__(
         self,
         name: str,
-        make_parts: Callable[[], AbstractContextManager[Parts]],
+        make_parts: Callable[[], AbstractContextManager[MemberDependencies]],
         *,
         shutdown_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -138,9 +138,9 @@ class HostedMember:
     def _main(self) -> None:
         try:
             with self._make_parts() as parts:
-                pump = Pump(parts, self._mailbox)
-                pump.run()
-                self.made_way = pump.made_way
+                member_loop = MemberLoop(parts, self._mailbox)
+                member_loop.run()
+                self.made_way = member_loop.made_way
         except Exception as error:
             logger.exception("the member %s failed", self._name)
             self._failure = error

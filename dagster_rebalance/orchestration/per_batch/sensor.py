@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.run import named_runs
 from dagster_rebalance.core.reporting.lag import LagLimit
@@ -25,7 +25,7 @@ from dagster_rebalance.orchestration.batch.validation import (
     check_retries,
     check_steps,
 )
-from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 from dagster_rebalance.orchestration.member.log import MemberLog
 from dagster_rebalance.orchestration.member.opentelemetry import meter_of
 from dagster_rebalance.orchestration.operators.rerun_scheduler import look_after_reruns
@@ -43,9 +43,17 @@ from dagster_rebalance.orchestration.runs.ticks import (
     is_real_tick,
     location_of,
 )
-from dagster_rebalance.orchestration.storage.member_lease import Host, Seat, notes_on_home
+from dagster_rebalance.orchestration.storage.member_lease import (
+    MemberIdentity,
+    MemberLease,
+    notes_on_home,
+)
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_events_of,
+)
 from dagster_rebalance.orchestration.storage.run_tags import (
     GROUP_TAG,
     STREAM_TAG,
@@ -130,7 +138,7 @@ def build_kafka_batch_sensor(
         if not is_real_tick(context):
             return _preview(key)
         check_lease(name, kafka, minimum_interval_seconds)
-        seat = Seat(
+        seat = MemberLease(
             context.instance,
             GroupAssets.of(kafka.group_id),
             location_of(context),
@@ -246,14 +254,14 @@ def _host(
     instance_ref = context.instance.get_ref()
     origin = context.code_location_origin
     own_job = JobName((context.repository_name or "") if origin else "", job)
-    host = Host(
+    host = MemberIdentity(
         location=location_of(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12]
     )
 
     name = f"{host.location}:{host.sensor}"
 
     @contextmanager
-    def parts() -> Iterator[Parts]:
+    def parts() -> Iterator[MemberDependencies]:
         with ExitStack() as stack:
             instance = stack.enter_context(dg.DagsterInstance.from_ref(instance_ref))
             consumer = stack.enter_context(kafka.connect())
@@ -264,9 +272,9 @@ def _host(
                 stop_work=stop_work,
             )
             producer = kafka.dead_letters()
-            yield Parts(
+            yield MemberDependencies(
                 consumer=consumer,
-                driver=Driver(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
+                engine=Engine(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
                 runs=ledger,
                 dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id)
                 if producer
@@ -300,9 +308,9 @@ def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list
         if run.tags.get(GROUP_TAG) == group_id and run.tags.get(STREAM_TAG, "").startswith(mine)
     ]
     for run in streams:
-        if Mark.LEAVE not in marks_of(context.instance, run.run_id):
+        if RunEvent.LEAVE not in run_events_of(context.instance, run.run_id):
             why = f"sensor {context.sensor_name} has a run for each batch"
-            set_mark(context.instance, run, Mark.LEAVE, why)
+            record_run_event(context.instance, run, RunEvent.LEAVE, why)
     said = named_runs(sorted(run.run_id for run in streams))
     return [f"{said} of the streaming form before: asked to leave"] if streams else []
 

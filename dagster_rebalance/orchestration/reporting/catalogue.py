@@ -39,21 +39,21 @@ from dagster_rebalance.orchestration.storage.commit_history import (
     materialisation,
     newest,
 )
-from dagster_rebalance.orchestration.storage.directives import OrderBook
-from dagster_rebalance.orchestration.storage.member_lease import Seat
+from dagster_rebalance.orchestration.storage.directives import DirectiveStore
+from dagster_rebalance.orchestration.storage.member_lease import MemberLease
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
-    from dagster_rebalance.core.model.directives import Order
+    from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.core.model.receipt import Outcome, Receipt
     from dagster_rebalance.core.operators.reset_offsets import Move
     from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, Standing
     from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
     from dagster_rebalance.orchestration.ports import RunError, ShownStops
-    from dagster_rebalance.orchestration.storage.member_lease import Host
+    from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
     from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 _EVENTS_READ = 100
@@ -75,7 +75,11 @@ class Catalogue:
     """
 
     def __init__(
-        self, instance: dg.DagsterInstance, assets: GroupAssets, host: Host, settings: str = ""
+        self,
+        instance: dg.DagsterInstance,
+        assets: GroupAssets,
+        host: MemberIdentity,
+        settings: str = "",
     ) -> None:
         self._instance = instance
         self._assets = assets
@@ -84,10 +88,10 @@ class Catalogue:
         self._newest_event: int | None = None
         self._is_gap_check_told = self._is_drained_told = False
         self._history = History(instance, assets.group)
-        self._seat = Seat(instance, assets, host.location, host.sensor)
-        self._order_book = OrderBook(instance, assets.order_book_name)
-        self._retry_book = OrderBook(instance, assets.retry_book_name)
-        self._retries: tuple[Order, ...] = ()
+        self._seat = MemberLease(instance, assets, host.location, host.sensor)
+        self._order_book = DirectiveStore(instance, assets.order_book_name)
+        self._retry_book = DirectiveStore(instance, assets.retry_book_name)
+        self._retries: tuple[Directive, ...] = ()
         self._reads_retries = True
         self._settings = settings
 
@@ -201,7 +205,7 @@ class Catalogue:
     def _tell(self, result: dg.AssetCheckResult, check: str, asset: dg.AssetKey) -> None:
         self._instance.report_runless_asset_event(as_evaluation(result, check, asset))
 
-    def orders(self) -> tuple[Order, ...]:
+    def orders(self) -> tuple[Directive, ...]:
         """What people have ordered for the group, oldest first, and then what is to be retried.
 
         Every second look reads the retries: an idle member must ask Dagster's storage seldom.

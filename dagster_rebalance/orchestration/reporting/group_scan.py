@@ -34,7 +34,7 @@ from dagster_rebalance.orchestration.ports import RunError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from dagster_rebalance.core.batches.settings import DriverSettings
+    from dagster_rebalance.core.batches.settings import EngineSettings
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.events import Found
     from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
@@ -47,7 +47,7 @@ _MOST_ERRORS = 5
 
 
 @dataclass(frozen=True)
-class GroupLook:
+class GroupScan:
     """The partitions of a whole group, as Kafka shows them.
 
     Attributes:
@@ -62,7 +62,7 @@ class GroupLook:
     topics: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
-    def without(self, partitions: Collection[TopicPartition]) -> GroupLook:
+    def without(self, partitions: Collection[TopicPartition]) -> GroupScan:
         """The same without some partitions."""
         kept = {p: found for p, found in self.found.items() if p not in partitions}
         return replace(self, found=kept)
@@ -75,7 +75,7 @@ def look_at_group(
     start: Start,
     *,
     timeout_s: float = READ_LIMIT_S,
-) -> GroupLook:
+) -> GroupScan:
     """Ask Kafka about the partitions of a group.
 
     Args:
@@ -100,7 +100,7 @@ def look_at_group(
     bounds = read(partitions)
     known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
     found = find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s, start=start)
-    return GroupLook(found, tuple(partitions), found_topics, wanted.missing(there))
+    return GroupScan(found, tuple(partitions), found_topics, wanted.missing(there))
 
 
 def late_partitions(
@@ -139,9 +139,9 @@ def late_partitions(
 
 
 def lag_of(
-    look: GroupLook,
+    look: GroupScan,
     standing: Standing,
-    settings: DriverSettings,
+    settings: EngineSettings,
     late: Late | None = None,
 ) -> GroupLag:
     """The lag of the group.
@@ -158,10 +158,10 @@ def lag_of(
 
 
 def standstills(
-    look: GroupLook,
+    look: GroupScan,
     runs: RunsPort,
     catalogue: GroupRecords,
-    settings: DriverSettings,
+    settings: EngineSettings,
     known: Collection[TopicPartition] = (),
 ) -> Standing:
     """The partitions that cannot go on, and those that people have paused or stopped, with reasons.
@@ -191,8 +191,8 @@ def look_by_hand(
     topics: Iterable[str],
     runs: RunsPort,
     catalogue: GroupRecords,
-    settings: DriverSettings,
-) -> tuple[GroupLook, Standing]:
+    settings: EngineSettings,
+) -> tuple[GroupScan, Standing]:
     """Look at a group, and at what stands still in it, with no member there.
 
     Every leader has to answer.
@@ -212,7 +212,7 @@ def look_by_hand(
 
 
 def _stopped_in(
-    look: GroupLook, runs: RunsPort, catalogue: GroupRecords, settings: DriverSettings
+    look: GroupScan, runs: RunsPort, catalogue: GroupRecords, settings: EngineSettings
 ) -> Standing:
     without = [partition for partition, found in look.found.items() if found.stored is None]
     recorded = catalogue.last_recorded(without) if without else {}
@@ -244,7 +244,7 @@ def _stopped_in(
     return Standing(stopped, working=working, failed=failed)
 
 
-def _ordered_in(look: GroupLook, catalogue: GroupRecords) -> dict[TopicPartition, str]:
+def _ordered_in(look: GroupScan, catalogue: GroupRecords) -> dict[TopicPartition, str]:
     orders = catalogue.orders()
     return {
         partition: str(order)

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, waits_for
 from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
-    DriverSettings,
+    EngineSettings,
     ForeignMetadata,
     HoldBudget,
     LeavePolicy,
@@ -27,7 +27,7 @@ from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import is_topic_name
 from dagster_rebalance.core.model.start_position import StartTime, start_of
 from dagster_rebalance.core.model.topics import Topics
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.core.transport_security import insecurity
 from dagster_rebalance.kafka.client.settings import CALLBACKS, validated, with_login
@@ -523,7 +523,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def driver_settings(
         self, *, streams: bool = False, has_local_spark: bool = False
-    ) -> DriverSettings:
+    ) -> EngineSettings:
         """The settings of the core.
 
         Args:
@@ -566,7 +566,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             most=min(self.max_records_per_range, self.max_records_per_batch),
             streams=streams,
         )
-        return DriverSettings(
+        return EngineSettings(
             limits=BatchLimits(
                 max_records_per_range=self.max_records_per_range,
                 max_records_per_batch=self.max_records_per_batch,
@@ -590,7 +590,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             record_every_s=record_every_s,
             lag_every_s=self.lag_every_s,
             lease_s=self.lease_s,
-            pulse=Pulse(
+            pulse=Liveness(
                 heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s
             ),
         )

@@ -50,7 +50,7 @@ def at_once(_name: str, work: Callable[[], None]) -> None:
     work()
 
 
-class RunEnder:
+class RunCanceller:
     """The run ender ends the runs of one member, a few at once.
 
     A launcher that takes a minute for one run does not keep the others waiting.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.runs.canceller import RunEnder, in_thread
+from dagster_rebalance.orchestration.runs.canceller import RunCanceller, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -126,7 +126,7 @@ class WorkStopper:
         self._asked_at: dict[str, float] = {}
         """When those questions were asked whose answer was that the work is over."""
         self._errors: dict[str, Exception] = {}
-        self._ender = RunEnder(self, logger.warning, lambda _run_id: None, start, clock)
+        self._ender = RunCanceller(self, logger.warning, lambda _run_id: None, start, clock)
 
     def __call__(self, run_id: str, *, since: float | None = None) -> None:
         """Return once nothing of a run works any more.

@@ -25,9 +25,13 @@ import dagster as dg
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.orchestration.runs import boot_clock, process, signals
-from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife
-from dagster_rebalance.orchestration.storage.range_owners import WorkNote, WorkNotes
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
+from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_events_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -113,7 +117,7 @@ class Heartbeat:
             IllegalStateError: The run is not in Dagster, or another process has begun on it.
         """
         self._number = self._check_that_it_is_there().storage_id
-        if Mark.BEGAN in marks_of(self._instance, self._run.run_id):
+        if RunEvent.BEGAN in run_events_of(self._instance, self._run.run_id):
             # Without a sign of life or a word that it refuses: the run counts as dead, what that
             # process has begun elsewhere is ended, and the batch is requested again.
             msg = (
@@ -123,7 +127,7 @@ class Heartbeat:
             raise IllegalStateError(msg)
         process.claim_children(self._run.run_id)
         self.beat(self._instance)
-        set_mark(self._instance, self._run, Mark.BEGAN)
+        record_run_event(self._instance, self._run, RunEvent.BEGAN)
 
     @property
     def number(self) -> int:
@@ -148,8 +152,8 @@ class Heartbeat:
         Raises:
             IllegalStateError: The run was deleted before that.
         """
-        WorkNotes(self._instance).write(
-            WorkNote(self._run.run_id, self._number, is_finished=False), claims
+        RangeOwners(self._instance).write(
+            RangeOwner(self._run.run_id, self._number, is_finished=False), claims
         )
         self._claims = claims
         self._check_that_it_is_there()
@@ -255,7 +259,7 @@ class Heartbeat:
         if (
             not self._has_stopped
             and not self._finished.is_set()
-            and Mark.STOP in marks_of(instance, self._run.run_id)
+            and RunEvent.STOP in run_events_of(instance, self._run.run_id)
         ):
             self._has_stopped = True
             os.kill(os.getpid(), signal.SIGTERM)
@@ -263,12 +267,12 @@ class Heartbeat:
     def _tell(self, instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> None:
         if run is not None:
             if self._is_cut_off:
-                set_mark(instance, run, Mark.TAKEN_BACK)
+                record_run_event(instance, run, RunEvent.TAKEN_BACK)
             elif self._was_told_to_end(instance, run):
-                set_mark(instance, run, Mark.INTERRUPTED)
-            set_mark(instance, run, Mark.FINISHED)
+                record_run_event(instance, run, RunEvent.INTERRUPTED)
+            record_run_event(instance, run, RunEvent.FINISHED)
         if self._claims:
-            WorkNotes(instance).finish(self._run.run_id, self._number, self._claims)
+            RangeOwners(instance).finish(self._run.run_id, self._number, self._claims)
         self._told.set()
 
     def _was_told_to_end(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
@@ -294,7 +298,7 @@ class Heartbeat:
             asked_at = boot_clock.seconds()
             number = f"{next(self._beats)}/{self._timeout_s}"
             words = (number, self.says(), self._process)
-            SignsOfLife(instance).give(self._run, self._number, " ".join(filter(None, words)))
+            Heartbeats(instance).give(self._run, self._number, " ".join(filter(None, words)))
             self._beaten_at = asked_at
 
     @contextmanager

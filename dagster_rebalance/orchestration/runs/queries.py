@@ -23,16 +23,20 @@ from dagster_rebalance.core.runs.failed_attempt import with_error
 from dagster_rebalance.orchestration.runs.coverage import Coverage
 from dagster_rebalance.orchestration.runs.own_jobs import JobName, OwnJobs
 from dagster_rebalance.orchestration.runs.process import is_gone, kill
-from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims, streamed
+from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims, streamed
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes, text_of_event
 from dagster_rebalance.orchestration.storage.heartbeats import (
-    SignsOfLife,
+    Heartbeats,
     partitions_in,
     process_in,
     timeout_in,
 )
-from dagster_rebalance.orchestration.storage.range_owners import WorkNotes
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_events_of,
+)
 from dagster_rebalance.orchestration.storage.run_tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
@@ -74,7 +78,7 @@ _OF_CODE_SERVER = "DagsterUserCode"
 _UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 """Others than the process of a run write these, too."""
 _ENDED = {*_UNSURE, dg.DagsterRunStatus.SUCCESS}
-_FINAL = {Mark.REFUSED, Mark.OVER}
+_FINAL = {RunEvent.REFUSED, RunEvent.OVER}
 _WILL_RETRY_TAG = "dagster/will_retry"
 _RETRY_NUMBER_TAG = "dagster/retry_number"
 """Of runs that Dagster executed again by itself. It leaves the tag out when a person executes one
@@ -115,13 +119,13 @@ class RunLedger:
         self._instance = instance
         self._group_id = group_id
         self._stop_work = stop_work
-        self._signs = SignsOfLife(instance)
-        self._notes = WorkNotes(instance)
-        self._left = LeftClaims(instance)
+        self._signs = Heartbeats(instance)
+        self._notes = RangeOwners(instance)
+        self._left = AbandonedClaims(instance)
         self._failures = FailureNotes(instance, group_id)
         self._errors: OrderedDict[str, str] = OrderedDict()
         self._noted: dict[str, list[Claimed]] = {}
-        self._final_marks: OrderedDict[str, frozenset[Mark]] = OrderedDict()
+        self._final_marks: OrderedDict[str, frozenset[RunEvent]] = OrderedDict()
         self._ask_again_at: OrderedDict[str, float] = OrderedDict()
         self._own_jobs = OwnJobs(instance, group_id, own_job)
         self._coverage = Coverage(instance)
@@ -235,7 +239,9 @@ class RunLedger:
         )
         seen = [self._seen_alone(r) for r in records if self._own_jobs.have(r.dagster_run)]
         return tuple(
-            run for run in seen if not run.is_over and Mark.FINISHED not in self._marks(run.run_id)
+            run
+            for run in seen
+            if not run.is_over and RunEvent.FINISHED not in self._marks(run.run_id)
         )
 
     def _seen_alone(self, record: dg.RunRecord) -> RunSeen:
@@ -302,10 +308,10 @@ class RunLedger:
     def _counts(self, run: dg.DagsterRun) -> bool:
         return run.tags.get(GROUP_TAG) == self._group_id and self._own_jobs.have(run)
 
-    def _marks(self, run_id: str) -> frozenset[Mark]:
+    def _marks(self, run_id: str) -> frozenset[RunEvent]:
         """The marks of a run that ended in Dagster; nobody adds any to one that is over."""
         known = self._final_marks.get(run_id)
-        return marks_of(self._instance, run_id) if known is None else known
+        return run_events_of(self._instance, run_id) if known is None else known
 
     def why_failed(self, run_id: str, batch_id: str) -> str:  # noqa: ARG002 - a run has one batch
         """Return the error that a run failed with, and the causes of that error.
@@ -346,10 +352,11 @@ class RunLedger:
             return
         if not self._may_cancel(run, only_unstarted=only_unstarted):
             return
-        if run.status is not dg.DagsterRunStatus.CANCELING and Mark.TAKEN_BACK not in marks_of(
-            instance, run_id
+        if (
+            run.status is not dg.DagsterRunStatus.CANCELING
+            and RunEvent.TAKEN_BACK not in run_events_of(instance, run_id)
         ):
-            set_mark(instance, run, Mark.TAKEN_BACK)
+            record_run_event(instance, run, RunEvent.TAKEN_BACK)
             run = instance.get_run_by_id(
                 run_id
             )  # a write may take its time, and the run begin meanwhile
@@ -394,8 +401,8 @@ class RunLedger:
         return isinstance(self._instance.run_launcher, dg.DefaultRunLauncher)
 
     def _ask_process(self, run: dg.DagsterRun) -> None:
-        if Mark.STOP not in marks_of(self._instance, run.run_id):
-            set_mark(self._instance, run, Mark.STOP)
+        if RunEvent.STOP not in run_events_of(self._instance, run.run_id):
+            record_run_event(self._instance, run, RunEvent.STOP)
         now = self._instance.get_run_by_id(run.run_id)
         # Dagster would show a run that has ended since as canceling, for ever.
         if now is not None and now.status in _AT_WORK - {dg.DagsterRunStatus.CANCELING}:
@@ -464,7 +471,7 @@ class RunLedger:
             )
         if self._has_given_another(run_id, sign):
             return False
-        set_mark(self._instance, run, Mark.OVER)
+        record_run_event(self._instance, run, RunEvent.OVER)
         return True
 
     def _free_slots(self, run_id: str) -> None:
@@ -510,13 +517,13 @@ class RunLedger:
         return self._signs.read({run_id: number}).get(run_id, sign) != sign
 
     def _seen(
-        self, record: dg.RunRecord, *, is_retried: bool, marks: frozenset[Mark], sign: str
+        self, record: dg.RunRecord, *, is_retried: bool, marks: frozenset[RunEvent], sign: str
     ) -> RunSeen:
         run = record.dagster_run
         batch_id = run.tags.get(BATCH_TAG, "")
         state = _STATES[run.status]
         old_sign = _old_sign(record)
-        has_begun = Mark.BEGAN in marks or old_sign != ""
+        has_begun = RunEvent.BEGAN in marks or old_sign != ""
         return RunSeen(
             run_id=run.run_id,
             batch_id=batch_id,
@@ -529,22 +536,22 @@ class RunLedger:
             awaits_retry=state is RunState.FAILED
             and not is_retried
             and self._will_be_retried(record),
-            is_refused=Mark.REFUSED in marks or run.tags.get(REFUSED_TAG) == run.run_id,
-            is_taken_back=Mark.TAKEN_BACK in marks
+            is_refused=RunEvent.REFUSED in marks or run.tags.get(REFUSED_TAG) == run.run_id,
+            is_taken_back=RunEvent.TAKEN_BACK in marks
             or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
-            is_interrupted=Mark.INTERRUPTED in marks,
+            is_interrupted=RunEvent.INTERRUPTED in marks,
             heartbeat=sign or old_sign,
             heartbeat_timeout_s=timeout_in(sign),
             may_work_on=partitions_in(sign),
-            is_gone=Mark.FINISHED in marks
+            is_gone=RunEvent.FINISHED in marks
             or (sign != "" and is_gone(process_in(sign), run.run_id)),
-            is_written_off=Mark.OVER in marks,
+            is_written_off=RunEvent.OVER in marks,
             is_over=run.status not in _UNSURE or bool(marks & _FINAL) or not has_begun,
             refusal=one_line(run.tags.get(REFUSAL_TAG, ""))[:MOST_REFUSAL_CHARACTERS],
             ended_at=record.end_time if run.status in _ENDED else None,
             works_for_s=_age_s(record) if run.status in _AT_WORK else None,
             code_version=run.tags.get(VERSION_TAG, ""),
-            error=self._error(run) if Mark.REFUSED not in marks else "",
+            error=self._error(run) if RunEvent.REFUSED not in marks else "",
         )
 
     def _error(self, run: dg.DagsterRun) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from dagster_rebalance.core.model.run import RunSeen
-    from dagster_rebalance.core.runs.liveness import Pulse
+    from dagster_rebalance.core.runs.liveness import Liveness
     from dagster_rebalance.orchestration.runs.queries import RunLedger
 
 _LIMIT_S = 15.0
@@ -55,7 +55,7 @@ class DeadRuns(NamedTuple):
 
 
 def end_dead_runs(
-    context: dg.SensorEvaluationContext, ledger: RunLedger, runs: Iterable[RunSeen], pulse: Pulse
+    context: dg.SensorEvaluationContext, ledger: RunLedger, runs: Iterable[RunSeen], pulse: Liveness
 ) -> DeadRuns:
     """End the runs that gave no sign of life for the time-out; nobody else may ever do so.
 

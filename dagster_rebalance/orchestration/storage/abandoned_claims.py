@@ -26,7 +26,7 @@ _SHARED_BY = 8
 """Claims whose names fall on one place share it: so many of them, the newest."""
 
 
-class LeftClaims:
+class AbandonedClaims:
     """The notes of all streaming runs of an instance."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:

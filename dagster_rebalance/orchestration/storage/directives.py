@@ -12,7 +12,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.directives import Action, Order, out_of_date
+from dagster_rebalance.core.model.directives import Action, Directive, out_of_date
 from dagster_rebalance.core.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
 
-class OrderBook:
+class DirectiveStore:
     """The orders of one group.
 
     Args:
@@ -33,7 +33,7 @@ class OrderBook:
         self._instance = instance
         self._name = name
 
-    def read(self) -> tuple[Order, ...]:
+    def read(self) -> tuple[Directive, ...]:
         """All orders that may count, oldest first.
 
         Raises:
@@ -41,7 +41,7 @@ class OrderBook:
         """
         return tuple(_read(text) for text in self._instance.get_dynamic_partitions(self._name))
 
-    def add(self, orders: Iterable[Order]) -> None:
+    def add(self, orders: Iterable[Directive]) -> None:
         """Add orders."""
         self._instance.add_dynamic_partitions(self._name, [_written(order) for order in orders])
 
@@ -58,16 +58,16 @@ class OrderBook:
             self._instance.delete_dynamic_partition(self._name, texts[index])
 
 
-def _written(order: Order) -> str:
+def _written(order: Directive) -> str:
     """The text of an order, which no other one has: the time in it counts nanoseconds."""
     said = [order.action.value, order.partitions, order.by, order.at, order.reason]
     return f"{time.time_ns()} {json.dumps(said, ensure_ascii=False)}"
 
 
-def _read(text: str) -> Order:
+def _read(text: str) -> Directive:
     try:
         action, partitions, by, at, reason = json.loads(text.partition(" ")[2])
-        return Order(Action(action), str(partitions), str(by), float(at), str(reason))
+        return Directive(Action(action), str(partitions), str(by), float(at), str(reason))
     except (ConfigurationError, TypeError, ValueError) as error:
         msg = (
             f"the order {text[:200]!r} cannot be read: a newer version may have written it, which "

@@ -30,7 +30,7 @@ _SAID = re.compile(rf"{_NUMBER} (?P<partitions>{_NONE}|{_PART}(?:;{_PART})*) [^ 
 _IN_LOG = "dagster_rebalance sign of life: "
 
 
-class SignsOfLife:
+class Heartbeats:
     """The signs of life of all runs of an instance."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class MemberIdentity:
     """The process that a member lives in.
 
     Attributes:
@@ -45,7 +45,7 @@ class Host:
         return {"member": self.location, "code_location": location, "started_by": self.sensor}
 
 
-NOBODY = Host(location="", sensor="", incarnation="")
+NOBODY = MemberIdentity(location="", sensor="", incarnation="")
 """Who reads what was reported, and is no member."""
 
 
@@ -65,7 +65,7 @@ def notes_on_home(instance: dg.DagsterInstance) -> tuple[str, ...]:
     return (f"DAGSTER_HOME is not set, so Dagster deletes {home.name} with all history at its end",)
 
 
-class Seat:
+class MemberLease:
     """A seat says which process of a code location is the member for a sensor.
 
     It is one value in Dagster's storage, which the member writes over and over. With it two

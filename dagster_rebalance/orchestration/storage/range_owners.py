@@ -30,7 +30,7 @@ _AT_WORK, _FINISHED = "at_work", "finished"
 
 
 @dataclass(frozen=True, slots=True)
-class WorkNote:
+class RangeOwner:
     """The note of one run.
 
     Attributes:
@@ -74,13 +74,13 @@ class Places:
                 self._storage.set_cursor_values({place: text})
 
 
-class WorkNotes:
+class RangeOwners:
     """The notes of all runs of an instance."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._places = Places(instance)
 
-    def write(self, note: WorkNote, claims: Collection[Claimed]) -> None:
+    def write(self, note: RangeOwner, claims: Collection[Claimed]) -> None:
         """Note that a run is about to work on all that it was given, or is finished with it."""
         end = _FINISHED if note.is_finished else _AT_WORK
         text = " ".join([note.run_id, str(note.number), end, *map(name_of, claims)])
@@ -90,7 +90,7 @@ class WorkNotes:
         """Note that a run is finished with all that it was given, unless another one has it now."""
         mine = [claim for claim, note in self.read(claims).items() if note.run_id == run_id]
         if len(mine) == len(claims):
-            self.write(WorkNote(run_id, number, is_finished=True), claims)
+            self.write(RangeOwner(run_id, number, is_finished=True), claims)
 
     def erase(self, run_id: str, claims: Iterable[Claimed]) -> None:
         """Forget a run of which nothing works any more."""
@@ -102,7 +102,7 @@ class WorkNotes:
             }
         )
 
-    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, WorkNote]:
+    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, RangeOwner]:
         """The notes on claimed ranges, of those that have one."""
         places = {claim: _place(claim) for claim in claims}
         stored = self._places.get(places.values())
@@ -110,7 +110,7 @@ class WorkNotes:
         for claim, place in places.items():
             run_id, number, end, *names = (stored.get(place) or "- 0 -").split(" ")
             if name_of(claim) in names:
-                found[claim] = WorkNote(run_id, int(number), end == _FINISHED)
+                found[claim] = RangeOwner(run_id, int(number), end == _FINISHED)
         return found
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
 
-class RerunBook:
+class RerunStore:
     """The batches of one group that are not finished.
 
     Args:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MARK = re.compile(r"dagster_rebalance \[([a-z ]+)\]")
 
 
-class Mark(enum.Enum):
+class RunEvent(enum.Enum):
     """A mark, by the word that stands in the event."""
 
     BEGAN = "began"
@@ -49,45 +49,47 @@ class Mark(enum.Enum):
 
 
 _SENTENCES = {
-    Mark.BEGAN: "the process of this run has begun",
-    Mark.REFUSED: "this run must not work on its batch",
-    Mark.FINISHED: "the process of this run does no more work on its batch",
-    Mark.TAKEN_BACK: (
+    RunEvent.BEGAN: "the process of this run has begun",
+    RunEvent.REFUSED: "this run must not work on its batch",
+    RunEvent.FINISHED: "the process of this run does no more work on its batch",
+    RunEvent.TAKEN_BACK: (
         "this run is stopped for a reason that is not its own, and does not count as an attempt"
     ),
-    Mark.STOP: "the process of this run is to interrupt itself",
-    Mark.INTERRUPTED: (
+    RunEvent.STOP: "the process of this run is to interrupt itself",
+    RunEvent.INTERRUPTED: (
         "a signal told the process of this run to end, or its Spark has died, and nobody had "
         "cancelled the run: it does not count as an attempt"
     ),
-    Mark.OVER: "the process of this run is gone, and its work elsewhere is stopped",
-    Mark.READY: "the member of this run waits for partitions",
-    Mark.JOINED: "this run has partitions of its group",
-    Mark.LEAVE: "this run is asked to finish its batch and to leave its group",
+    RunEvent.OVER: "the process of this run is gone, and its work elsewhere is stopped",
+    RunEvent.READY: "the member of this run waits for partitions",
+    RunEvent.JOINED: "this run has partitions of its group",
+    RunEvent.LEAVE: "this run is asked to finish its batch and to leave its group",
 }
 
 
-def set_mark(instance: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark, why: str = "") -> None:
+def record_run_event(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent, why: str = ""
+) -> None:
     """Add a mark to a run, perhaps with a reason. Adding one twice is the same as once."""
     sentence = f"{_SENTENCES[mark]}: {why}" if why else _SENTENCES[mark]
     instance.report_engine_event(f"dagster_rebalance [{mark.value}]: {sentence}", run)
 
 
-def marks_of(instance: dg.DagsterInstance, run_id: str) -> frozenset[Mark]:
+def run_events_of(instance: dg.DagsterInstance, run_id: str) -> frozenset[RunEvent]:
     """The marks of a run; none of one that was deleted."""
     return frozenset(mark for mark, _ in _marks(instance, run_id))
 
 
-def times_of(instance: dg.DagsterInstance, run_id: str) -> dict[Mark, float]:
+def times_of(instance: dg.DagsterInstance, run_id: str) -> dict[RunEvent, float]:
     """The marks of a run, each with when it was set first, in seconds since 1970."""
-    times: dict[Mark, float] = {}
+    times: dict[RunEvent, float] = {}
     for mark, at in _marks(instance, run_id):
         times.setdefault(mark, at)
     return times
 
 
-def _marks(instance: dg.DagsterInstance, run_id: str) -> Iterator[tuple[Mark, float]]:
-    words = {mark.value: mark for mark in Mark}
+def _marks(instance: dg.DagsterInstance, run_id: str) -> Iterator[tuple[RunEvent, float]]:
+    words = {mark.value: mark for mark in RunEvent}
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         found = _MARK.match(event.message or "") if event else None

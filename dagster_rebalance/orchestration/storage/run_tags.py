@@ -39,10 +39,10 @@ REFUSAL_TAG = "dagster_rebalance/refusal"
 """Why the run refused itself, for people and for the member, which shows it when it happens again
 and again."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
-"""The time of the last sign of life of a run of 0.1.0; now `SignsOfLife` has it. Retries have a
+"""The time of the last sign of life of a run of 0.1.0; now `Heartbeats` has it. Retries have a
 copy of it."""
 OLD_TAKEN_BACK_TAG = "dagster_rebalance/taken_back"
-"""The id of a run that a member of 0.1.0 cancelled; now it is a `Mark`."""
+"""The id of a run that a member of 0.1.0 cancelled; now it is a `RunEvent`."""
 
 _RANGES_SHOWN = 4
 MOST_REFUSAL_CHARACTERS = 400

@@ -1,7 +1,7 @@
 """The forms of assets that the definitions take, and why others are refused.
 
-Each refusal names the asset and the alternative. `test_asset_table.py` plays every form that Dagster
-documents, and generates the table in docs/assets.md.
+Each refusal names the asset and the alternative. `test_asset_table.py` plays every form that
+Dagster documents, and generates the table in docs/assets.md.
 """
 
 from __future__ import annotations

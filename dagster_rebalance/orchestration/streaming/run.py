@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.events import LeaveRequested
 from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids
-from dagster_rebalance.core.streaming.client_reuse import KnownLogs
+from dagster_rebalance.core.streaming.client_reuse import ClientReuse
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
-from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 from dagster_rebalance.orchestration.member.log import MemberLog
-from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mailbox
 from dagster_rebalance.orchestration.member.opentelemetry import meter_of
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
@@ -41,16 +41,20 @@ from dagster_rebalance.orchestration.runs.external_jobs import stopping
 from dagster_rebalance.orchestration.runs.heartbeat import LAST_WORD_LIMIT_S, Heartbeat
 from dagster_rebalance.orchestration.runs.own_jobs import JobName
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims
+from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes, text_of_error
 from dagster_rebalance.orchestration.storage.heartbeats import spelled_partitions
 from dagster_rebalance.orchestration.storage.lost_connections import is_lost_connection
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_events_of,
+)
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, VERSION_TAG, spelled
 from dagster_rebalance.orchestration.streaming.provenance import Provenance
-from dagster_rebalance.orchestration.streaming.worker import StreamWork
+from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from dagster_rebalance.spark.session.jobs import jvm_has_died, settle_batch
 
 if TYPE_CHECKING:
@@ -128,7 +132,7 @@ class StreamRun:
         self._bodies = bodies
         self._spark = spark
         self._reader = kafka.reader()
-        self._logs = KnownLogs()
+        self._logs = ClientReuse()
         self._provenance = Provenance(
             context.instance, context.run.run_id, context.assets_def.specs
         )
@@ -149,7 +153,7 @@ class StreamRun:
         self._has_left = threading.Event()
         self._wake_member: Callable[[], None] | None = None
         self._instance: dg.DagsterInstance | None = None
-        self._work = StreamWork(
+        self._work = StreamWorker(
             self._run.run_id,
             RunLedger(
                 context.instance,
@@ -180,7 +184,7 @@ class StreamRun:
             raise ConfigurationError(self._kafka.why_not_to_join)
         instance = self._context.instance
         self._heartbeat.begin()
-        LeftClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
+        AbandonedClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
         with self._heartbeat, self._signals(), forks.apart(instance), closing(self._reader):
             member = threading.Thread(
                 target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
@@ -199,7 +203,7 @@ class StreamRun:
             self._failure = dg.DagsterExecutionInterruptedError()
         if self._failure is not None:
             # The records are not at fault: what was at work is no failed attempt.
-            set_mark(instance, self._run, Mark.TAKEN_BACK)
+            record_run_event(instance, self._run, RunEvent.TAKEN_BACK)
             raise self._failure
 
     def _is_unwanted(self) -> bool:
@@ -434,7 +438,7 @@ class StreamRun:
     def _be_member(self) -> None:
         try:
             with self._parts() as parts:
-                Pump(parts, self._mailbox).run()
+                MemberLoop(parts, self._mailbox).run()
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._failure = error
         finally:
@@ -462,7 +466,9 @@ class StreamRun:
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
                 if not self._work.is_late:  # else the batch at work is a failed attempt
                     self._say_at_last(
-                        partial(set_mark, self._context.instance, self._run, Mark.TAKEN_BACK)
+                        partial(
+                            record_run_event, self._context.instance, self._run, RunEvent.TAKEN_BACK
+                        )
                     )
                 process.end_hard()
             time.sleep(_WAIT_S)
@@ -476,7 +482,7 @@ class StreamRun:
         last_word.join(LAST_WORD_LIMIT_S)
 
     @contextmanager
-    def _parts(self) -> Iterator[Parts]:
+    def _parts(self) -> Iterator[MemberDependencies]:
         kafka, run = self._kafka, self._run
         settings = kafka.driver_settings(streams=True).of_stream(run.run_id)
         settings = replace(
@@ -494,9 +500,9 @@ class StreamRun:
         ):
             self._wake_member = consumer.wakeup
             self._instance = instance
-            yield Parts(
+            yield MemberDependencies(
                 consumer=consumer,
-                driver=Driver(
+                engine=Engine(
                     settings,
                     new_batch_id=batch_ids(run.run_id),
                     now=time.monotonic(),
@@ -582,12 +588,14 @@ class StreamCatalogue(Catalogue):
         super().__init__(
             instance,
             GroupAssets.of(kafka.group_id),
-            Host(f"{location or 'stream'}/{run.run_id[:8]}", sensor, run.run_id, run.run_id),
+            MemberIdentity(
+                f"{location or 'stream'}/{run.run_id[:8]}", sensor, run.run_id, run.run_id
+            ),
             public_settings(kafka),
         )
         self._run = run
         self._has_joined = False
-        self._due: list[Mark] = []
+        self._due: list[RunEvent] = []
 
     def keep_seat(self) -> None:
         """Do nothing: a streaming run has no seat."""
@@ -598,13 +606,13 @@ class StreamCatalogue(Catalogue):
     def leave_wanted(self) -> LeaveRequested | None:
         """Leave when the sensor has asked this very run to."""
         self._set_due_marks()
-        if Mark.LEAVE not in marks_of(self._instance, self._run.run_id):
+        if RunEvent.LEAVE not in run_events_of(self._instance, self._run.run_id):
             return None
         return LeaveRequested("another streaming run takes its place")
 
     def record_joined(self) -> None:
         """Show that the member reads the group, and that this run may be given partitions."""
-        self._due.append(Mark.READY)
+        self._due.append(RunEvent.READY)
         super().record_joined()
         self._set_due_marks()
 
@@ -612,12 +620,12 @@ class StreamCatalogue(Catalogue):
         """Show what was assigned, and the first time that this run has joined."""
         if not self._has_joined:
             self._has_joined = True
-            self._due.append(Mark.JOINED)
+            self._due.append(RunEvent.JOINED)
         super().record_assigned(partitions, member_id)
         self._set_due_marks()
 
     def _set_due_marks(self) -> None:
         """Set the marks that Dagster has not taken yet: without them nobody is replaced."""
         while self._due:
-            set_mark(self._instance, self._run, self._due[0])
+            record_run_event(self._instance, self._run, self._due[0])
             del self._due[0]

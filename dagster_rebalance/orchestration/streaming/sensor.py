@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.model.run import named_runs
-from dagster_rebalance.core.streaming.replicas import Fleet, Moves, StreamSeen, moves
+from dagster_rebalance.core.streaming.replicas import Reconciliation, Replicas, StreamSeen, moves
 from dagster_rebalance.orchestration.batch.validation import check_merged_resources
 from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, look_after_reruns
 from dagster_rebalance.orchestration.reporting.member_tables import told_last
@@ -31,7 +31,7 @@ from dagster_rebalance.orchestration.runs.ticks import (
 )
 from dagster_rebalance.orchestration.storage.member_lease import notes_on_home
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark, times_of
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event, times_of
 from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def build_kafka_stream_sensor(
     *,
     name: str,
     job: dg.UnresolvedAssetJobDefinition,
-    fleet: Fleet,
+    fleet: Replicas,
     rerun_key: str,
     kafka_key: str = "kafka",
     spark_key: str | None = None,
@@ -134,7 +134,7 @@ def build_kafka_stream_sensor(
         for leave in found.leaves:
             run = context.instance.get_run_by_id(leave.run_id)
             if run is not None and not run.is_finished:
-                set_mark(context.instance, run, Mark.LEAVE, leave.reason)
+                record_run_event(context.instance, run, RunEvent.LEAVE, leave.reason)
                 context.log.info(
                     "%s is asked to leave: %s", named_runs([leave.run_id]), leave.reason
                 )
@@ -189,10 +189,10 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
         started_at=record.start_time,
         ended_at=(record.end_time or time.time()) if run.is_finished else None,
         has_failed=run.status is dg.DagsterRunStatus.FAILURE,
-        has_joined=Mark.JOINED in marks,
-        ready_since=marks.get(Mark.READY),
+        has_joined=RunEvent.JOINED in marks,
+        ready_since=marks.get(RunEvent.READY),
         queued_at=_queued_at(instance, record) if run.status in _QUEUED else None,
-        leaving_since=marks.get(Mark.LEAVE, _cancelled_at(instance, run)),
+        leaving_since=marks.get(RunEvent.LEAVE, _cancelled_at(instance, run)),
     )
 
 
@@ -212,7 +212,7 @@ def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
     return events[-1].timestamp if events else record.create_timestamp.timestamp()
 
 
-def _shown(seen: Sequence[StreamSeen], fleet: Fleet) -> str:
+def _shown(seen: Sequence[StreamSeen], fleet: Replicas) -> str:
     """The live runs in a sentence, by what each is about to do."""
     live = [run for run in seen if run.is_live]
     if not live:
@@ -234,7 +234,7 @@ def _named(runs: Iterable[StreamSeen]) -> str:
     return named_runs(sorted(run.run_id for run in runs))
 
 
-def _wanted(found: Moves) -> str:
+def _wanted(found: Reconciliation) -> str:
     wanted = [f"a run for slot {start.slot} would be started" for start in found.starts]
     wanted += [f"{named_runs([leave.run_id])} would be asked to leave" for leave in found.leaves]
     return ", ".join(wanted) or "all runs that are wanted are there"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.events import RunsRead
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, with_error
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_batch_of
-from dagster_rebalance.core.streaming.worker import OwnWork, Urge
+from dagster_rebalance.core.streaming.worker import Urge, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ _LONG_S = 10.0
 """The age of a batch that works for longer is stored in Dagster, for commands of operators."""
 
 
-class StreamWork:
+class StreamWorker:
     """Plays `WorkPort` and `RunsPort` for the member of a streaming run.
 
     Args:
@@ -78,7 +78,7 @@ class StreamWork:
         self._give_up = give_up
         self._limit_s = limit_s
         self._clock = clock
-        self._own = OwnWork(run_id, limit_s=limit_s, patience_s=patience_s)
+        self._own = Worker(run_id, limit_s=limit_s, patience_s=patience_s)
         self._aged = ""
         self._lock = threading.Lock()
         self._todo: SimpleQueue[BegunBatch | None] = SimpleQueue()

@@ -6,7 +6,7 @@ It finds what the earlier owner claimed, requested and committed, adopts it and 
 from __future__ import annotations
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.events import Found, LastRecorded
@@ -23,7 +23,7 @@ def notes(member: Member) -> list[str]:
 
 def crashed(world: World, *, partitions: int = 1, runs: int = 1) -> tuple[Member, list[str]]:
     """A member that claimed a batch in one run over its partitions, requested it, and went away."""
-    settings = DriverSettings(limits=BatchLimits(max_runs_in_flight=runs))
+    settings = EngineSettings(limits=BatchLimits(max_runs_in_flight=runs))
     member = world.member(owns=partitions, settings=settings)
     return member, member.tick(state=RunState.STARTED)
 
@@ -41,17 +41,17 @@ def test_a_member_has_settled_when_it_has_claimed_what_is_ready() -> None:
     """The first tick waits for that: it has runs to request then, or there is nothing to do."""
     world = World(records=100)
     member = world.member()
-    assert not member.driver.has_settled, "nothing is assigned"
+    assert not member.engine.has_settled, "nothing is assigned"
     member.fails.add(do.ReadStoredOffsets)
     member.feed(seen.PartitionsAssigned((tp(0),)))
-    assert not member.driver.has_settled, "it is not taken in"
+    assert not member.engine.has_settled, "it is not taken in"
     member.fails = {do.WriteOffsets}
     world.wait(2, member)
-    assert not member.driver.has_settled, "its claim is not confirmed"
+    assert not member.engine.has_settled, "its claim is not confirmed"
     member.fails = set()
     world.wait(2, member)
-    assert member.driver.has_settled
-    assert member.driver.offers
+    assert member.engine.has_settled
+    assert member.engine.offers
 
 
 def test_a_live_run_is_adopted_and_committed_by_the_new_owner() -> None:
@@ -60,7 +60,7 @@ def test_a_live_run_is_adopted_and_committed_by_the_new_owner() -> None:
     _, (run_id,) = crashed(world)
     heir = world.member(owns=1)
     assert "adopted run1, which works on orders-0 [0, 100)" in notes(heir)
-    assert heir.driver.offers == ()
+    assert heir.engine.offers == ()
     world.succeed(run_id)
     world.wait(1, heir)
     assert world.kafka.commits == [(tp(0), 100)]
@@ -83,7 +83,7 @@ def test_a_claim_without_a_run_is_requested_with_the_same_batch_id_and_bounds() 
     world.member(owns=1)
     world.kafka.produce(tp(0), 50)
     heir = world.member(owns=1)
-    (offer,) = heir.driver.offers
+    (offer,) = heir.engine.offers
     assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 1, (span(0, 0, 100),))
 
 
@@ -93,9 +93,9 @@ def test_a_claim_whose_run_failed_is_requested_as_the_next_attempt() -> None:
     old, (run_id,) = crashed(world)
     world.dagster.move(run_id, RunState.FAILED)
     heir = world.member(owns=1)
-    (offer,) = heir.driver.offers
+    (offer,) = heir.engine.offers
     assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(0, 0, 100),))
-    assert offer.run_key not in {known.run_key for known in old.driver.offers}
+    assert offer.run_key not in {known.run_key for known in old.engine.offers}
 
 
 def test_both_owners_of_a_batch_adopt_its_run_for_their_own_range() -> None:
@@ -105,11 +105,11 @@ def test_both_owners_of_a_batch_adopt_its_run_for_their_own_range() -> None:
     blue, green = world.member(), world.member()
     blue.feed(seen.PartitionsAssigned((tp(0),)))
     green.feed(seen.PartitionsAssigned((tp(1),)))
-    assert blue.driver.offers == green.driver.offers == ()
+    assert blue.engine.offers == green.engine.offers == ()
     world.succeed(run_id)
     world.wait(1, blue, green)
     assert sorted(world.kafka.commits) == [(tp(0), 100), (tp(1), 100)]
-    assert crashed_member.driver.partitions.keys() == {tp(0), tp(1)}
+    assert crashed_member.engine.partitions.keys() == {tp(0), tp(1)}
 
 
 def test_both_owners_of_a_failed_batch_request_their_own_part_of_it() -> None:
@@ -127,7 +127,7 @@ def test_both_owners_of_a_failed_batch_request_their_own_part_of_it() -> None:
     world.dagster.move(second, RunState.FAILED)
     world.wait(1, blue, green)
     assert world.kafka.commits == [(tp(0), 100)]
-    assert [offer.attempt for offer in green.driver.offers] == [3]
+    assert [offer.attempt for offer in green.engine.offers] == [3]
 
 
 def test_a_commit_that_was_never_recorded_is_recorded_once_by_the_next_owner() -> None:
@@ -168,7 +168,7 @@ def test_late_answers_of_an_earlier_epoch_are_ignored() -> None:
     member = world.member()
     member.unanswered |= {do.WriteOffsets}
     member.feed(seen.PartitionsAssigned((tp(0),)))
-    first = member.driver.partitions[tp(0)]
+    first = member.engine.partitions[tp(0)]
     assert first.pending is not None
     late_write = seen.OffsetsWritten((first.pending.write,))
     late_read = seen.StoredOffsetsRead(
@@ -181,24 +181,24 @@ def test_late_answers_of_an_earlier_epoch_are_ignored() -> None:
     member.feed(seen.PartitionsLost((tp(0),)))
     for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): Bounds(0, 1)})):
         member.feed(event)
-    assert member.driver.partitions == {}
+    assert member.engine.partitions == {}
     member.fails.add(do.ReadStoredOffsets)
     member.feed(seen.PartitionsAssigned((tp(0),)))
-    again = member.driver.partitions[tp(0)]
+    again = member.engine.partitions[tp(0)]
     assert again.epoch > first.epoch
     for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): Bounds(0, 1)})):
         member.feed(event)
-    assert member.driver.partitions[tp(0)] == again
-    assert member.driver.partitions[tp(0)].phase is Phase.RESTORING
+    assert member.engine.partitions[tp(0)] == again
+    assert member.engine.partitions[tp(0)].phase is Phase.RESTORING
 
 
 def test_an_answer_that_was_asked_for_twice_is_taken_once() -> None:
     """The second one may be older than what was written since."""
     world = World(records=100)
     member = world.member(owns=1)
-    owned = member.driver.partitions[tp(0)]
+    owned = member.engine.partitions[tp(0)]
     member.feed(seen.StoredOffsetsRead({tp(0): owned.epoch}, {tp(0): Found(None, Bounds(0, 5))}))
-    assert member.driver.partitions[tp(0)] == owned
+    assert member.engine.partitions[tp(0)] == owned
 
 
 def test_runs_are_known_before_a_partition_is_owned() -> None:
@@ -210,11 +210,11 @@ def test_runs_are_known_before_a_partition_is_owned() -> None:
     heir.feed(seen.PartitionsAssigned((tp(0),)))
     run = world.dagster.runs[run_id]
     heir.feed(seen.RunsRead(frozenset({"b1"}), (run,)))
-    assert heir.driver.partitions[tp(0)].phase is Phase.RESTORING
+    assert heir.engine.partitions[tp(0)].phase is Phase.RESTORING
     heir.feed(seen.RunsRead(frozenset(), (run,), with_live=True))
-    assert heir.driver.partitions[tp(0)].phase is Phase.RESTORING
+    assert heir.engine.partitions[tp(0)].phase is Phase.RESTORING
     heir.feed(seen.RunsRead(frozenset({"b1"}), (run,), with_live=True))
-    assert heir.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert heir.engine.partitions[tp(0)].phase is Phase.OWNED
 
 
 def test_reads_that_are_not_answered_are_asked_for_again() -> None:
@@ -235,7 +235,7 @@ def test_two_runs_that_refused_each_other_are_followed_by_a_third() -> None:
     """Two requesters of one batch: no output is safe, then the owner asks again."""
     world = World(records=100)
     zombie = world.member(owns=1)
-    (offer,) = zombie.driver.offers
+    (offer,) = zombie.engine.offers
     heir = world.member(owns=1)
     first = world.dagster.add(offer.batch_id, offer.ranges)
     (second,) = heir.tick(state=RunState.STARTED)
@@ -260,7 +260,7 @@ def test_a_partition_that_is_not_read_yet_does_not_disturb_the_others() -> None:
     world.succeed(run_id)
     world.wait(1, member)
     assert world.kafka.commits == [(tp(0), 100)]
-    assert member.driver.partitions[tp(1)].ledger is None
+    assert member.engine.partitions[tp(1)].ledger is None
 
 
 def test_an_answer_to_a_write_that_is_not_under_way_changes_nothing() -> None:
@@ -271,12 +271,12 @@ def test_an_answer_to_a_write_that_is_not_under_way_changes_nothing() -> None:
     world.succeed(run_id)
     member.unanswered.add(do.WriteOffsets)
     world.wait(1, member)
-    pending = member.driver.partitions[tp(0)].pending
+    pending = member.engine.partitions[tp(0)].pending
     assert pending is not None
     member.feed(seen.OffsetsWritten((pending.write,)))
-    once = member.driver.partitions[tp(0)]
+    once = member.engine.partitions[tp(0)]
     member.feed(
         seen.OffsetsWritten((pending.write,), ((pending.write, seen.WriteFailure.CHANGED),))
     )
-    assert member.driver.partitions[tp(0)] == once
+    assert member.engine.partitions[tp(0)] == once
     assert len(world.dagster.recorded) == 1

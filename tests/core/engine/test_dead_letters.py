@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.engine.dead_letters import is_wanted, why_stopped
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
@@ -23,7 +23,7 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
 from tests.core.world import Member, World, span, tp
 
-SETTINGS = DriverSettings(
+SETTINGS = EngineSettings(
     limits=BatchLimits(max_records_per_range=10),
     budget=HoldBudget(30, 5),
     max_attempts=2,
@@ -57,7 +57,7 @@ def exhausted(world: World, member: Member) -> tuple[str, ...]:
 
 
 def stage(
-    *, answers: bool = True, records: int = 20, settings: DriverSettings = SETTINGS
+    *, answers: bool = True, records: int = 20, settings: EngineSettings = SETTINGS
 ) -> tuple[World, Member]:
     """A member with one partition; its letters are stored at once, or not answered."""
     world = World(records=records)
@@ -114,18 +114,18 @@ def test_a_letter_is_wanted_until_it_is_stored_or_its_partition_must_be_given_up
     """What the last run failed with is looked up before it is sent, and that may take long."""
     world, member = stage(answers=False)
     assert not is_wanted(
-        member.driver.partitions.get(tp(0)), do.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2"))
+        member.engine.partitions.get(tp(0)), do.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2"))
     )
     exhausted(world, member)
     (asked,) = letters(member)
     assert isinstance(asked, do.StoreDeadLetter)
-    assert is_wanted(member.driver.partitions[tp(0)], asked)
-    assert not is_wanted(member.driver.partitions[tp(0)], replace(asked, range=span(0, 10, 20)))
-    assert not is_wanted(replace(member.driver.partitions[tp(0)], phase=Phase.DRAINING), asked)
+    assert is_wanted(member.engine.partitions[tp(0)], asked)
+    assert not is_wanted(member.engine.partitions[tp(0)], replace(asked, range=span(0, 10, 20)))
+    assert not is_wanted(replace(member.engine.partitions[tp(0)], phase=Phase.DRAINING), asked)
     assert not is_wanted(None, asked)
     member.fails.add(do.ReadRuns)
     member.feed(seen.DeadLetterStored(asked))
-    assert not is_wanted(member.driver.partitions[tp(0)], asked)
+    assert not is_wanted(member.engine.partitions[tp(0)], asked)
 
 
 def test_a_crash_between_record_and_commit_repeats_the_record_under_the_same_key() -> None:
@@ -168,7 +168,7 @@ def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again()
             world.wait(0.25, member)
         times.append(round(world.now - since))
     assert times == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    owned = member.driver.partitions[tp(0)]
+    owned = member.engine.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
     assert owned.stop_reason == (
         f"orders-0: 2 runs failed on {FIRST}, the last one is {runs[-1]}, and the range could not "
@@ -181,7 +181,7 @@ def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again()
     member.feed(seen.DeadLetterStored(asked))
     assert world.kafka.commits == [(tp(0), 10)]
     assert member.shown[-1] == (tp(0), "")
-    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
 
 
 @pytest.mark.parametrize("mark", ["is_refused", "is_taken_back", "is_interrupted"])
@@ -202,7 +202,7 @@ def test_a_run_that_a_person_cancelled_stops_the_partition_instead() -> None:
     run_id = fails(world, member, RunState.CANCELED)
     world.wait(5, member)
     assert letters(member) == []
-    owned = member.driver.partitions[tp(0)]
+    owned = member.engine.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
     assert f"2 runs failed on {FIRST}, the last one is {run_id}. One of" in owned.stop_reason
 
@@ -224,7 +224,7 @@ def test_offsets_that_kafka_has_not_are_never_dead_letters(
     world.wait(2, member)
     assert first
     assert letters(member) == []
-    owned = member.driver.partitions[tp(0)]
+    owned = member.engine.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
     assert "dagster-rebalance reset orders:0" in owned.stop_reason
     assert world.kafka.commits == []
@@ -242,7 +242,7 @@ def test_a_range_behind_one_that_is_at_work_waits_for_its_turn() -> None:
     world.dagster.move(second, RunState.FAILED)
     world.wait(3, member)
     assert letters(member) == []
-    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
     world.succeed(first)
     world.wait(2, member)
     assert [(record.range, record.is_dead_letter) for record in world.dagster.recorded] == [
@@ -277,7 +277,7 @@ def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
             "orders-0-0-10 in the dead-letter topic is obsolete"
         )
     ]
-    assert member.driver.partitions[tp(0)].letter is None
+    assert member.engine.partitions[tp(0)].letter is None
 
 
 def test_a_letter_that_cannot_be_stored_makes_no_look_at_runs_void() -> None:
@@ -422,9 +422,9 @@ def test_a_late_answer_changes_nothing(kind: type[seen.DeadLetterStored], case: 
         letter = replace(letter, range=OffsetRange("orders", 0, 0, 9))
     if case == "not owned":
         member.feed(seen.PartitionsLost((tp(0),)))
-    before = dict(member.driver.partitions)
+    before = dict(member.engine.partitions)
     member.feed(kind(letter))
-    assert member.driver.partitions == before
+    assert member.engine.partitions == before
 
 
 def test_a_stored_letter_is_forgotten_when_somebody_moved_the_offset() -> None:
@@ -435,7 +435,7 @@ def test_a_stored_letter_is_forgotten_when_somebody_moved_the_offset() -> None:
     assert isinstance(asked, do.StoreDeadLetter)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(15)
     member.feed(seen.DeadLetterStored(asked))
-    assert member.driver.partitions[tp(0)].letter is None
+    assert member.engine.partitions[tp(0)].letter is None
     world.wait(2, member)
     assert world.kafka.offset(0) == 15
 

@@ -1,4 +1,4 @@
-"""People pause, stop and resume partitions: what the driver makes of it."""
+"""People pause, stop and resume partitions: what the engine makes of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.dead_letters import is_wanted
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.partitions.owned import PendingWrite
@@ -27,12 +27,12 @@ from tests.core.world import Member, World, span, tp
 if TYPE_CHECKING:
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
-_NOT_TOGETHER = DriverSettings(limits=BatchLimits(max_ranges_per_run=1))
+_NOT_TOGETHER = EngineSettings(limits=BatchLimits(max_ranges_per_run=1))
 
 
-def give(world: World, action: Action, partitions: str = "orders:0", by: str = "ada") -> Order:
+def give(world: World, action: Action, partitions: str = "orders:0", by: str = "ada") -> Directive:
     """Somebody gives an order."""
-    order = Order(action, partitions, by, 1_700_000_000.0, "the warehouse is away")
+    order = Directive(action, partitions, by, 1_700_000_000.0, "the warehouse is away")
     world.orders.append(order)
     return order
 
@@ -49,7 +49,7 @@ def heard(world: World, *members: Member) -> None:
 
 def owned(member: Member, number: int = 0) -> OwnedPartition:
     """A partition of a member."""
-    return member.driver.partitions[tp(number)]
+    return member.engine.partitions[tp(number)]
 
 
 @pytest.mark.parametrize("action", [Action.PAUSE, Action.STOP])
@@ -62,7 +62,7 @@ def test_nothing_new_is_claimed_of_a_paused_partition(action: Action) -> None:
     world.kafka.produce(tp(0), 5)
     world.kafka.produce(tp(1), 5)
     heard(world, member)
-    assert [offer.ranges for offer in member.driver.offers] == [(span(1, 0, 5),)]
+    assert [offer.ranges for offer in member.engine.offers] == [(span(1, 0, 5),)]
     assert world.kafka.claims(0) == []
     give(world, Action.RESUME)
     heard(world, member)
@@ -85,7 +85,7 @@ def test_what_is_at_work_ends_and_is_committed_although_the_partition_is_paused(
     heard(world, member)
     assert world.kafka.offset(0) == 5
     assert world.kafka.claims(0) == []
-    assert tp(0) in member.driver.partitions
+    assert tp(0) in member.engine.partitions
 
 
 def test_a_run_that_has_not_started_is_taken_back_and_asked_for_again_after_the_resume() -> None:
@@ -100,7 +100,7 @@ def test_a_run_that_has_not_started_is_taken_back_and_asked_for_again_after_the_
     assert member.tick() == []
     give(world, Action.RESUME)
     heard(world, member)
-    assert [(offer.attempt, offer.failures) for offer in member.driver.offers] == [(2, 0)]
+    assert [(offer.attempt, offer.failures) for offer in member.engine.offers] == [(2, 0)]
 
 
 def test_stop_cancels_what_is_at_work_and_counts_no_attempt() -> None:
@@ -124,7 +124,7 @@ def test_stop_cancels_what_is_at_work_and_counts_no_attempt() -> None:
     assert member.tick() == []
     give(world, Action.RESUME)
     heard(world, member)
-    assert [(o.ranges, o.failures) for o in member.driver.offers] == [((span(0, 0, 5),), 0)]
+    assert [(o.ranges, o.failures) for o in member.engine.offers] == [((span(0, 0, 5),), 0)]
 
 
 def test_a_run_that_no_launcher_reaches_is_asked_to_end_less_and_less_often() -> None:
@@ -162,7 +162,7 @@ def test_stop_cancels_a_run_that_a_partition_waits_for_before_it_is_taken_in() -
 def test_a_run_of_several_ranges_is_stopped_as_a_whole_and_the_others_go_on() -> None:
     """A run cannot be cancelled in part."""
     world = World(records=5, partitions=2)
-    settings = DriverSettings(limits=BatchLimits(max_runs_in_flight=1))
+    settings = EngineSettings(limits=BatchLimits(max_runs_in_flight=1))
     member = world.member(owns=2, settings=settings)
     member.pass_time()
     (run,) = member.tick()
@@ -171,7 +171,7 @@ def test_a_run_of_several_ranges_is_stopped_as_a_whole_and_the_others_go_on() ->
     heard(world, member)
     world.dagster.move(run, RunState.CANCELED)
     heard(world, member)
-    assert [offer.ranges for offer in member.driver.offers] == [(span(1, 0, 5),)]
+    assert [offer.ranges for offer in member.engine.offers] == [(span(1, 0, 5),)]
 
 
 def test_a_paused_partition_is_given_back_and_its_next_owner_knows_before_it_claims() -> None:
@@ -182,11 +182,11 @@ def test_a_paused_partition_is_given_back_and_its_next_owner_knows_before_it_cla
     heard(world, first)
     first.feed(seen.RevokeRequested((tp(0),)))
     heard(world, first)
-    assert tp(0) not in first.driver.partitions
+    assert tp(0) not in first.engine.partitions
     second = world.member(owns=1)
     heard(world, second)
     assert owned(second).order is not None
-    assert second.driver.offers == ()
+    assert second.engine.offers == ()
 
 
 def test_stop_cancels_what_a_hold_waits_for() -> None:
@@ -206,22 +206,22 @@ def test_nothing_is_claimed_until_it_is_known_what_people_have_ordered() -> None
     """The storage could not be read since the partition was assigned: it may well be paused."""
     world = World(records=5)
     member = world.member()
-    member.fails.add(do.ReadOrders)
+    member.fails.add(do.ReadDirectives)
     member.feed(seen.PartitionsAssigned((tp(0),)))
     heard(world, member)
     assert owned(member).phase is Phase.RESTORING
     assert "for orders to pause" in explain_partition(owned(member), world.now)
-    assert len(member.given(do.ReadOrders)) >= 3, "it is asked for often until it is known"
+    assert len(member.given(do.ReadDirectives)) >= 3, "it is asked for often until it is known"
     member.fails.clear()
     heard(world, member)
-    assert member.driver.offers
+    assert member.engine.offers
 
 
 def test_what_was_read_before_the_assignment_is_not_enough() -> None:
     """Another member may have heard of an order since."""
     world = World(records=5, partitions=2)
     member = world.member(owns=1)
-    member.fails.add(do.ReadOrders)
+    member.fails.add(do.ReadDirectives)
     member.feed(seen.PartitionsAssigned((tp(1),)))
     heard(world, member)
     assert owned(member, 0).phase is Phase.OWNED
@@ -233,11 +233,11 @@ def test_a_read_that_fails_later_keeps_the_last_known_orders() -> None:
     world = World(records=5, partitions=2)
     give(world, Action.PAUSE)
     member = world.member(owns=2, settings=_NOT_TOGETHER)
-    member.fails.add(do.ReadOrders)
+    member.fails.add(do.ReadDirectives)
     world.wait(30.0, member)
     member.feed(seen.TickArrived())
     world.wait(1.0, member)
-    assert [offer.ranges for offer in member.driver.offers] == [(span(1, 0, 5),)]
+    assert [offer.ranges for offer in member.engine.offers] == [(span(1, 0, 5),)]
 
 
 def test_orders_are_read_every_few_seconds_and_not_without_partitions() -> None:
@@ -245,16 +245,16 @@ def test_orders_are_read_every_few_seconds_and_not_without_partitions() -> None:
     world = World()
     member = world.member()
     world.wait(10.0, member)
-    assert member.given(do.ReadOrders) == []
+    assert member.given(do.ReadDirectives) == []
     member.feed(seen.PartitionsAssigned((tp(0),)))
     world.wait(30.0, member)
-    assert len(member.given(do.ReadOrders)) == 11
+    assert len(member.given(do.ReadDirectives)) == 11
 
 
 def test_a_range_whose_attempts_are_exhausted_is_not_tried_again_meanwhile() -> None:
     """What people mend must not be hit by a retry."""
     world = World(records=5)
-    settings = DriverSettings(max_attempts=1)
+    settings = EngineSettings(max_attempts=1)
     member = world.member(owns=1, settings=settings, pace=replace(settings.pace, first_s=5.0))
     member.pass_time()
     (run,) = member.tick()
@@ -276,7 +276,7 @@ def test_a_range_whose_attempts_are_exhausted_is_not_tried_again_meanwhile() -> 
 def test_no_dead_letter_is_made_of_a_paused_partition() -> None:
     """Who pauses a partition wants to look at it."""
     world = World(records=5)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1, dead_letter_topic="dead"))
+    member = world.member(owns=1, settings=EngineSettings(max_attempts=1, dead_letter_topic="dead"))
     member.pass_time()
     (run,) = member.tick()
     world.start(run)
@@ -296,7 +296,7 @@ def test_no_dead_letter_is_made_of_a_paused_partition() -> None:
 def test_a_dead_letter_that_waits_for_its_error_is_dropped_when_the_partition_is_paused() -> None:
     """The error of the last run is looked up first, which may take long."""
     world = World(records=5)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1, dead_letter_topic="dead"))
+    member = world.member(owns=1, settings=EngineSettings(max_attempts=1, dead_letter_topic="dead"))
     member.fails.add(do.StoreDeadLetter)
     member.pass_time()
     (run,) = member.tick()
@@ -322,7 +322,7 @@ def test_an_explanation_says_who_paused_it_why_and_how_to_resume() -> None:
         "orders-0: paused by ada since 2023-11-14 22:13:20 UTC: the warehouse is away; resume with "
         "`dagster-rebalance resume orders:0`; "
     )
-    lines = summary(member.driver, world.now)
+    lines = summary(member.engine, world.now)
     assert (
         "orders-0, orders-1: paused by ada since 2023-11-14 22:13:20 UTC: the warehouse is away; "
         "resume with `dagster-rebalance resume 'orders:[01]'`" in lines
@@ -348,7 +348,7 @@ def test_changes_are_noted_once_for_all_partitions_of_an_order() -> None:
 def test_a_paused_partition_with_records_asks_no_more_often_than_an_idle_one() -> None:
     """A topic may be paused for a week."""
     world = World(records=5)
-    settings = DriverSettings(look_s=0.25, idle_look_s=5.0, poll_s=0.5, lease_s=999.0)
+    settings = EngineSettings(look_s=0.25, idle_look_s=5.0, poll_s=0.5, lease_s=999.0)
     member = world.member(owns=1, settings=settings)
     member.pass_time()
     member.tick()
@@ -481,10 +481,10 @@ def test_a_retry_tries_a_stopped_range_also_where_none_is_tried_again() -> None:
         world.dagster.move(run, RunState.FAILED)
     heard(world, member)
     assert owned(member).phase is Phase.STOPPED
-    assert not member.driver.offers
+    assert not member.engine.offers
     order = give(world, Action.RETRY)
     heard(world, member)
-    assert [offer.ranges for offer in member.driver.offers] == [(span(0, 0, 5),)]
+    assert [offer.ranges for offer in member.engine.offers] == [(span(0, 0, 5),)]
     assert any(note.endswith(f"orders-0: {order}") for note in notes(member))
     assert str(order) == "retried by ada at 2023-11-14 22:13:20 UTC: the warehouse is away"
 

@@ -17,14 +17,14 @@ def test_a_partition_that_may_not_be_read_stops_with_the_reason_and_goes_on_by_i
     world.kafka.forbidden[tp(0)] = REASON
     member.feed(seen.PartitionsAssigned((tp(0), tp(1))))
     world.wait(1, member)
-    phases = {p: owned.phase for p, owned in member.driver.partitions.items()}
+    phases = {p: owned.phase for p, owned in member.engine.partitions.items()}
     assert phases == {tp(0): Phase.STOPPED, tp(1): Phase.OWNED}
     assert member.shown == [(tp(0), f"orders-0: {REASON}")]
     world.wait(25, member)
     assert len(member.shown) == 1, "looking again finds the same, which is no news"
     world.kafka.forbidden.clear()
     world.wait(12, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
     assert [reason for _, reason in member.shown][1:] == [""]
 
 
@@ -34,13 +34,13 @@ def test_an_owned_partition_stops_when_its_bounds_may_not_be_read_any_more() -> 
     member = world.member()
     member.feed(seen.PartitionsAssigned((tp(0), tp(1))))
     world.wait(1, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
     world.kafka.forbidden[tp(0)] = REASON
     world.wait(12, member)
     assert member.shown == [(tp(0), f"orders-0: {REASON}")]
-    assert member.driver.partitions[tp(1)].phase is Phase.OWNED
+    assert member.engine.partitions[tp(1)].phase is Phase.OWNED
     member.feed(seen.BoundsRead({}, frozenset({tp(0), tp(7)})))
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
 
 
 def test_a_hold_does_not_wait_for_a_commit_that_kafka_refuses() -> None:
@@ -53,7 +53,7 @@ def test_a_hold_does_not_wait_for_a_commit_that_kafka_refuses() -> None:
     assert world.start(run_id) is None
     member.feed(seen.RevokeRequested((tp(0),)))
     world.wait(1, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.DRAINING
+    assert member.engine.partitions[tp(0)].phase is Phase.DRAINING
     world.kafka.forbidden[tp(0)] = REASON
     world.succeed(run_id)
     world.wait(3, member)

@@ -9,7 +9,7 @@ import pytest
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
-    DriverSettings,
+    EngineSettings,
     HoldBudget,
     LeavePolicy,
     LossPolicy,
@@ -21,10 +21,10 @@ from dagster_rebalance.core.model.receipt import Cause, Outcome
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import summary
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import Member, World, span, tp
 
-SETTINGS = DriverSettings(
+SETTINGS = EngineSettings(
     limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(30, 5), lease_s=1000
 )
 HAND_OVER = replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE)
@@ -34,7 +34,7 @@ TWO_CLAIMS = replace(
 
 
 def at_work(
-    *, partitions: int = 1, settings: DriverSettings = SETTINGS, records: int = 100
+    *, partitions: int = 1, settings: EngineSettings = SETTINGS, records: int = 100
 ) -> tuple[World, Member, list[str]]:
     """A member with a started run on each of its partitions, in order of the partitions."""
     world = World(records=records, partitions=partitions)
@@ -79,8 +79,8 @@ def test_an_empty_hold_is_released_in_the_same_call() -> None:
     revoke(member, 0)
     assert world.released_by == [(member, (tp(0),))]
     assert [receipt.outcome for receipt in member.receipts] == [Outcome.NOTHING_TO_DO]
-    assert list(member.driver.partitions) == [tp(1)]
-    assert member.driver.held == frozenset()
+    assert list(member.engine.partitions) == [tp(1)]
+    assert member.engine.held == frozenset()
 
 
 def test_a_hold_waits_for_the_run_commits_and_then_releases() -> None:
@@ -89,7 +89,7 @@ def test_a_hold_waits_for_the_run_commits_and_then_releases() -> None:
     revoke(member, 0)
     world.wait(5, member)
     assert world.released_by == []
-    assert member.driver.held == {tp(0)}
+    assert member.engine.held == {tp(0)}
     world.succeed(run_id)
     world.wait(0.25, member)
     (receipt,) = member.receipts
@@ -106,7 +106,7 @@ def test_a_hold_waits_for_the_run_commits_and_then_releases() -> None:
         if isinstance(c, do.WriteOffsets | do.RecordCommit | do.RecordReceipt)
     ]
     assert order[-3:] == [do.WriteOffsets, do.RecordCommit, do.RecordReceipt]
-    assert member.driver.partitions == {}
+    assert member.engine.partitions == {}
 
 
 @pytest.mark.parametrize("meanwhile", [do.ReadStoredOffsets, do.ReadRuns])
@@ -118,7 +118,7 @@ def test_a_revoke_of_a_partition_that_is_looked_up_again_waits_for_its_run(
     member.fails.add(meanwhile)
     world.kafka.elect(0)
     world.wait(5, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.RESTORING
+    assert member.engine.partitions[tp(0)].phase is Phase.RESTORING
     revoke(member, 0)
     member.fails.clear()
     world.wait(5, member)
@@ -152,7 +152,7 @@ def test_a_commit_in_a_hold_names_the_log_that_its_run_has_read() -> None:
     assert world.kafka.commits == [(tp(0), 100)]
     heir = world.member(owns=1)
     world.wait(1, heir)
-    assert "the log lost records before that offset" in heir.driver.partitions[tp(0)].stop_reason
+    assert "the log lost records before that offset" in heir.engine.partitions[tp(0)].stop_reason
 
 
 def test_a_revoke_of_a_partition_whose_offset_somebody_has_moved_is_released_at_once() -> None:
@@ -162,7 +162,7 @@ def test_a_revoke_of_a_partition_whose_offset_somebody_has_moved_is_released_at_
     world.kafka.elect(0)
     member.fails.add(do.ReadRuns)
     world.wait(5, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.RESTORING
+    assert member.engine.partitions[tp(0)].phase is Phase.RESTORING
     revoke(member, 0)
     assert world.released_by == [(member, (tp(0),))]
 
@@ -199,7 +199,7 @@ def test_one_slow_partition_of_a_hold_does_not_keep_the_others_from_committing()
     world.succeed(fast)
     world.wait(2, member)
     assert world.kafka.commits == [(tp(0), 100)]
-    assert member.driver.partitions[tp(0)].phase is Phase.DRAINED
+    assert member.engine.partitions[tp(0)].phase is Phase.DRAINED
     assert world.released_by == []
     world.succeed(slow)
     world.wait(1, member)
@@ -222,7 +222,7 @@ def test_a_queued_run_is_cancelled_at_once() -> None:
     ]
     assert world.kafka.claims(0) == [(100, "b1")]
     heir = world.member(owns=1)
-    (offer,) = heir.driver.offers
+    (offer,) = heir.engine.offers
     assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(0, 0, 100),))
 
 
@@ -329,7 +329,7 @@ def test_a_run_that_appears_in_the_queue_during_a_hold_is_cancelled_too() -> Non
     """A tick handed the offer out right before the revoke."""
     world = World(records=100, partitions=2)
     member = world.member(owns=2, settings=SETTINGS)
-    first, second = member.driver.offers
+    first, second = member.engine.offers
     world.dagster.request(first, RunState.STARTED)
     world.wait(1, member)
     revoke(member, 0, 1)
@@ -349,7 +349,7 @@ def test_a_queued_run_that_a_retained_partition_shares_is_asked_for_again_withou
     world.wait(1, member)
     revoke(member, 0)
     assert world.dagster.runs[run_id].state is RunState.CANCELED
-    (offer,) = member.driver.offers
+    (offer,) = member.engine.offers
     assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(1, 0, 100),))
 
 
@@ -365,7 +365,7 @@ def test_the_runs_are_looked_up_once_more_before_a_partition_counts_as_drained()
     member.fails.clear()
     world.wait(2, member)
     assert world.released_by == []
-    assert member.driver.holds[0].run_ids == {"run1"}
+    assert member.engine.holds[0].run_ids == {"run1"}
 
 
 def test_a_run_that_fails_during_a_hold_leaves_its_claim_to_the_next_owner() -> None:
@@ -411,7 +411,7 @@ def test_a_run_that_does_not_end_when_cancelled_is_handed_over_at_the_limit() ->
         (Outcome.DEADLINE, 30.0, (tp(0),))
     ]
     heir = world.member(owns=1)
-    assert heir.driver.partitions[tp(0)].live_runs == {run_id}
+    assert heir.engine.partitions[tp(0)].live_runs == {run_id}
 
 
 def test_at_the_deadline_runs_are_handed_over() -> None:
@@ -425,12 +425,12 @@ def test_at_the_deadline_runs_are_handed_over() -> None:
     heir = world.member(owns=1)
     assert world.kafka.commits == [(tp(0), 100)]
     assert [record.run_id for record in world.dagster.recorded] == [run_id]
-    assert heir.driver.partitions[tp(0)].entries == ()
+    assert heir.engine.partitions[tp(0)].entries == ()
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, HAND_OVER], ids=["cancel", "release"])
 def test_a_run_that_ends_at_the_deadline_is_still_committed_within_the_slice(
-    settings: DriverSettings,
+    settings: EngineSettings,
 ) -> None:
     """The slice is kept for exactly that, under both policies."""
     world, member, (run_id,) = at_work(settings=settings)
@@ -458,7 +458,7 @@ def test_a_commit_that_is_not_confirmed_is_forgotten_at_the_limit() -> None:
     world.succeed(run_id)
     member.fails.add(do.WriteOffsets)
     world.wait(29, member)
-    pending = member.driver.partitions[tp(0)].pending
+    pending = member.engine.partitions[tp(0)].pending
     assert pending is not None
     world.wait(1, member)
     assert member.left == "shutdown"
@@ -466,7 +466,7 @@ def test_a_commit_that_is_not_confirmed_is_forgotten_at_the_limit() -> None:
     member.feed(seen.OffsetsWritten((), ((pending.write, seen.WriteFailure.CHANGED),)))
     world.wait(5, member)
     assert len(member.given(do.WriteOffsets)) == writes
-    assert member.driver.partitions[tp(0)].phase is Phase.DRAINED
+    assert member.engine.partitions[tp(0)].phase is Phase.DRAINED
 
 
 def test_partitions_lost_during_a_hold_give_one_receipt_and_no_write() -> None:
@@ -483,16 +483,16 @@ def test_partitions_lost_during_a_hold_give_one_receipt_and_no_write() -> None:
     ]
     assert len(member.given(do.WriteOffsets)) == writes
     assert world.released_by == []
-    assert member.driver.holds == ()
+    assert member.engine.holds == ()
 
 
 def test_a_run_is_waited_for_also_when_somebody_else_has_moved_the_offset() -> None:
     """Its partition must not be given away under it, and nothing is committed over the offset."""
     world, member, (run_id,) = at_work()
     revoke(member, 0)
-    owned = member.driver.partitions[tp(0)]
+    owned = member.engine.partitions[tp(0)]
     pending = owned.claim_write("b9", 500, world.now)
-    member.driver.partitions[tp(0)] = replace(owned, pending=pending)
+    member.engine.partitions[tp(0)] = replace(owned, pending=pending)
     failed = ((pending.write, seen.WriteFailure.CHANGED),)
     member.feed(seen.OffsetsWritten((), failed))
     world.wait(5, member)
@@ -528,7 +528,7 @@ def test_a_superseded_hold_is_neither_released_nor_committed() -> None:
     assert [(r.outcome, r.partitions) for r in member.receipts] == [(Outcome.SUPERSEDED, (tp(0),))]
     assert world.released_by == []
     assert world.kafka.commits == []
-    assert list(member.driver.partitions) == [tp(1)]
+    assert list(member.engine.partitions) == [tp(1)]
 
 
 @pytest.mark.parametrize(
@@ -577,7 +577,7 @@ def test_a_revoke_while_a_claim_is_unanswered_is_released_at_once() -> None:
     revoke(member, 0)
     assert world.released_by == [(member, (tp(0),))]
     heir = world.member(owns=1)
-    assert [offer.batch_id for offer in heir.driver.offers] == ["b1"]
+    assert [offer.batch_id for offer in heir.engine.offers] == ["b1"]
 
 
 def test_a_claim_unanswered_at_a_revoke_does_not_keep_an_earlier_batch_from_its_commit() -> None:
@@ -619,7 +619,7 @@ def test_a_stopped_partition_is_given_up_at_once_and_no_longer_shown_by_this_mem
     assert member.shown[1:] == [(tp(0), "")]
     assert world.released_by == [(member, (tp(0),))]
     heir = world.member(owns=1, settings=replace(SETTINGS, max_attempts=1))
-    assert heir.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert heir.engine.partitions[tp(0)].phase is Phase.STOPPED
     heir.feed(seen.PartitionsLost((tp(0),)))
     assert [reason == "" for _, reason in heir.shown] == [False, True]
 
@@ -632,7 +632,7 @@ def test_a_leave_drains_everything_and_then_leaves() -> None:
     world.succeed(first)
     world.wait(2, member)
     assert member.left is None
-    assert member.driver.held == frozenset()
+    assert member.engine.held == frozenset()
     world.succeed(second)
     world.wait(1, member)
     assert member.left == "a reload"
@@ -670,7 +670,7 @@ def test_a_leave_for_a_successor_commits_what_is_done_and_goes_at_once() -> None
     )
     heir = world.member(owns=2)
     assert world.dagster.runs[at_work_].state is RunState.STARTED
-    assert heir.driver.partitions[tp(1)].live_runs == {at_work_}
+    assert heir.engine.partitions[tp(1)].live_runs == {at_work_}
 
 
 def test_a_revoke_under_way_is_handed_over_with_the_leave_for_a_successor() -> None:
@@ -721,7 +721,7 @@ def test_a_hand_over_waits_for_dagster_no_longer_than_for_the_last_commit() -> N
     member.feed(seen.LeaveRequested("a reload", has_successor=True))
     world.wait(4.75, member)
     assert member.left is None
-    assert "handing over to the successor orders-0" in " ".join(summary(member.driver, world.now))
+    assert "handing over to the successor orders-0" in " ".join(summary(member.engine, world.now))
     world.wait(0.25, member)
     assert member.left == "a reload"
     assert world.kafka.claims(0) == [(100, "b1")]
@@ -828,17 +828,17 @@ def test_a_partition_assigned_while_leaving_is_never_worked_on() -> None:
 def test_a_member_without_ticks_drains_and_leaves() -> None:
     """The lease: a sensor that is switched off must not hoard partitions."""
     world, member, (run_id,) = at_work(
-        settings=replace(SETTINGS, lease_s=60, pulse=Pulse(heartbeat_timeout_s=1000))
+        settings=replace(SETTINGS, lease_s=60, pulse=Liveness(heartbeat_timeout_s=1000))
     )
     world.wait(58, member)
-    assert member.driver.leaving is None
+    assert member.engine.leaving is None
     world.wait(3, member)
-    assert member.driver.leaving is not None
-    assert member.driver.leaving.startswith("its sensor has not ticked for 6")
+    assert member.engine.leaving is not None
+    assert member.engine.leaving.startswith("its sensor has not ticked for 6")
     world.succeed(run_id)
     world.wait(1, member)
     assert world.kafka.offset(0) == 100
-    assert member.left == member.driver.leaving
+    assert member.left == member.engine.leaving
 
 
 def test_the_memory_is_flat_over_a_thousand_rebalances() -> None:
@@ -862,12 +862,12 @@ def test_the_memory_is_flat_over_a_thousand_rebalances() -> None:
         world.dagster.runs.clear()
         world.dagster.keys.clear()
         member.done.clear()
-    driver = member.driver
-    assert (dict(driver.partitions), driver.holds, driver.offers, driver.held) == (
+    engine = member.engine
+    assert (dict(engine.partitions), engine.holds, engine.offers, engine.held) == (
         {},
         (),
         (),
         frozenset(),
     )
     member.feed(seen.RunsRead(frozenset(), ()))
-    assert driver.pulse.signs == {}
+    assert engine.pulse.signs == {}

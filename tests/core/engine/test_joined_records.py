@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.claims import LastCommit, decode
@@ -26,7 +26,7 @@ from tests.core.world import Member, World, span, tp
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
 
-SETTINGS = DriverSettings(limits=BatchLimits(max_records_per_range=10), record_every_s=60)
+SETTINGS = EngineSettings(limits=BatchLimits(max_records_per_range=10), record_every_s=60)
 COMMIT = do.RecordCommit(
     span(0, 0, 30), 1, "b3", "r3", 0, None, None, joined=((10, "r1"), (20, "r2"))
 )
@@ -70,8 +70,8 @@ def test_a_partition_does_not_say_that_it_waits_for_its_record() -> None:
     world = World(records=20)
     member = world.member(owns=1, settings=SETTINGS)
     work_off(world, member, 2)
-    assert member.driver.partitions[tp(0)].unrecorded is not None
-    assert "not recorded" not in summary(member.driver, world.now)
+    assert member.engine.partitions[tp(0)].unrecorded is not None
+    assert "not recorded" not in summary(member.engine, world.now)
 
 
 def test_what_is_not_recorded_is_recorded_before_a_release() -> None:

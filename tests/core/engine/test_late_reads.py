@@ -21,10 +21,10 @@ def test_runs_read_before_a_revoke_was_asked_for_do_not_finish_its_drain() -> No
     assert isinstance(early, do.ReadRuns)
     member.feed(seen.RevokeRequested((tp(0),)))
     member.feed(seen.RunsRead(early.batch_ids, (), early.live_too, early.look))
-    assert member.driver.partitions[tp(0)].phase is Phase.DRAINING
+    assert member.engine.partitions[tp(0)].phase is Phase.DRAINING
     late = member.given(do.ReadRuns)[-1]
     assert isinstance(late, do.ReadRuns)
     member.feed(seen.RunsRead(late.batch_ids, (), late.live_too, late.look))
-    assert tp(0) not in member.driver.partitions, (
+    assert tp(0) not in member.engine.partitions, (
         "the look that was made for the revoke finishes it"
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.claims import decode
@@ -19,10 +19,10 @@ from dagster_rebalance.core.model.start_position import StartFrom
 from dagster_rebalance.core.partitions.state_machine import Phase
 from tests.core.world import Member, World, span, tp
 
-SETTINGS = DriverSettings(lease_s=100_000.0)
+SETTINGS = EngineSettings(lease_s=100_000.0)
 
 
-def at_the_end(*, elections: int = 1, settings: DriverSettings = SETTINGS) -> tuple[World, Member]:
+def at_the_end(*, elections: int = 1, settings: EngineSettings = SETTINGS) -> tuple[World, Member]:
     """A member that has committed all of the 20 offsets of orders-0."""
     world = World()
     world.kafka.topic_id = "id-1"
@@ -53,7 +53,7 @@ def rest(world: World, member: Member) -> None:
 
 def is_stopped(member: Member) -> bool:
     """Whether orders-0 is stopped."""
-    return member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    return member.engine.partitions[tp(0)].phase is Phase.STOPPED
 
 
 def move(world: World, offset: int) -> None:
@@ -134,7 +134,7 @@ def test_a_dip_that_nobody_looked_at_stops_the_partition() -> None:
     assert is_stopped(other)
     assert (
         "the group is at offset 20, but the log lost records before that offset"
-        in other.driver.partitions[tp(0)].stop_reason
+        in other.engine.partitions[tp(0)].stop_reason
     )
 
 
@@ -177,7 +177,7 @@ def test_a_claim_is_not_planned_on_the_bounds_of_a_new_leader() -> None:
 def test_nothing_is_planned_on_a_new_leader_when_a_stop_ends() -> None:
     """A stopped partition is not taken in anew at each election, so this may be the first look."""
     _, member = at_the_end()
-    owned = member.driver.partitions[tp(0)]
+    owned = member.engine.partitions[tp(0)]
     for epoch, is_planned in ((1, True), (2, False)):
         grown = replace(owned, bounds=Bounds(0, 40, epoch), backlog_since=0.0)
         assert (grown.backlog is not None) is is_planned
@@ -191,7 +191,7 @@ def test_a_new_leader_is_looked_into_when_no_write_is_under_way() -> None:
     world.wait(5, member)
     world.kafka.elect(0)
     world.wait(5, member)
-    assert member.driver.partitions[tp(0)].pending is not None
+    assert member.engine.partitions[tp(0)].pending is not None
     member.unanswered.clear()
     world.wait(5, member)
     assert decode(world.kafka.stored[tp(0)]).log == Log("id-1", 2)
@@ -205,7 +205,7 @@ def test_a_topic_that_was_made_again_stops_the_partition() -> None:
     world.kafka.produce(tp(0), 30)
     member = world.member(owns=1)
     assert is_stopped(member)
-    assert "deleted and made again" in member.driver.partitions[tp(0)].stop_reason
+    assert "deleted and made again" in member.engine.partitions[tp(0)].stop_reason
 
 
 def test_a_first_position_says_which_log_it_belongs_to() -> None:

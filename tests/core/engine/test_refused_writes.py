@@ -40,14 +40,14 @@ def test_a_partition_goes_on_when_a_refused_write_is_taken_after_all() -> None:
             "tried again every few seconds"
         )
     ]
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     world.wait(9, member)
     assert len(member.given(do.WriteOffsets)) == 1
     world.wait(2, member)
     assert len(member.given(do.WriteOffsets)) == 2
     member.fails, member.unanswered = set(), set()
     world.wait(11, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
     assert [reason for _, reason in member.shown][1:] == [""]
     member.tick()
     assert world.kafka.claims(0) == [(10, "b1")]
@@ -61,5 +61,5 @@ def test_a_write_that_is_asked_for_again_and_again_is_said_to_wait_since_the_fir
     member.feed(seen.PartitionsAssigned((tp(0),)))
     world.wait(30, member)
     assert "has waited 30.0 s for Kafka's confirmation" in explain_partition(
-        member.driver.partitions[tp(0)], world.now
+        member.engine.partitions[tp(0)], world.now
     )

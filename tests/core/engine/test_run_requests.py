@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.engine import run_requests
 from dagster_rebalance.core.model.claims import StoredPartition, encode
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -33,7 +33,7 @@ NOW = 100.0
 
 
 def offers_of(
-    partitions: Iterable[OwnedPartition], *, most_runs: int = 4, orders: Sequence[Order] = ()
+    partitions: Iterable[OwnedPartition], *, most_runs: int = 4, orders: Sequence[Directive] = ()
 ) -> tuple[Offer, ...]:
     """What is offered now."""
     return run_requests.offers_of(partitions, NOW, most_runs=most_runs, orders=orders)
@@ -193,7 +193,7 @@ def test_a_run_that_was_created_for_a_paused_partition_too_is_not_asked_for_agai
     """
     run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
-    pause = Order(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
+    pause = Directive(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
     mine, paused = owned(0, ("b", 9, again)), replace(owned(1, ("b", 5, again)), order=pause)
     assert offers_of([mine, paused], orders=[pause]) == ()
     assert offers_of([mine], orders=[pause]) == ()

@@ -1,4 +1,4 @@
-"""A streaming run: a member that works on its batches itself, through a driver of its own."""
+"""A streaming run: a member that works on its batches itself, through a engine of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
@@ -20,7 +20,7 @@ from dagster_rebalance.core.reporting.explain import summary
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_claimed_by
-from dagster_rebalance.core.streaming.worker import OwnWork
+from dagster_rebalance.core.streaming.worker import Worker
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
 
@@ -83,7 +83,7 @@ def test_a_range_that_fails_is_tried_again_alone_under_the_next_attempt() -> Non
     assert world.kafka.claims(0) == [(5, "s.r1.2.2")]
     assert world.kafka.claims(1) == [(5, "s.r1.1.1")], "not begun, so not written"
     said = "orders-1: [0, 5): next, after the current batch (attempt 2)"
-    assert said in summary(stream.driver, world.now)
+    assert said in summary(stream.engine, world.now)
     stream.end()
     rest = [stream.end().ranges for _ in range(6) if stream.turn()]
     assert sorted(rest) == [(span(0, 5, 6),), (span(1, 0, 5),)], "with new records in turn"
@@ -110,11 +110,11 @@ def test_after_all_attempts_the_partition_is_stopped_and_its_next_owner_knows() 
     for _ in range(3):
         assert first.turn() or first.turn()
         first.end(Outcome.FAILED)
-    assert first.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert first.engine.partitions[tp(0)].phase is Phase.STOPPED
     second = Stream(world, "r2")
     move(world, first, second, 0)
     second.turn()
-    owned = second.driver.partitions[tp(0)]
+    owned = second.engine.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
     assert "3 attempts on orders-0 [0, 5) failed, the last one in streaming run r1" in (
         owned.stop_reason
@@ -165,7 +165,7 @@ def test_ranges_that_only_shared_a_batch_with_a_killer_are_not_counted_with_it()
         if last.work.at_work is not None:
             last.end()
         last.turn()
-    assert last.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert last.engine.partitions[tp(0)].phase is Phase.STOPPED
     assert (world.kafka.offset(1), world.kafka.offset(2)) == (5, 5)
 
 
@@ -176,10 +176,10 @@ def test_a_revoke_waits_for_the_batch_at_work_and_the_rest_goes_on() -> None:
     first.turn()
     first.feed(seen.RevokeRequested((tp(1),)))
     assert first.turn() is None
-    assert first.driver.held == {tp(1)}
+    assert first.engine.held == {tp(1)}
     world.kafka.produce(tp(0), 1)
     first.end()
-    assert first.driver.held == frozenset()
+    assert first.engine.held == frozenset()
     assert (world.kafka.offset(0), world.kafka.offset(1)) == (5, 5)
     begun = first.turn(1.0) or first.turn(1.0)
     assert begun is not None
@@ -189,7 +189,7 @@ def test_a_revoke_waits_for_the_batch_at_work_and_the_rest_goes_on() -> None:
 def test_a_batch_that_outlives_its_hold_is_interrupted_and_its_next_owner_is_told() -> None:
     """Its ranges come back under the same bounds, and it was no attempt."""
     world = World(records=5)
-    first = Stream(world, "r1", owns=[0], settings=DriverSettings(budget=HoldBudget(10.0, 2.0)))
+    first = Stream(world, "r1", owns=[0], settings=EngineSettings(budget=HoldBudget(10.0, 2.0)))
     second = Stream(world, "r2")
     first.turn()
     first.feed(seen.RevokeRequested((tp(0),)))
@@ -222,14 +222,14 @@ def test_an_interrupted_range_comes_again_alone_and_five_in_a_row_stop_its_parti
             stream.end(Outcome.INTERRUPTED if is_bad else Outcome.SUCCEEDED)
         stream.turn()
     assert world.kafka.offset(1) == 5, "the healthy range goes on"
-    owned = stream.driver.partitions[tp(0)]
+    owned = stream.engine.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
     assert "in a row on orders-0 [0, 5) were interrupted" in owned.stop_reason
     while stream.work.at_work is None:
         stream.turn()
     stream.end()
-    assert owned.partition in stream.driver.partitions
-    assert stream.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert owned.partition in stream.engine.partitions
+    assert stream.engine.partitions[tp(0)].phase is Phase.OWNED
     assert world.kafka.offset(0) == 5
 
 
@@ -245,8 +245,8 @@ def test_the_interruptions_of_a_range_count_across_its_owners() -> None:
         streams[-2].end(Outcome.INTERRUPTED)
         streams[-1].turn(2.0)
         streams[-1].turn()
-    assert streams[-1].driver.partitions[tp(0)].phase is Phase.STOPPED
-    assert "the last one by streaming run r4" in streams[-1].driver.partitions[tp(0)].stop_reason
+    assert streams[-1].engine.partitions[tp(0)].phase is Phase.STOPPED
+    assert "the last one by streaming run r4" in streams[-1].engine.partitions[tp(0)].stop_reason
 
 
 def test_a_range_with_five_interruptions_waits_for_its_delay_unless_the_code_is_new() -> None:
@@ -260,7 +260,7 @@ def test_a_range_with_five_interruptions_waits_for_its_delay_unless_the_code_is_
     same = Stream(world, "r1", owns=[0], pace=pace)
     assert same.turn(2.0) is None
     assert same.turn(10.0) is None
-    newer = Stream(world, "r2", settings=DriverSettings(code_version="v2"), pace=pace)
+    newer = Stream(world, "r2", settings=EngineSettings(code_version="v2"), pace=pace)
     lose(same, newer, 0)
     assert newer.turn(2.0) or newer.turn()
 
@@ -278,7 +278,7 @@ def test_a_failed_attempt_begins_the_count_of_interruptions_again() -> None:
 
 def test_a_batch_that_a_person_stopped_is_no_interruption() -> None:
     """Its ranges come again together, and at once."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     work.begin([Offer("s.r1.1.1", 1, (span(0, 0, 5),))], {"s.r1.1.1"}, lambda _: Log())
     work.stop()
     work.interrupt(1.0)
@@ -301,7 +301,7 @@ def test_a_stopped_range_is_tried_at_once_by_the_run_of_a_deploy() -> None:
     begun = second.work.at_work or second.turn()
     assert begun is not None
     assert begun.ranges == (span(0, 0, 5),)
-    owned = second.driver.partitions[tp(0)]
+    owned = second.engine.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED, "until it has succeeded"
     assert "3 attempts on orders-0 [0, 5) failed, the last one in streaming run r1" in (
         owned.stop_reason
@@ -310,10 +310,10 @@ def test_a_stopped_range_is_tried_at_once_by_the_run_of_a_deploy() -> None:
     assert shown == [owned.stop_reason], "it is shown once"
     onlooker = Stream(world, "r3", owns=[0])
     onlooker.pass_time()
-    assert "the last one in streaming run r1" in onlooker.driver.partitions[tp(0)].stop_reason
+    assert "the last one in streaming run r1" in onlooker.engine.partitions[tp(0)].stop_reason
     second.end(Outcome.FAILED)
     assert "4 attempts on orders-0 [0, 5) failed, the last one in streaming run r2" in (
-        second.driver.partitions[tp(0)].stop_reason
+        second.engine.partitions[tp(0)].stop_reason
     )
     assert second.turn(30.0) is None, "its own failure has its delay"
 
@@ -326,7 +326,7 @@ def test_a_range_whose_process_died_waits_unless_the_code_is_new() -> None:
     first.turn()
     first.die()
     same, newer = (
-        Stream(world, name, settings=DriverSettings(code_version=version), pace=pace)
+        Stream(world, name, settings=EngineSettings(code_version=version), pace=pace)
         for name, version in (("r2", ""), ("r3", "v2"))
     )
     lose(first, same, 0)
@@ -343,19 +343,19 @@ def test_a_partition_that_is_taken_in_again_keeps_the_delays_of_its_ranges() -> 
     stream.turn()
     stream.end(Outcome.FAILED)
     stream.turn(30.0)
-    (before,) = stream.driver.partitions[tp(0)].entries
+    (before,) = stream.engine.partitions[tp(0)].entries
     world.kafka.elect(0)
     stream.turn(2.0)
     stream.turn(2.0)
-    (after,) = stream.driver.partitions[tp(0)].entries
-    assert stream.driver.partitions[tp(0)].phase is Phase.OWNED
+    (after,) = stream.engine.partitions[tp(0)].entries
+    assert stream.engine.partitions[tp(0)].phase is Phase.OWNED
     assert (after.due_at, after.claimed_at) == (before.due_at, None)
 
 
 def test_a_leave_whose_batch_was_interrupted_for_a_revoke_did_not_drain() -> None:
     """The receipt said that it drained, after the deadline of another hold."""
     world = World(records=5)
-    stream = Stream(world, "r1", owns=[0], settings=DriverSettings(budget=HoldBudget(30.0, 5.0)))
+    stream = Stream(world, "r1", owns=[0], settings=EngineSettings(budget=HoldBudget(30.0, 5.0)))
     stream.turn()
     stream.feed(seen.LeaveRequested("a signal", 60.0))
     stream.end(Outcome.INTERRUPTED)
@@ -469,7 +469,7 @@ def test_a_run_that_is_deleted_while_its_range_is_committed_ends_no_member() -> 
     stream.fails.add(do.WriteOffsets)
     for _ in range(8):
         assert stream.turn(1.0) is None
-    assert stream.driver.partitions[tp(0)].committing is not None
+    assert stream.engine.partitions[tp(0)].committing is not None
     del world.dagster.runs[again]
     for _ in range(8):
         assert stream.turn(1.0) is None
@@ -519,7 +519,7 @@ def test_a_streaming_run_takes_over_the_batches_of_a_sensor() -> None:
     """A group moves from a run for each batch to streaming runs with claims in flight."""
     world = World(records=5, partitions=3)
     limits = BatchLimits(max_ranges_per_run=1)
-    sensor = world.member(owns=3, settings=DriverSettings(limits=limits))
+    sensor = world.member(owns=3, settings=EngineSettings(limits=limits))
     (working, *others) = sensor.tick(state=RunState.STARTED)
     stream = Stream(world, "r1")
     lose(sensor, stream, 0, 1, 2)
@@ -601,7 +601,7 @@ def test_a_streaming_run_needs_no_ticks() -> None:
 def test_end_offsets_are_read_seldom_while_nothing_is_there_to_be_read() -> None:
     """An idle run costs next to nothing; one with work hears of records at once."""
     world = World(records=5)
-    settings = DriverSettings(look_s=0.1, idle_look_s=0.5)
+    settings = EngineSettings(look_s=0.1, idle_look_s=0.5)
     stream = Stream(world, "r1", owns=[0], settings=settings)
 
     def looks(seconds: float) -> int:
@@ -670,7 +670,7 @@ def test_a_run_remembers_what_it_has_told_of_a_partition_that_comes_back() -> No
     world = World(records=5)
     stream = Stream(world, "r1", owns=[0])
     attempts = 0
-    while stream.driver.partitions[tp(0)].phase is not Phase.STOPPED and attempts < 10:
+    while stream.engine.partitions[tp(0)].phase is not Phase.STOPPED and attempts < 10:
         assert stream.turn(1.0) or stream.turn(1.0) or stream.turn(1.0)
         stream.end(Outcome.FAILED)
         attempts += 1
@@ -709,7 +709,7 @@ def test_a_partition_whose_claim_is_refused_keeps_no_other_back() -> None:
         if stream.turn(1.0):
             stream.end()
     assert (world.kafka.offset(0) or 0) > 15
-    assert stream.driver.partitions[tp(1)].phase is Phase.STOPPED
+    assert stream.engine.partitions[tp(1)].phase is Phase.STOPPED
 
 
 @pytest.mark.parametrize("has_left", [True, False])
@@ -747,8 +747,8 @@ def test_a_claim_that_cannot_be_taken_over_keeps_no_other_partition_back(*, has_
         if stream.turn(1.0):
             stream.end()
     assert [world.kafka.offset(number) for number in (1, 2)] == [5, 5]
-    assert stream.driver.partitions[tp(0)].phase is Phase.STOPPED
-    (said,) = [line for line in summary(stream.driver, world.now) if "no right" in line]
+    assert stream.engine.partitions[tp(0)].phase is Phase.STOPPED
+    (said,) = [line for line in summary(stream.engine, world.now) if "no right" in line]
     assert "when the batch at work has ended" not in said
 
 

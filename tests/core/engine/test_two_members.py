@@ -19,14 +19,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
-    DriverSettings,
+    EngineSettings,
     HoldBudget,
     LossPolicy,
 )
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.run import WORKING, RunState
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class TwoMembers(RuleBasedStateMachine):
 
     def _join(self, side: int) -> Member:
         return self.world.member(
-            settings=DriverSettings(
+            settings=EngineSettings(
                 limits=BatchLimits(
                     max_records_per_range=10,
                     max_ranges_per_run=2,
@@ -101,7 +101,7 @@ class TwoMembers(RuleBasedStateMachine):
                 record_every_s=self.record_every_s,
                 lease_s=NEVER_S,
                 plan_patience_s=NEVER_S,
-                pulse=Pulse(heartbeat_timeout_s=60),
+                pulse=Liveness(heartbeat_timeout_s=60),
             )
         )
 
@@ -162,7 +162,7 @@ class TwoMembers(RuleBasedStateMachine):
         """All that nobody owns go to one member."""
         member = self.members[side]
         free = tuple(
-            p for p in PARTITIONS if p not in self.owner and p not in member.driver.partitions
+            p for p in PARTITIONS if p not in self.owner and p not in member.engine.partitions
         )
         if free and not member.is_fenced:
             self.owner.update(dict.fromkeys(free, member))
@@ -176,10 +176,10 @@ class TwoMembers(RuleBasedStateMachine):
                 sorted(
                     p
                     for p in which
-                    if self.owner.get(p) is member and p in member.driver.partitions
+                    if self.owner.get(p) is member and p in member.engine.partitions
                 )
             )
-            if asked and not member.driver.held and not member.is_fenced:
+            if asked and not member.engine.held and not member.is_fenced:
                 member.feed(seen.RevokeRequested(asked))
                 self._take_in_releases()
 
@@ -192,7 +192,7 @@ class TwoMembers(RuleBasedStateMachine):
         if not member.is_fenced:
             member.is_fenced = True
             self._free(member)
-            self.unnoticed.append((member, seen.PartitionsLost(tuple(member.driver.partitions))))
+            self.unnoticed.append((member, seen.PartitionsLost(tuple(member.engine.partitions))))
 
     def a_hold_is_superseded(self, side: int) -> None:
         """Free the held partitions of a member at once.
@@ -200,7 +200,7 @@ class TwoMembers(RuleBasedStateMachine):
         The member learns that only later, and Kafka still takes its commits.
         """
         member = self.members[side]
-        held = tuple(sorted(p for p in member.driver.held if self.owner.get(p) is member))
+        held = tuple(sorted(p for p in member.engine.held if self.owner.get(p) is member))
         if held:
             for partition in held:
                 del self.owner[partition]
@@ -215,7 +215,7 @@ class TwoMembers(RuleBasedStateMachine):
             gone = tuple(
                 p
                 for p in event.partitions
-                if p in member.driver.partitions and self.owner.get(p) is not member
+                if p in member.engine.partitions and self.owner.get(p) is not member
             )
             member.feed(seen.PartitionsLost(gone, event.reason))
             if event.reason is not seen.LostReason.SUPERSEDED:
@@ -254,7 +254,7 @@ class TwoMembers(RuleBasedStateMachine):
         """A tick whose requests arrive at once, or not."""
         self.members[side].feed(seen.TickArrived())
         self._take_in_releases()
-        for offer in self.members[side].driver.offers:
+        for offer in self.members[side].engine.offers:
             self.offered.append(offer)
             if arrives:
                 self._request(offer, keyed=True)
@@ -379,7 +379,7 @@ class TwoMembers(RuleBasedStateMachine):
             )
             self._check_records(partition)
         for member in self.members:
-            assert member.driver.holds == ()
+            assert member.engine.holds == ()
 
     def _check_records(self, partition: TopicPartition) -> None:
         recorded = {

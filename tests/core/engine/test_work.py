@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings, ForeignMetadata
+from dagster_rebalance.core.batches.settings import EngineSettings, ForeignMetadata
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.errors import IllegalStateError
@@ -22,7 +22,7 @@ from dagster_rebalance.core.reporting.explain import summary
 from dagster_rebalance.core.runs.retry import RetryPace
 from tests.core.world import Member, World, span, tp
 
-TWO_CLAIMS = DriverSettings(
+TWO_CLAIMS = EngineSettings(
     limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2)
 )
 
@@ -33,7 +33,7 @@ def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_reco
     member = world.member()
     member.fails.add(do.WriteOffsets)
     member.feed(seen.PartitionsAssigned((tp(0),)))
-    assert member.driver.offers == ()
+    assert member.engine.offers == ()
     member.fails.clear()
     world.wait(1.25, member)
     assert world.kafka.claims(0) == [(100, "b1")]
@@ -52,7 +52,7 @@ def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_reco
         if isinstance(command, do.WriteOffsets | do.RecordCommit)
     ]
     assert kinds[-2:] == [do.WriteOffsets, do.RecordCommit]
-    assert member.driver.partitions[tp(0)].entries == ()
+    assert member.engine.partitions[tp(0)].entries == ()
 
 
 def test_the_claims_are_looked_up_again_when_a_run_refuses_itself() -> None:
@@ -68,7 +68,7 @@ def test_the_claims_are_looked_up_again_when_a_run_refuses_itself() -> None:
     assert world.start(run_id) is not None
     world.wait(3, member)
     assert world.kafka.claims(0) == [(100, "b2")]
-    assert [offer.ranges for offer in member.driver.offers] == [(span(0, 40, 100),)]
+    assert [offer.ranges for offer in member.engine.offers] == [(span(0, 40, 100),)]
 
 
 def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuses_itself() -> None:
@@ -77,19 +77,19 @@ def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuse
     Without a second look at the claims, that run would refuse itself for ever. Found by simulation.
     """
     world = World(records=100)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
     (run_id,) = member.tick()
     assert world.start(run_id) is None
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(2, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     world.kafka.stored[tp(0)] = OffsetAndMetadata(40)
     again = world.dagster.add("b1", (span(0, 0, 100),), RunState.WAITING)
     world.dagster.move(again, RunState.WAITING, parent_id="r1")
     assert world.start(again) is not None
     world.wait(11, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
-    assert [offer.ranges for offer in member.driver.offers] == [(span(0, 40, 100),)]
+    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
+    assert [offer.ranges for offer in member.engine.offers] == [(span(0, 40, 100),)]
 
 
 def test_a_range_waits_no_longer_for_the_refusals_of_another_one() -> None:
@@ -107,7 +107,7 @@ def test_a_range_waits_no_longer_for_the_refusals_of_another_one() -> None:
             run_id = world.dagster.add(batch_id, (range_,))
             world.dagster.move(run_id, RunState.FAILED, is_refused=True)
     world.wait(30, member)
-    (offer,) = member.driver.offers
+    (offer,) = member.engine.offers
     assert offer.ranges == (span(0, 0, 10),)
 
 
@@ -122,7 +122,7 @@ def test_a_claim_that_still_stands_is_kept_when_a_run_refuses_itself() -> None:
     world.dagster.move(run_id, RunState.FAILED, is_refused=True)
     world.wait(10, member)
     assert world.kafka.claims(0) == [(100, "b1")]
-    assert [offer.attempt for offer in member.driver.offers] == [2]
+    assert [offer.attempt for offer in member.engine.offers] == [2]
     assert len(member.given(do.ReadStoredOffsets)) == 2
 
 
@@ -130,15 +130,15 @@ def test_a_batch_is_offered_under_the_same_key_until_its_run_exists() -> None:
     """A tick that times out or is previewed throws its requests away."""
     world = World(records=100)
     member = world.member(owns=1)
-    offered = member.driver.offers
+    offered = member.engine.offers
     for _ in range(5):
         member.feed(seen.TickArrived())
         world.wait(5, member)
-        assert member.driver.offers == offered
+        assert member.engine.offers == offered
     member.tick()
     assert member.tick() == []
     world.wait(1, member)
-    assert member.driver.offers == ()
+    assert member.engine.offers == ()
 
 
 def test_a_run_that_fails_twice_and_then_succeeds_is_committed_once() -> None:
@@ -165,7 +165,7 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
     """It says which run to re-execute; the others keep working."""
     world = World(records=100, partitions=2)
     limits = BatchLimits(max_ranges_per_run=1)
-    member = world.member(owns=2, settings=DriverSettings(limits=limits))
+    member = world.member(owns=2, settings=EngineSettings(limits=limits))
     run_id, _ = member.tick(state=RunState.STARTED)
     (failing,) = world.dagster.runs[run_id].ranges
     for _ in range(2):
@@ -174,7 +174,7 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
         (run_id,) = member.tick(state=RunState.STARTED)
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(1, member)
-    stopped = member.driver.partitions[failing.topic_partition]
+    stopped = member.engine.partitions[failing.topic_partition]
     assert stopped.phase is Phase.STOPPED
     assert stopped.stop_reason == (
         f"{failing.topic_partition}: 3 runs failed on {failing}, the last one is {run_id}. "
@@ -182,12 +182,12 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
         f"orders:{failing.partition}`: when it succeeds, the partition goes on"
     )
     assert stopped.last_failure == (run_id, stopped.entries[0].batch_id, "")
-    assert {owned.last_failure for owned in member.driver.partitions.values()} == {
+    assert {owned.last_failure for owned in member.engine.partitions.values()} == {
         stopped.last_failure,
         None,
     }
     assert member.shown == [(failing.topic_partition, stopped.stop_reason)]
-    assert member.driver.offers == ()
+    assert member.engine.offers == ()
     again = world.dagster.add("b1", (failing,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     assert world.check(again) is None
@@ -197,7 +197,7 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
     world.wait(1, member)
     assert member.shown[-1] == (failing.topic_partition, "")
     assert (failing.topic_partition, 100) in world.kafka.commits
-    assert member.driver.partitions[failing.topic_partition].phase is Phase.OWNED
+    assert member.engine.partitions[failing.topic_partition].phase is Phase.OWNED
 
 
 def test_the_runs_of_a_stopped_partition_are_read_seldom() -> None:
@@ -207,11 +207,11 @@ def test_the_runs_of_a_stopped_partition_are_read_seldom() -> None:
     """
     world = World(records=10)
     pace = RetryPace(first_s=3600.0, limit_s=3600.0)
-    member = world.member(owns=1, settings=replace(DriverSettings(), max_attempts=1, pace=pace))
+    member = world.member(owns=1, settings=replace(EngineSettings(), max_attempts=1, pace=pace))
     (run_id,) = member.tick(state=RunState.STARTED)
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(2, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     before = len(member.given(do.ReadRuns))
     _turns(world, member, 60)
     assert 5 <= len(member.given(do.ReadRuns)) - before <= 7
@@ -227,7 +227,7 @@ def test_partitions_that_are_taken_in_again_keep_their_room() -> None:
     """Each restart of a broker would else double the runs at work."""
     world = World(records=0, partitions=4)
     limits = BatchLimits(max_ranges_per_run=1, max_runs_in_flight=2)
-    member = world.member(owns=4, settings=DriverSettings(limits=limits))
+    member = world.member(owns=4, settings=EngineSettings(limits=limits))
     for number in (0, 1):
         world.kafka.produce(tp(number), 100)
     world.wait(2, member)
@@ -272,13 +272,13 @@ def test_a_stopped_partition_takes_no_room_from_the_others() -> None:
     member = world.member(owns=1, settings=settings)
     (run_id,) = member.tick(state=RunState.STARTED)
     other = replace(settings, limits=replace(settings.limits, max_runs_in_flight=2))
-    member.driver.settings = other
+    member.engine.settings = other
     world.wait(2, member)
     assert world.kafka.claims(0) == [(10, "b1"), (20, "b2")]
-    member.driver.settings = settings
+    member.engine.settings = settings
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(2, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     world.kafka.produce(tp(1), 5)
     member.tick()
     member.feed(seen.PartitionsAssigned((tp(1),)))
@@ -293,7 +293,7 @@ def test_dagsters_own_retry_is_waited_for() -> None:
     (run_id,) = member.tick(state=RunState.STARTED)
     world.dagster.move(run_id, RunState.FAILED, awaits_retry=True)
     world.wait(5, member)
-    assert member.driver.offers == ()
+    assert member.engine.offers == ()
     retry = world.dagster.add("b1", (span(0, 0, 100),))
     world.dagster.move(run_id, RunState.FAILED, awaits_retry=False)
     world.dagster.move(retry, RunState.STARTED, parent_id="r1")
@@ -345,7 +345,7 @@ def test_a_write_that_failed_for_now_is_tried_again_only_after_a_while() -> None
     world.succeed(run_id)
     member.fails.add(do.WriteOffsets)
     world.wait(1, member)
-    write = member.driver.partitions[tp(0)].pending
+    write = member.engine.partitions[tp(0)].pending
     assert write is not None
     before = len(member.given(do.WriteOffsets))
     member.feed(seen.OffsetsWritten((), ((write.write, seen.WriteFailure.RETRIABLE),)))
@@ -405,14 +405,14 @@ def test_a_run_at_work_without_a_claim_is_waited_for_before_anything_starts() ->
     member.feed(seen.PartitionsLost((tp(0),)))
     member.feed(seen.PartitionsAssigned((tp(0),)))
     world.wait(5, member)
-    owned = member.driver.partitions[tp(0)]
+    owned = member.engine.partitions[tp(0)]
     assert (owned.phase, owned.blocked_by) == (Phase.RESTORING, (run_id,))
     assert world.kafka.claims(0) == []
     world.succeed(run_id)
     member.tick()
     world.wait(2, member)
     assert world.kafka.claims(0) == [(120, "b2")]
-    assert member.driver.partitions[tp(0)].blocked_by == ()
+    assert member.engine.partitions[tp(0)].blocked_by == ()
 
 
 def test_a_dead_run_is_ended_and_its_batch_asked_for_again() -> None:
@@ -448,7 +448,7 @@ def test_a_dead_run_that_cannot_be_ended_stops_its_partition_until_it_can() -> N
     _turns(world, member, 650)
     assert not member.given(do.ShowStop)
     _turns(world, member, 30)
-    why = member.driver.partitions[tp(0)].stop_reason
+    why = member.engine.partitions[tp(0)].stop_reason
     assert why.startswith(f"orders-0: run {run_id} gives no sign of life, and could not be ended")
     member.fails.clear()
     _turns(world, member, 40)
@@ -467,8 +467,8 @@ def test_a_partition_that_waits_for_such_a_run_before_it_is_taken_in_is_stopped_
     _turns(world, member, 650)
     assert not member.given(do.ShowStop)
     _turns(world, member, 30)
-    assert member.driver.partitions[tp(0)].phase is Phase.RESTORING
-    why = member.driver.partitions[tp(0)].stop_reason
+    assert member.engine.partitions[tp(0)].phase is Phase.RESTORING
+    why = member.engine.partitions[tp(0)].stop_reason
     assert why.startswith(f"orders-0: run {run_id} gives no sign of life, and could not be ended")
     member.fails.clear()
     _turns(world, member, 40)
@@ -492,7 +492,7 @@ def test_a_run_that_ended_in_dagster_only_has_no_company() -> None:
     assert member.given(do.EndDeadRuns) == []
     assert any(
         "run run1 has ended in Dagster, and its process may still be running" in line
-        for line in summary(member.driver, world.now)
+        for line in summary(member.engine, world.now)
     )
     _turns(world, member, 15)
     assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
@@ -566,7 +566,7 @@ def test_a_run_that_is_deleted_while_its_partition_changes_hands_has_no_company(
     assert list(world.dagster.runs) == [run_id]
     assert any(
         "run run1 was deleted from Dagster, and its process may still be running" in line
-        for line in summary(second.driver, world.now)
+        for line in summary(second.engine, world.now)
     )
     _turns(world, second, 15)
     assert list(world.dagster.runs) == ["run2"]
@@ -584,7 +584,7 @@ def test_a_deleted_run_whose_process_is_known_to_be_gone_keeps_nobody_waiting() 
     _turns(world, member, 4)
     assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == ["run2"]
-    assert member.driver.pulse.unconfirmed == {}
+    assert member.engine.pulse.unconfirmed == {}
 
 
 def test_a_silent_run_on_partitions_of_others_is_theirs_to_end() -> None:
@@ -606,7 +606,7 @@ def test_the_first_batch_of_a_partition_waits_for_no_more_records() -> None:
     """Nobody knows for how long they have waited; what comes behind them waits for company."""
     world = World(records=5)
     limits = BatchLimits(min_records=100, max_wait_s=30)
-    member = world.member(owns=1, settings=DriverSettings(limits=limits))
+    member = world.member(owns=1, settings=EngineSettings(limits=limits))
     (run_id,) = member.tick()
     world.start(run_id)
     world.succeed(run_id)
@@ -623,7 +623,7 @@ def test_records_for_which_a_batch_has_no_room_do_not_wait_all_over_again() -> N
     """They would wait a max_wait_s for each batch before them, and nobody said so."""
     world = World(records=5)
     limits = BatchLimits(max_records_per_batch=10, min_records=100, max_wait_s=30)
-    member = world.member(owns=1, settings=DriverSettings(limits=limits))
+    member = world.member(owns=1, settings=EngineSettings(limits=limits))
     world.succeed(_started(world, member))
     world.wait(2, member)
     world.kafka.produce(tp(0), 25)
@@ -653,7 +653,7 @@ def test_a_partition_waits_for_a_run_without_a_claim_until_it_is_over() -> None:
     _turns(world, member, 5)
     world.dagster.move(run_id, RunState.CANCELED, is_over=False)
     _turns(world, member, 40)
-    assert member.driver.partitions[tp(0)].blocked_by == (run_id,)
+    assert member.engine.partitions[tp(0)].blocked_by == (run_id,)
     world.dagster.move(run_id, RunState.CANCELED, is_over=True)
     _turns(world, member, 3)
     assert world.kafka.claims(0) == [(100, "b1")]
@@ -675,18 +675,18 @@ def test_nothing_is_claimed_without_recent_ticks() -> None:
 def test_a_batch_of_which_a_claim_is_not_written_yet_is_not_requested() -> None:
     """A claim that was written only in part is completed first."""
     world = World(records=10, partitions=2)
-    settings = DriverSettings(limits=BatchLimits(max_runs_in_flight=1))
+    settings = EngineSettings(limits=BatchLimits(max_runs_in_flight=1))
     member = world.member(settings=settings)
     member.fails.add(do.WriteOffsets)
     member.feed(seen.PartitionsAssigned((tp(0), tp(1))))
-    first = [owned.pending for owned in member.driver.partitions.values()]
+    first = [owned.pending for owned in member.engine.partitions.values()]
     member.feed(seen.OffsetsWritten(tuple(pending.write for pending in first if pending)))
-    claims = [owned.pending.write for owned in member.driver.partitions.values() if owned.pending]
+    claims = [owned.pending.write for owned in member.engine.partitions.values() if owned.pending]
     assert len(claims) == 2
     member.feed(seen.OffsetsWritten((claims[0],), ((claims[1], seen.WriteFailure.RETRIABLE),)))
-    assert not member.driver.offers
+    assert not member.engine.offers
     member.feed(seen.OffsetsWritten((claims[1],)))
-    assert [offer.ranges for offer in member.driver.offers] == [(span(0, 0, 10), span(1, 0, 10))]
+    assert [offer.ranges for offer in member.engine.offers] == [(span(0, 0, 10), span(1, 0, 10))]
 
 
 def test_a_group_without_a_commit_writes_its_first_position_at_once() -> None:
@@ -701,7 +701,7 @@ def test_foreign_metadata_stops_a_partition_until_it_is_gone() -> None:
     world = World(records=100)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(50, "host-7")
     member = world.member(owns=1)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     world.wait(30, member)
     ((partition, reason),) = member.shown
     assert (partition, "'host-7' was not written by dagster_rebalance" in reason) == (tp(0), True)
@@ -717,7 +717,7 @@ def test_foreign_metadata_is_overwritten_when_the_settings_say_so() -> None:
     """For a group that is taken over from another application."""
     world = World(records=100)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(50, "host-7")
-    world.member(owns=1, settings=DriverSettings(foreign_metadata=ForeignMetadata.OVERWRITE))
+    world.member(owns=1, settings=EngineSettings(foreign_metadata=ForeignMetadata.OVERWRITE))
     assert world.kafka.claims(0) == [(100, "b1")]
 
 
@@ -742,7 +742,7 @@ def test_a_partition_whose_next_offset_was_deleted_is_stopped() -> None:
 def test_a_range_that_failed_and_was_deleted_since_is_passed_at_a_person_s_word() -> None:
     """No run can read it again; the person has moved the offset, and the member sees it."""
     world = World(records=10)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
     (run_id,) = member.tick()
     world.dagster.move(run_id, RunState.FAILED, has_started=True, is_over=True)
     world.wait(2.0, member)
@@ -761,10 +761,10 @@ def test_an_illegal_event_raises() -> None:
     """Two owners of a partition in one member would be a bug of the shell."""
     world = World(partitions=2)
     member = world.member(owns=1)
-    before = dict(member.driver.partitions)
+    before = dict(member.engine.partitions)
     with pytest.raises(IllegalStateError, match="orders-0 was assigned twice"):
         member.feed(seen.PartitionsAssigned((tp(1), tp(0))))
-    assert member.driver.partitions == before
+    assert member.engine.partitions == before
 
 
 def test_a_partition_that_passes_what_was_deleted_is_shown_to_go_on() -> None:

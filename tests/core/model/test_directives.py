@@ -11,7 +11,7 @@ from dagster_rebalance.core.model.directives import (
     MOST_NAME_CHARACTERS,
     MOST_REASON_CHARACTERS,
     Action,
-    Order,
+    Directive,
     how_to_resume,
     how_to_retry,
     in_force,
@@ -27,15 +27,15 @@ PARTITIONS = [TopicPartition(topic, number) for topic in ("orders", "pay") for n
 SELECTORS = ("*", "orders", "orders:1", "pay:0", "o*", "*:1", "orders:1*")
 
 
-def order(action: Action, partitions: str = EVERYTHING) -> Order:
+def order(action: Action, partitions: str = EVERYTHING) -> Directive:
     """An order of somebody."""
-    return Order(action, partitions, "ada", 1_700_000_000.0, "the warehouse is away")
+    return Directive(action, partitions, "ada", 1_700_000_000.0, "the warehouse is away")
 
 
 def test_what_a_person_writes_changes_no_terminal() -> None:
     """Whoever may launch runs writes it, and operators read it in a terminal and in logs."""
     evil = "a\x1b]52;c;aGk=\x07\nCRITICAL\u202e x"
-    said = str(Order(Action.PAUSE, "orders", evil, 0.0, evil))
+    said = str(Directive(Action.PAUSE, "orders", evil, 0.0, evil))
     assert said == (
         "paused by a ]52;c;aGk= CRITICAL x since 1970-01-01 00:00:00 UTC: a ]52;c;aGk= CRITICAL x"
     )
@@ -82,11 +82,11 @@ def test_a_retry_changes_no_order_that_is_in_force() -> None:
     assert new_retries((paused,), (paused, retried)) == [retried]
     assert new_retries((paused, retried), (paused, retried)) == []
     assert how_to_retry(PARTITIONS[1]) == "dagster-rebalance retry orders:1"
-    assert Order(Action.RETRY, "orders", "ada", 0.0).reason == ""
+    assert Directive(Action.RETRY, "orders", "ada", 0.0).reason == ""
 
 
 @given(some.lists(some.builds(order, some.sampled_from(Action), some.sampled_from(SELECTORS))))
-def test_without_what_is_out_of_date_the_same_orders_are_in_force(orders: list[Order]) -> None:
+def test_without_what_is_out_of_date_the_same_orders_are_in_force(orders: list[Directive]) -> None:
     """The book stays short, and says the same."""
     gone = set(out_of_date(orders))
     kept = [said for index, said in enumerate(orders) if index not in gone]
@@ -115,14 +115,14 @@ def test_an_order_that_nobody_could_read_is_refused(
 ) -> None:
     """Whoever finds it at night needs to know who, what and why."""
     with pytest.raises(ConfigurationError, match="^" + problem.replace("*", r"\*")):
-        Order(Action.PAUSE, partitions, by, 0.0, reason)
+        Directive(Action.PAUSE, partitions, by, 0.0, reason)
 
 
 def test_an_order_says_who_gave_it_when_and_why() -> None:
     """In one line, whatever the person has typed."""
-    said = Order(Action.STOP, "orders:3", "ada", 1_700_000_000.0, "bad\ndeploy ")
+    said = Directive(Action.STOP, "orders:3", "ada", 1_700_000_000.0, "bad\ndeploy ")
     assert str(said) == "stopped by ada since 2023-11-14 22:13:20 UTC: bad deploy"
-    assert str(Order(Action.RESUME, "*", "bob", 1_700_000_000.0)) == (
+    assert str(Directive(Action.RESUME, "*", "bob", 1_700_000_000.0)) == (
         "resumed by bob since 2023-11-14 22:13:20 UTC"
     )
 

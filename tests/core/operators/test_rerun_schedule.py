@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.operators.rerun_schedule import Cancel, RerunSteps, steps
 from dagster_rebalance.core.runs.offer import Offer
@@ -26,9 +26,9 @@ def run(number: int, state: RunState, run_id: str = "", *, attempt: int = 1) -> 
     return RunSeen(run_id or f"run-{number}", batch.batch_id, batch.ranges, state, attempt)
 
 
-def order(action: Action, partitions: str) -> Order:
+def order(action: Action, partitions: str) -> Directive:
     """What somebody has ordered."""
-    return Order(action, partitions, "bob", 1_700_000_000.0, "the table is moved")
+    return Directive(action, partitions, "bob", 1_700_000_000.0, "the table is moved")
 
 
 def offered(found: RerunSteps) -> list[str]:

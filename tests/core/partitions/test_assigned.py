@@ -30,7 +30,7 @@ def idle_member(partitions: int) -> tuple[World, Member]:
 
 def busy_of(member: Member) -> list[TopicPartition]:
     """The partitions that need a look."""
-    return [owned.partition for owned in member.driver.partitions.busy]
+    return [owned.partition for owned in member.engine.partitions.busy]
 
 
 def test_idle_partitions_need_no_look() -> None:
@@ -40,12 +40,12 @@ def test_idle_partitions_need_no_look() -> None:
     world.kafka.produce(tp(1), 5)
     world.wait(1.5, member)
     assert busy_of(member) == [tp(1)]
-    assert summary(member.driver, world.now) == (
+    assert summary(member.engine, world.now) == (
         "owns orders-0..2 (3 partitions), lag 5; no run working",
     )
     member.feed(seen.PartitionsLost((tp(1),)))
     assert busy_of(member) == []
-    assert set(member.driver.partitions) == {tp(0), tp(2)}
+    assert set(member.engine.partitions) == {tp(0), tp(2)}
 
 
 def test_of_very_many_idle_partitions_a_thousand_are_asked_for_news_each_second() -> None:
@@ -92,6 +92,6 @@ def test_the_answer_that_a_commit_is_recorded_costs_one_look_at_what_is_busy(
         assert isinstance(record, do.RecordCommit)
         looks.clear()
         busy = busy_of(member)
-        member.driver.handle(seen.CommitRecorded(record), world.now)
+        member.engine.handle(seen.CommitRecorded(record), world.now)
         assert len(looks) <= len(busy) <= 3
     assert busy_of(member) == []

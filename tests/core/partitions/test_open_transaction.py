@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import explain_partition
 from tests.core.world import Member, World, tp
@@ -15,7 +15,7 @@ LONGER_THAN_BROKERS_ALLOW_S = 1000.0
 def behind_a_transaction() -> tuple[World, Member]:
     """A member that is at the first offset of a transaction with 30 records behind it."""
     world = World()
-    member = world.member(owns=1, settings=DriverSettings(lease_s=100_000.0))
+    member = world.member(owns=1, settings=EngineSettings(lease_s=100_000.0))
     world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], high_watermark=30)
     world.wait(5, member)
     return world, member
@@ -23,7 +23,7 @@ def behind_a_transaction() -> tuple[World, Member]:
 
 def said(world: World, member: Member) -> str:
     """What the member says of orders-0."""
-    return explain_partition(member.driver.partitions[tp(0)], world.now)
+    return explain_partition(member.engine.partitions[tp(0)], world.now)
 
 
 def test_what_waits_behind_an_open_transaction_is_said() -> None:
@@ -55,5 +55,5 @@ def test_a_transaction_that_hangs_stops_the_partition_until_it_has_ended() -> No
     world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], until=31, high_watermark=31)
     member.tick()
     world.wait(5, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
     assert world.kafka.claims(0) == [(31, "b1")]

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence, plain
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunState
@@ -21,7 +21,7 @@ from dagster_rebalance.core.runs.stream_batch import Outcome
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
 
-ONE_RUN = DriverSettings(limits=BatchLimits(max_ranges_per_run=8, max_runs_in_flight=1))
+ONE_RUN = EngineSettings(limits=BatchLimits(max_ranges_per_run=8, max_runs_in_flight=1))
 
 
 def at_work(world: World, owns: int = 1) -> tuple[Member, str]:
@@ -168,7 +168,7 @@ def test_what_is_left_to_the_next_owner_is_named() -> None:
 def test_a_partition_that_stops_and_goes_on_is_told() -> None:
     """With the reason that people see."""
     world = World(records=100)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
     world.wait(1.25, member)
     (run_id,) = member.tick()
     world.start(run_id)
@@ -189,7 +189,7 @@ def test_writes_that_were_not_done_are_told_with_why() -> None:
     member = world.member(owns=1)
     write = do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(5))
     _, told = observed(
-        member.driver,
+        member.engine,
         seen.OffsetsWritten(
             (write,),
             ((write, seen.WriteFailure.CHANGED), (write, seen.WriteFailure.RETRIABLE)),
@@ -210,11 +210,11 @@ def test_a_late_answer_to_another_write_is_no_news() -> None:
     world.kafka.produce(tp(0), 100)
     member.fails.add(do.WriteOffsets)
     world.wait(5, member)
-    pending = member.driver.partitions[tp(0)].pending
+    pending = member.engine.partitions[tp(0)].pending
     assert pending is not None
     assert pending.claiming
     late = replace(pending.write, new=OffsetAndMetadata(5))
-    _, told = observed(member.driver, seen.OffsetsWritten((late,)), world.now)
+    _, told = observed(member.engine, seen.OffsetsWritten((late,)), world.now)
     assert told == ()
 
 
@@ -230,7 +230,7 @@ def test_the_first_position_of_a_group_is_neither_a_claim_nor_a_commit() -> None
 def test_dead_letters_are_told_when_they_are_stored_and_when_they_fail() -> None:
     """A letter that failed is sent again."""
     world = World(records=100)
-    settings = DriverSettings(max_attempts=1, dead_letter_topic="dead")
+    settings = EngineSettings(max_attempts=1, dead_letter_topic="dead")
     member = world.member(owns=1, settings=settings)
     world.wait(1.25, member)
     (run_id,) = member.tick()
@@ -255,7 +255,7 @@ def test_what_people_order_is_told() -> None:
     world = World(partitions=2)
     member = world.member(owns=2)
     world.wait(1, member)
-    world.orders.append(Order(Action.PAUSE, "orders:1", "ann", 1.0, "a table moves"))
+    world.orders.append(Directive(Action.PAUSE, "orders:1", "ann", 1.0, "a table moves"))
     world.wait(10, member)
     (ordered,) = member.said(Occurred.PARTITIONS_ORDERED)
     assert ordered["partitions"] == (tp(1),)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.model.commands import ReadStoredOffsets, RecordCommit
 from dagster_rebalance.core.model.events import (
     LeaveRequested,
@@ -52,7 +52,7 @@ from tests.core.world import World, span, tp
 
 RUN = "ab12cd34-5678"
 NOT_STARTED = "2 runs requested, not started yet"
-A_RUN_EACH = DriverSettings(limits=BatchLimits(max_ranges_per_run=1))
+A_RUN_EACH = EngineSettings(limits=BatchLimits(max_ranges_per_run=1))
 HOLD = Hold(Cause.REVOKE, {tp(4): 1, tp(5): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
 RECORD = RecordCommit(
     span(4, 0, 9), epoch=1, batch_id="b", run_id=RUN, lag=0, claim_to_commit_s=None, drain_s=None
@@ -81,7 +81,7 @@ def test_a_hold_says_how_long_it_is_likely_to_take() -> None:
     """By the last batches of the member, so that a person knows whether to wait."""
     world = World(records=85)
     member = world.member(
-        owns=1, settings=DriverSettings(limits=BatchLimits(max_records_per_range=10))
+        owns=1, settings=EngineSettings(limits=BatchLimits(max_records_per_range=10))
     )
     for _ in range(3):
         (run_id,) = member.tick()
@@ -93,7 +93,7 @@ def test_a_hold_says_how_long_it_is_likely_to_take() -> None:
     world.start(run_id)
     member.feed(RevokeRequested((tp(0),)))
     world.wait(12, member)
-    (_, hold, *_) = summary(member.driver, world.now)
+    (_, hold, *_) = summary(member.engine, world.now)
     assert hold == (
         "holding orders-0 for 12 s: waiting for run run4 on orders-0 [30, 40), likely for 18 s "
         "more (batches took 30 s); 278 s left"
@@ -387,14 +387,14 @@ def test_a_batch_that_is_running_has_an_age() -> None:
     """A batch that does not return looked like any other."""
     world = World(records=5, partitions=2)
     stream = Stream(world, "r1", owns=range(2))
-    assert summary(stream.driver, world.now)[0].endswith("lag 10; no batch running")
+    assert summary(stream.engine, world.now)[0].endswith("lag 10; no batch running")
     stream.turn()
     world.wait(312, stream)
-    (first,) = summary(stream.driver, world.now)
+    (first,) = summary(stream.engine, world.now)
     assert first.endswith("lag 10; a batch running on 2 partitions for 312 s")
-    said = explain_partition(stream.driver.partitions[tp(0)], world.now, streams=True)
+    said = explain_partition(stream.engine.partitions[tp(0)], world.now, streams=True)
     assert said == "orders-0: run r1 works on [0, 5) (for 312 s)"
-    assert glance(stream.driver) == "2 owned, lag 10, 1 run"
+    assert glance(stream.engine) == "2 owned, lag 10, 1 run"
 
 
 def test_a_run_whose_age_dagster_knows_has_that_age() -> None:
@@ -406,7 +406,7 @@ def test_a_run_whose_age_dagster_knows_has_that_age() -> None:
     world.dagster.runs[run_id] = replace(world.dagster.runs[run_id], works_for_s=700.0)
     second = world.member(owns=1)
     world.wait(1, second)
-    assert "1 run working for 70" in summary(second.driver, world.now)[0]
+    assert "1 run working for 70" in summary(second.engine, world.now)[0]
 
 
 def test_a_streaming_run_tells_the_runs_of_others_apart() -> None:
@@ -417,7 +417,7 @@ def test_a_streaming_run_tells_the_runs_of_others_apart() -> None:
     first.feed(PartitionsLost((tp(0),)))
     second.feed(PartitionsAssigned((tp(0),)))
     second.turn()
-    (said, *_) = summary(second.driver, world.now)
+    (said, *_) = summary(second.engine, world.now)
     assert said.endswith("; no batch running, 1 other run working")
 
 
@@ -448,17 +448,17 @@ def test_the_summary_of_a_member_at_work_is_one_line() -> None:
     for run_id in member.tick()[:2]:
         world.start(run_id)
     world.wait(1, member)
-    assert summary(member.driver, world.now) == (
+    assert summary(member.engine, world.now) == (
         f"owns orders-0..3 (4 partitions), lag 340; 2 runs working for 2 s, {NOT_STARTED}",
     )
-    assert glance(member.driver) == "4 owned, lag 340, 4 runs"
+    assert glance(member.engine) == "4 owned, lag 340, 4 runs"
 
 
 def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     """Holds, stops, and partitions that are taken in."""
     world = World(records=85, partitions=4)
-    assert summary(world.member().driver, world.now) == ("owns no partitions",)
-    assert glance(world.member().driver) == "0 owned"
+    assert summary(world.member().engine, world.now) == ("owns no partitions",)
+    assert glance(world.member().engine) == "0 owned"
     member = world.member(owns=3, settings=A_RUN_EACH)
     run_id, *_ = member.tick()
     world.start(run_id)
@@ -467,12 +467,12 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     member.feed(RevokeRequested((range_.topic_partition,)))
     member.fails.add(ReadStoredOffsets)
     member.feed(PartitionsAssigned((tp(3),)))
-    halted = next(o for o in member.driver.partitions.values() if o.phase is Phase.OWNED)
-    member.driver.partitions[halted.partition] = replace(
+    halted = next(o for o in member.engine.partitions.values() if o.phase is Phase.OWNED)
+    member.engine.partitions[halted.partition] = replace(
         halted, phase=Phase.STOPPED, stop_reason="no way"
     )
     (stopped_run,) = halted.live_runs
-    assert summary(member.driver, world.now) == (
+    assert summary(member.engine, world.now) == (
         f"owns orders-0..3 (4 partitions), lag at least 255; 1 run working for 1 s, {NOT_STARTED}",
         f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
         (
@@ -481,7 +481,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
         ),
         "orders-3: starting: reads its committed offset",
     )
-    assert glance(member.driver) == "1 stopped, holding 1, 4 owned, lag at least 255, 3 runs"
+    assert glance(member.engine) == "1 stopped, holding 1, 4 owned, lag at least 255, 3 runs"
 
 
 def test_a_lag_that_no_partition_has_read_yet_is_not_shown_as_0() -> None:
@@ -489,8 +489,8 @@ def test_a_lag_that_no_partition_has_read_yet_is_not_shown_as_0() -> None:
     member = World(records=85).member()
     member.fails.add(ReadStoredOffsets)
     member.feed(PartitionsAssigned((tp(0),)))
-    assert glance(member.driver) == "1 owned, lag not known yet"
-    assert summary(member.driver, 0.0)[0].startswith("owns orders-0 (1 partition), lag not known")
+    assert glance(member.engine) == "1 owned, lag not known yet"
+    assert summary(member.engine, 0.0)[0].startswith("owns orders-0 (1 partition), lag not known")
 
 
 def test_the_summary_says_why_the_member_leaves() -> None:
@@ -499,8 +499,8 @@ def test_the_summary_says_why_the_member_leaves() -> None:
     member = world.member(owns=1)
     member.tick()
     member.feed(LeaveRequested("a reload"))
-    assert "leaving the group: a reload" in summary(member.driver, world.now)
-    assert ", leaving, 1 owned" in glance(member.driver)
+    assert "leaving the group: a reload" in summary(member.engine, world.now)
+    assert ", leaving, 1 owned" in glance(member.engine)
 
 
 def test_without_a_member_nothing_is_said_to_be_under_way() -> None:
@@ -525,7 +525,7 @@ def test_the_summary_stays_short_however_many_partitions_are_stopped() -> None:
     for number in range(1_000):
         world.kafka.stored[tp(number)] = OffsetAndMetadata(5, "text of another application")
     member = world.member(owns=1_000)
-    lines = summary(member.driver, world.now)
+    lines = summary(member.engine, world.now)
     assert len(lines) == 12
     assert lines[-1] == "and 990 more stopped, 0 more starting"
     assert sum(map(len, lines)) < 5_000

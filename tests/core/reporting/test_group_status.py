@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.events import Found
 from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, OffsetAndMetadata
 from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -135,7 +135,7 @@ def test_records_that_nobody_is_there_to_read_wait_for_a_member() -> None:
 
 def test_an_order_of_a_person_is_shown() -> None:
     """Who has paused it, and why."""
-    partition = replace(owned(0), order=Order(Action.PAUSE, "*", "ada", 0.0, "away"))
+    partition = replace(owned(0), order=Directive(Action.PAUSE, "*", "ada", 0.0, "away"))
     seen = row(partition, Found(OffsetAndMetadata(0), Bounds(0, 0)))
     assert seen.ordered == "paused by ada since 1970-01-01 00:00:00 UTC: away"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.reporting.members import Kind, Roster, Said, roster
+from dagster_rebalance.core.reporting.members import Kind, MemberTable, Said, roster
 from tests.core.world import tp
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
 
 
-def told(*events: tuple[str, Kind, tuple[int, ...]]) -> Roster:
+def told(*events: tuple[str, Kind, tuple[int, ...]]) -> MemberTable:
     """The roster after members have said something about partitions, a second apart."""
     return roster(
         Said(kind, member, member.title(), float(at), tuple(map(tp, numbers)))
@@ -19,12 +19,12 @@ def told(*events: tuple[str, Kind, tuple[int, ...]]) -> Roster:
     )
 
 
-def owned(found: Roster) -> dict[str, set[TopicPartition]]:
+def owned(found: MemberTable) -> dict[str, set[TopicPartition]]:
     """What each member owns."""
     return {member.said.name: member.owns for member in found.members}
 
 
-def held(found: Roster) -> list[tuple[str, frozenset[TopicPartition]]]:
+def held(found: MemberTable) -> list[tuple[str, frozenset[TopicPartition]]]:
     """The open holds."""
     return [(said.name, left) for said, left in found.holds]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import events as seen
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.member_events import Occurred, Occurrence
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.reporting.metrics import (
@@ -45,7 +45,7 @@ def counted(member: Member, metric: Metric) -> list[tuple[float, dict[str, str]]
 def read(member: Member, metric: Metric, most: int = 100) -> list[tuple[float, dict[str, str]]]:
     """A gauge of a member as of now."""
     state = MemberState(
-        tuple(member.driver.partitions.values()), member.driver.holds, member.world.now
+        tuple(member.engine.partitions.values()), member.engine.holds, member.world.now
     )
     found = gauge(metric, state, now=member.world.now, most_partitions=most)
     return [(one.value, dict(one.attributes)) for one in found]
@@ -134,7 +134,7 @@ def test_a_partition_whose_lag_is_not_known_has_none() -> None:
     """0 would look as if nothing waited."""
     world = World(records=100)
     member = world.member()
-    member.driver.handle(seen.PartitionsAssigned((tp(0),)), world.now)
+    member.engine.handle(seen.PartitionsAssigned((tp(0),)), world.now)
     assert read(member, Metric.LAG) == read(member, Metric.LAG_MAX) == []
     assert read(member, Metric.PARTITION_LAG) == []
     assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "restoring"})]
@@ -143,7 +143,7 @@ def test_a_partition_whose_lag_is_not_known_has_none() -> None:
 def test_a_partition_that_people_have_paused_is_shown_as_such() -> None:
     """It is owned all the same."""
     world = World(partitions=1)
-    world.orders.append(Order(Action.PAUSE, "*", "ann", 1.0, "a table moves"))
+    world.orders.append(Directive(Action.PAUSE, "*", "ann", 1.0, "a table moves"))
     member = world.member(owns=1)
     world.wait(2, member)
     assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "paused"})]
@@ -199,7 +199,7 @@ def test_stops_letters_writes_and_runs_are_counted() -> None:
 def test_a_failed_attempt_is_counted_and_a_stop_follows() -> None:
     """What an alert is made of."""
     world = World(records=100)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
     world.wait(1.25, member)
     (run_id,) = member.tick()
     world.start(run_id)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import span
 
 RUN = RunSeen("r1", "b", (span(0, 0, 10),), RunState.STARTED, heartbeat="1")
-PULSE = Pulse(heartbeat_timeout_s=60, start_timeout_s=300)
+PULSE = Liveness(heartbeat_timeout_s=60, start_timeout_s=300)
 
 
 def dead_after(
-    pulse: Pulse, run: RunSeen, seconds: int, *, first: int = 0
-) -> tuple[Pulse, list[int]]:
+    pulse: Liveness, run: RunSeen, seconds: int, *, first: int = 0
+) -> tuple[Liveness, list[int]]:
     """Look once a second; returns when the run was called dead."""
     found = []
     for now in range(first, first + seconds):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.run import RunState
@@ -165,13 +165,13 @@ def test_the_next_attempt_is_offered_after_the_delay_and_the_skip_reason_says_wh
     member = world.member(owns=1, pace=PACE)
     world.dagster.move(started(world, member), RunState.FAILED)
     world.wait(1, member)
-    assert member.driver.offers == NOTHING
+    assert member.engine.offers == NOTHING
     assert (
         "run run1 for [0, 10) failed; next run (attempt 2) in 5 s"
-        in summary(member.driver, world.now)[1]
+        in summary(member.engine, world.now)[1]
     )
     world.wait(5, member)
-    assert [offer.attempt for offer in member.driver.offers] == [2]
+    assert [offer.attempt for offer in member.engine.offers] == [2]
 
 
 def test_a_new_owner_tries_a_failed_range_at_once() -> None:
@@ -182,7 +182,7 @@ def test_a_new_owner_tries_a_failed_range_at_once() -> None:
     world.wait(1, first)
     second = world.member(owns=1, pace=PACE)
     world.wait(1, second)
-    assert [offer.attempt for offer in second.driver.offers] == [2]
+    assert [offer.attempt for offer in second.engine.offers] == [2]
 
 
 def test_a_new_owner_waits_for_runs_that_do_not_start() -> None:
@@ -194,9 +194,9 @@ def test_a_new_owner_waits_for_runs_that_do_not_start() -> None:
     world.wait(1, first)
     second = world.member(owns=1, pace=PACE)
     world.wait(1, second)
-    assert second.driver.offers == NOTHING
+    assert second.engine.offers == NOTHING
     world.wait(5, second)
-    assert [offer.attempt for offer in second.driver.offers] == [2]
+    assert [offer.attempt for offer in second.engine.offers] == [2]
 
 
 def test_launches_that_fail_stop_the_partition_and_never_give_its_range_up() -> None:
@@ -207,14 +207,14 @@ def test_launches_that_fail_stop_the_partition_and_never_give_its_range_up() -> 
     world = World(records=10)
     member = world.member(
         owns=1,
-        settings=DriverSettings(max_attempts=1, dead_letter_topic="dead"),
+        settings=EngineSettings(max_attempts=1, dead_letter_topic="dead"),
         pace=RetryPace(1.0, 1.0),
     )
     for _ in range(5):
         (run_id,) = member.tick()
         world.dagster.move(run_id, RunState.FAILED, has_started=False)
         world.wait(2, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     assert "do not start" in member.shown[-1][1]
     assert not world.kafka.letters
     run_id = started(world, member)
@@ -238,7 +238,7 @@ def test_refusals_stop_the_partition_with_their_reason_until_the_cause_is_gone()
     assert "Kafka could not be asked" in member.shown[-1][1]
     run_id = started(world, member)
     world.wait(1, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED, (
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED, (
         "whether its work will go well is not known yet"
     )
     world.succeed(run_id)
@@ -250,16 +250,16 @@ def test_refusals_stop_the_partition_with_their_reason_until_the_cause_is_gone()
 def test_a_stopped_range_is_tried_again_and_its_stop_stays_shown_meanwhile() -> None:
     """A check that turns green with each try would wake people with each failure."""
     world = World(records=10)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1), pace=RetryPace(2.0, 2.0))
+    member = world.member(owns=1, settings=EngineSettings(max_attempts=1), pace=RetryPace(2.0, 2.0))
     world.dagster.move(started(world, member), RunState.FAILED)
     world.wait(1, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     assert member.tick() == []
     world.wait(3, member)
     run_id = started(world, member)
     world.wait(1, member)
     assert [reason for _, reason in member.shown if not reason] == []
-    assert "run run2 works on [0, 10)" in summary(member.driver, world.now)[1]
+    assert "run run2 works on [0, 10)" in summary(member.engine, world.now)[1]
     world.succeed(run_id)
     world.wait(2, member)
     assert (world.kafka.offset(0), member.shown[-1]) == (10, (tp(0), ""))
@@ -270,7 +270,7 @@ def test_one_bad_range_stops_only_its_own_partition() -> None:
     world = World(records=10, partitions=3)
     member = world.member(
         owns=3,
-        settings=DriverSettings(max_attempts=2, limits=ONE_RUN),
+        settings=EngineSettings(max_attempts=2, limits=ONE_RUN),
         pace=RetryPace(0.5, 0.5, retry_stopped=False),
     )
     (first,) = member.tick()
@@ -287,7 +287,7 @@ def test_one_bad_range_stops_only_its_own_partition() -> None:
     assert [world.kafka.offset(number) for number in range(3)] == [10, 0, 10]
     assert {
         partition
-        for partition, owned in member.driver.partitions.items()
+        for partition, owned in member.engine.partitions.items()
         if owned.phase is Phase.STOPPED
     } == {tp(1)}
 
@@ -298,15 +298,15 @@ def test_a_request_that_dagster_ignores_is_shown_and_made_again() -> None:
     Dagster would skip that key for ever, behind a green check.
     """
     world = World(records=10)
-    member = world.member(owns=1, settings=DriverSettings(unanswered_s=60.0))
-    (offer,) = member.driver.offers
+    member = world.member(owns=1, settings=EngineSettings(unanswered_s=60.0))
+    (offer,) = member.engine.offers
     world.dagster.keys.add(offer.run_key)
     for _ in range(13):
         assert member.tick() == []
         world.wait(5, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     assert f"dagster/run_key={offer.run_key}" in member.shown[-1][1]
-    assert member.driver.offers == (offer,)
+    assert member.engine.offers == (offer,)
     world.dagster.keys.clear()
     member.tick()
     world.wait(1, member)
@@ -316,27 +316,27 @@ def test_a_request_that_dagster_ignores_is_shown_and_made_again() -> None:
 def test_time_without_ticks_does_not_count_as_waiting_for_dagster() -> None:
     """Nobody was there to start the run."""
     world = World(records=10)
-    member = world.member(owns=1, settings=DriverSettings(unanswered_s=60.0, lease_s=1000.0))
+    member = world.member(owns=1, settings=EngineSettings(unanswered_s=60.0, lease_s=1000.0))
     member.feed(seen.TickArrived())
     world.wait(100, member)
     member.feed(seen.TickArrived())
     world.wait(2, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
 
 
 def test_a_run_that_was_created_but_not_submitted_is_requested_until_it_is_queued() -> None:
     """Dagster's daemon submits that very run; nobody else does."""
     world = World(records=10)
     member = world.member(owns=1)
-    (offer,) = member.driver.offers
+    (offer,) = member.engine.offers
     (run_id,) = member.tick(state=RunState.CREATED)
     world.dagster.move(run_id, RunState.CREATED, attempt=1)
     world.wait(1, member)
-    assert member.driver.offers == (offer,)
-    assert "created but not submitted" in summary(member.driver, world.now)[1]
+    assert member.engine.offers == (offer,)
+    assert "created but not submitted" in summary(member.engine, world.now)[1]
     world.dagster.move(run_id, RunState.WAITING)
     world.wait(1, member)
-    assert member.driver.offers == NOTHING
+    assert member.engine.offers == NOTHING
 
 
 def test_offsets_are_not_committed_before_every_asset_has_them() -> None:
@@ -345,7 +345,7 @@ def test_offsets_are_not_committed_before_every_asset_has_them() -> None:
     After a commit, the other assets would never get these offsets.
     """
     world = World(records=10)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
     first = started(world, member)
     world.dagster.move(
         first, RunState.FAILED, done=frozenset({"orders"}), undone=frozenset({"totals"})

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.runs.retry import RetryPace
-from dagster_rebalance.core.streaming.replicas import Fleet, Leave, StreamSeen, moves
+from dagster_rebalance.core.streaming.replicas import Leave, Replicas, StreamSeen, moves
 
 NOW = 100_000.0
-TWO = Fleet(2, "v1", pace=RetryPace(5.0, 900.0))
+TWO = Replicas(2, "v1", pace=RetryPace(5.0, 900.0))
 
 
 def run(name: str, slot: int | None, **said: object) -> StreamSeen:
@@ -45,7 +45,7 @@ def test_each_slot_without_a_run_gets_one() -> None:
 
 def test_nothing_is_done_while_all_work() -> None:
     """The same code, loaded again, changes nothing."""
-    assert moves(TWO, [run("a", 0), run("b", 1)], NOW) == moves(Fleet(0, "v1"), [], NOW)
+    assert moves(TWO, [run("a", 0), run("b", 1)], NOW) == moves(Replicas(0, "v1"), [], NOW)
 
 
 def test_a_run_is_requested_under_the_same_key_until_dagster_has_it() -> None:
@@ -108,13 +108,13 @@ def test_new_code_joins_before_the_old_run_is_asked_to_leave(
 def test_new_code_replaces_the_only_owner_of_the_only_partition() -> None:
     """Kafka leaves it with its owner, and gives the new run nothing before that one has left."""
     new = run("new", 0, version="v2", has_joined=False, ready_since=NOW - 31)
-    found = moves(Fleet(1, "v2"), [run("old", 0), new], NOW)
+    found = moves(Replicas(1, "v2"), [run("old", 0), new], NOW)
     assert found.leaves == (Leave("old", "run new has newer code"),)
 
 
 def test_a_run_that_never_ends_keeps_no_other_from_being_replaced() -> None:
     """A resource may hang where it is torn down; there would be one more run each hour."""
-    fleet = Fleet(2, "v2", leave_limit_s=90.0)
+    fleet = Replicas(2, "v2", leave_limit_s=90.0)
     new = [run("c", 0, version="v2"), run("d", 1, version="v2")]
     for since_s, leaves in ((89.0, []), (90.0, ["b"])):
         live = [run("a", 0, leaving_since=NOW - since_s), run("b", 1), *new]
@@ -184,12 +184,12 @@ def test_a_run_that_worked_for_long_does_not_count_with_those_before_it() -> Non
 def test_failures_of_other_code_do_not_count() -> None:
     """What was mended is tried at once."""
     old = [failed("a", 0, 2), failed("b", 0, 1)]
-    assert moves(Fleet(1, "v2"), old, NOW).starts
+    assert moves(Replicas(1, "v2"), old, NOW).starts
 
 
 def test_a_run_that_is_too_old_is_replaced_like_in_a_deploy() -> None:
     """Logs and memory stay bounded."""
-    fleet = Fleet(1, "v1", max_run_s=500.0)
+    fleet = Replicas(1, "v1", max_run_s=500.0)
     assert [start.slot for start in moves(fleet, [run("a", 0)], NOW).starts] == [0]
     new = run("b", 0, created_at=NOW - 10, started_at=NOW - 5)
     assert moves(fleet, [run("a", 0), new], NOW).leaves == (

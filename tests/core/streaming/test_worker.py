@@ -7,7 +7,7 @@ from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.stream_batch import Outcome
 from dagster_rebalance.core.streaming import worker
-from dagster_rebalance.core.streaming.worker import OwnWork, Urge
+from dagster_rebalance.core.streaming.worker import Urge, Worker
 from tests.core.world import span, tp
 
 FIRST, SECOND = "s.r1.1.1", "s.r1.2.3"
@@ -17,7 +17,7 @@ LOGS = {tp(0): Log("an id", 1), tp(1): Log("an id", 2)}
 
 def test_one_batch_is_at_work_at_a_time() -> None:
     """The worker is one thread."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     assert work.begin([], set(), LOGS.__getitem__) is None
     begun = work.begin(
         [Offer(FIRST, 1, (RANGE,)), Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND}, LOGS.__getitem__
@@ -30,7 +30,7 @@ def test_one_batch_is_at_work_at_a_time() -> None:
 
 def test_no_batch_is_begun_twice() -> None:
     """What the member has heard last may be older than the end of the batch."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     stale = Offer(FIRST, 1, (RANGE,))
     work.begin([stale], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
@@ -43,12 +43,12 @@ def test_no_batch_is_begun_twice() -> None:
 
 def test_an_end_without_a_batch_changes_nothing() -> None:
     """An interrupt may come when the body has just ended."""
-    assert OwnWork("r1").end(Outcome.SUCCEEDED) is None
+    assert Worker("r1").end(Outcome.SUCCEEDED) is None
 
 
 def test_its_sign_changes_with_each_look() -> None:
     """So the member never takes its own run for dead."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     signs = {work.read([FIRST], ())[-1].heartbeat for _ in range(3)}
     assert len(signs) == 3
@@ -56,7 +56,7 @@ def test_its_sign_changes_with_each_look() -> None:
 
 def test_a_claim_that_was_not_begun_shows_the_attempts_before_it_alone() -> None:
     """Nobody works on it, and earlier failures stay counted."""
-    seen = OwnWork("r1").read([SECOND, "b-1", "s.r2.1.1"], [(SECOND, RANGE), ("b-1", OTHER)])
+    seen = Worker("r1").read([SECOND, "b-1", "s.r2.1.1"], [(SECOND, RANGE), ("b-1", OTHER)])
     assert [(run.batch_id, run.state, run.ranges) for run in seen] == [
         (SECOND, RunState.FAILED, (RANGE,)),
         (SECOND, RunState.FAILED, (RANGE,)),
@@ -65,7 +65,7 @@ def test_a_claim_that_was_not_begun_shows_the_attempts_before_it_alone() -> None
 
 def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it() -> None:
     """Memory does not grow with the batches."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
     work.leave([(FIRST, RANGE)])
@@ -80,7 +80,7 @@ def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it
 
 def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
     """Kafka may refuse one of its claims for a while: the rest must not be done again."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     claims = [(FIRST, RANGE), (FIRST, OTHER)]
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
@@ -98,7 +98,7 @@ def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
 
 def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
     """Until then the next owner waits."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.leave([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
     assert work.untold == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
@@ -108,7 +108,7 @@ def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
 
 def test_what_is_still_at_work_is_not_taken_for_told() -> None:
     """An older answer of the storage says nothing about a newer claim."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.leave([(FIRST, RANGE)])
     work.told([(FIRST, RANGE)])
@@ -118,7 +118,7 @@ def test_what_is_still_at_work_is_not_taken_for_told() -> None:
 
 def test_what_was_told_long_ago_is_forgotten() -> None:
     """A run that lives for a week tells of each failed attempt."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     claims = [(f"s.r1.{number}.1", RANGE) for number in range(worker._TOLD_KEPT + 5)]
     for claim in claims:
         work.leave([claim])
@@ -128,15 +128,15 @@ def test_what_was_told_long_ago_is_forgotten() -> None:
 
 def test_a_failure_is_told_at_once() -> None:
     """Whoever shows what is stopped in the whole group has to see it."""
-    work = OwnWork("r1")
+    work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.FAILED)
     assert work.untold == {(FIRST, RANGE): Outcome.FAILED}
 
 
-def begun(**limits: float) -> OwnWork:
+def begun(**limits: float) -> Worker:
     """A run whose batch was begun at 100."""
-    work = OwnWork("r1", **limits)
+    work = Worker("r1", **limits)
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__, 100.0)
     return work
 
@@ -178,7 +178,7 @@ def test_a_body_that_ignores_its_interruption_ends_with_its_process() -> None:
 
 def test_without_a_batch_there_is_nothing_to_interrupt() -> None:
     """It may have ended a moment before."""
-    work = OwnWork("r1", limit_s=1.0, patience_s=1.0)
+    work = Worker("r1", limit_s=1.0, patience_s=1.0)
     work.interrupt(1.0)
     work.stop()
     assert work.urge(100.0) is Urge.NOTHING

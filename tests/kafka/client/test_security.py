@@ -89,7 +89,7 @@ class Door:
         wrong: Mapping[str, str] | None = None,
         without: tuple[str, ...] = (),
     ) -> RebalanceAwareConsumer:
-        """A consumer of this user; the pump's kind by default, which reads no records."""
+        """A consumer of this user; the member loop's kind by default, which reads no records."""
         config = {
             **self._config(without),
             "group.protocol": protocol,

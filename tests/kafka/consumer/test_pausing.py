@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.consumer.pauses import PauseMarks, with_mark, without_mark
+from dagster_rebalance.kafka.consumer.pauses import Pauses, with_mark, without_mark
 
 EU, US = (TopicPartition(f"orders-{where}", 0) for where in ("eu", "us"))
 CLICKS = TopicPartition("clicks", 3)
@@ -21,7 +21,7 @@ def test_a_mark_covers_a_partition_that_nobody_has_seen_yet() -> None:
 
     It counts "even if the topicPartition has not been existed".
     """
-    marks = PauseMarks()
+    marks = Pauses()
     marks.pause([TopicPartition("not-there-yet", 99)])
     assert marks.covers(TopicPartition("not-there-yet", 99))
     assert not marks.covers(TopicPartition("not-there-yet", 98))
@@ -33,7 +33,7 @@ def test_resuming_a_partition_takes_its_mark_away() -> None:
 
     The mark "can only be modified by the user's pause and resume".
     """
-    marks = PauseMarks()
+    marks = Pauses()
     marks.pause([EU, US])
     marks.resume([EU])
     marks.resume([EU])
@@ -42,7 +42,7 @@ def test_resuming_a_partition_takes_its_mark_away() -> None:
 
 def test_marks_of_partitions_topics_and_everything_are_apart() -> None:
     """Whoever takes one of them away must not undo what another part of the program wants."""
-    marks = PauseMarks()
+    marks = Pauses()
     marks.pause([EU])
     marks.pause_topics(["orders-eu"])
     marks.pause_all()
@@ -56,7 +56,7 @@ def test_marks_of_partitions_topics_and_everything_are_apart() -> None:
 
 def test_pausing_everything_covers_whatever_comes() -> None:
     """The mark of the whole consumer."""
-    marks = PauseMarks()
+    marks = Pauses()
     marks.pause_all()
     assert marks.among([EU, CLICKS]) == {EU, CLICKS}
     assert not marks.partitions
@@ -64,7 +64,7 @@ def test_pausing_everything_covers_whatever_comes() -> None:
 
 def test_a_pattern_covers_topics_whose_whole_name_matches() -> None:
     """The same rule as for a subscription."""
-    marks = PauseMarks()
+    marks = Pauses()
     marks.pause_topics([re.compile("orders")])
     assert not marks.covers(EU)
     marks.pause_topics([ORDERS])
@@ -73,7 +73,7 @@ def test_a_pattern_covers_topics_whose_whole_name_matches() -> None:
 
 def test_the_last_call_that_names_a_topic_decides() -> None:
     """A topic out of a pattern, and a pattern over a topic, in both orders."""
-    marks = PauseMarks()
+    marks = Pauses()
     marks.pause_topics([ORDERS])
     marks.resume_topics(["orders-eu"])
     assert marks.among([EU, US]) == {US}
@@ -86,7 +86,7 @@ def test_the_last_call_that_names_a_topic_decides() -> None:
 
 def test_decisions_about_topics_do_not_pile_up() -> None:
     """A program may pause and resume for years."""
-    marks = PauseMarks()
+    marks = Pauses()
     for _ in range(100):
         marks.pause_topics([ORDERS, "clicks"])
         marks.resume_topics(["clicks", ORDERS])

@@ -92,7 +92,7 @@ def test_a_record_is_stored_when_the_broker_said_so_and_not_before() -> None:
 
 
 def test_of_records_with_one_key_only_one_is_under_way() -> None:
-    """The driver asks again each second, and an outage lasts longer."""
+    """The engine asks again each second, and an outage lasts longer."""
     stage = Stage()
     stage.letters.send("k", "v")
     stage.letters.send("k", "v")

@@ -14,7 +14,7 @@ from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.reading.fetcher import Fetcher
-from dagster_rebalance.kafka.reading.start_positions import Starts
+from dagster_rebalance.kafka.reading.start_positions import StartPositions
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup, ManualClock
 from tests.kafka.contract.stages import MockCluster
@@ -47,7 +47,7 @@ class Log:
         group = FakeGroup({self.topic: 4})
         self.fetcher = Fetcher(
             validated(self.config, hold_limit_s=10),
-            Starts(group.member(), group, "earliest"),
+            StartPositions(group.member(), group, "earliest"),
             clock,
         )
         self.seen: dict[TopicPartition, list[int]] = {}
@@ -484,7 +484,7 @@ def test_a_look_up_that_fails_for_long_is_reported_and_then_goes_on() -> None:
     fetcher.close()
 
 
-class Kept(Starts):
+class Kept(StartPositions):
     """A look-up of partitions that a transaction keeps back."""
 
     def find(

@@ -11,7 +11,7 @@ from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.reading import recreated_topics
-from dagster_rebalance.kafka.reading.recreated_topics import RemadeTopics
+from dagster_rebalance.kafka.reading.recreated_topics import RecreatedTopics
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 from dagster_rebalance.testing.fixtures import unique_name
@@ -37,7 +37,7 @@ class Ids:
         self.known = {"orders": "a", "users": "u"}
         self.is_silent = False
         self.asked = 0
-        self.remade = RemadeTopics(self.ask, self.clock)
+        self.remade = RecreatedTopics(self.ask, self.clock)
 
     def ask(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
         """Ask; the answer is that of the time when it is taken."""
@@ -125,7 +125,7 @@ def test_a_refused_question_is_asked_again_later() -> None:
         message = "not now"
         raise BrokerError(message)
 
-    remade = RemadeTopics(refuse, clock)
+    remade = RecreatedTopics(refuse, clock)
     for _ in range(3):
         assert remade.look([P0]) == {}
     assert len(asked) == 1

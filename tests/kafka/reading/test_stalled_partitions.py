@@ -8,7 +8,7 @@ from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.reading.stalled_partitions import (
     LOOK_EVERY_S,
     STANDSTILL_S,
-    Standstill,
+    StalledPartitions,
 )
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Looks:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.watch = Standstill(self.now)
+        self.watch = StalledPartitions(self.now)
 
     def look(self, behind: Mapping[TopicPartition, int]) -> frozenset[TopicPartition]:
         """One look."""
@@ -75,7 +75,7 @@ def test_the_time_in_which_nobody_polls_does_not_count() -> None:
 
 def test_positions_are_looked_at_from_time_to_time_only() -> None:
     """A look at 1,000 partitions costs more than a poll."""
-    watch = Standstill(0.0)
+    watch = StalledPartitions(0.0)
     assert not watch.is_due(LOOK_EVERY_S - 1)
     assert watch.is_due(LOOK_EVERY_S)
     watch.look({}, LOOK_EVERY_S)

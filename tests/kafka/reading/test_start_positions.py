@@ -11,7 +11,7 @@ import pytest
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.reading.start_positions import Starts
+from dagster_rebalance.kafka.reading.start_positions import StartPositions
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_a_partition_begins_where_the_group_has_committed_or_else_at_the_chosen_
 
     The epoch shows whether the log was cut off.
     """
-    starts = Starts(group.member(), group, "earliest" if reset == "earliest" else "latest")
+    starts = StartPositions(group.member(), group, "earliest" if reset == "earliest" else "latest")
     assert starts.find({P0: "committed", P1: "committed"}, 1.0) == (
         {P0: OffsetAndMetadata(3, "", 7), P1: OffsetAndMetadata(where)},
         None,
@@ -71,7 +71,7 @@ def test_a_partition_begins_where_the_group_has_committed_or_else_at_the_chosen_
 
 def test_a_sought_end_or_offset_counts_whatever_is_committed(group: FakeGroup) -> None:
     """The caller has chosen it."""
-    found, problem = Starts(group.member(), group, "error").find(
+    found, problem = StartPositions(group.member(), group, "error").find(
         {P0: "latest", P1: "earliest", P2: 5}, 1.0
     )
     assert found == {P0: OffsetAndMetadata(9), P1: OffsetAndMetadata(0), P2: OffsetAndMetadata(5)}
@@ -80,7 +80,7 @@ def test_a_sought_end_or_offset_counts_whatever_is_committed(group: FakeGroup) -
 
 def test_no_offset_is_chosen_where_that_is_forbidden(group: FakeGroup) -> None:
     """Skipping records in silence would lose them; what has a commit is read all the same."""
-    found, problem = Starts(group.member(), group, "error").find(
+    found, problem = StartPositions(group.member(), group, "error").find(
         {P0: "committed", P1: "committed"}, 1.0
     )
     assert found == {P0: OffsetAndMetadata(3, "", 7)}
@@ -93,14 +93,14 @@ def test_no_offset_is_chosen_where_that_is_forbidden(group: FakeGroup) -> None:
 
 def test_what_is_not_known_now_is_left_out_and_the_rest_begins(group: FakeGroup) -> None:
     """One leader that is away must not keep the other partitions from being read."""
-    found, problem = Starts(Deaf(group), group, "latest").find(
+    found, problem = StartPositions(Deaf(group), group, "latest").find(
         {P0: "committed", P1: "latest", P2: 5}, 1.0
     )
     assert found.keys() == {P1, P2}
     assert problem is not None
     assert problem.retriable
     headless = Headless({"orders": 4})
-    found, problem = Starts(headless.member(), headless, "latest").find(
+    found, problem = StartPositions(headless.member(), headless, "latest").find(
         dict.fromkeys((P0, P1, P3), "committed"), 1.0
     )
     assert found == {P1: OffsetAndMetadata(0), P3: OffsetAndMetadata(0)}

@@ -22,7 +22,7 @@ from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
 from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.nested_resources import Nested, Where
@@ -261,7 +261,9 @@ def test_a_run_that_is_re_executed_from_its_failure_gets_the_value_of_its_batch(
     stage.on_cleaned = fail
     failed = stage.run(stage.offers[0])
     assert not failed.success
-    set_mark(instance, failed.dagster_run, Mark.OVER)  # its owner does, once its process is done
+    record_run_event(
+        instance, failed.dagster_run, RunEvent.OVER
+    )  # its owner does, once its process is done
     stage.in_company()
     again = stage.run(stage.offers[0], again=failed)
     assert again.success
@@ -536,7 +538,7 @@ def test_an_asset_that_is_executed_again_alone_gets_the_value_of_its_batch(
 
     stage.on_cleaned = fail
     failed = stage.run(stage.offers[0])
-    set_mark(instance, failed.dagster_run, Mark.OVER)
+    record_run_event(instance, failed.dagster_run, RunEvent.OVER)
     stage.on_cleaned = str
     stage.in_company()
     again = stage.job.execute_in_process(

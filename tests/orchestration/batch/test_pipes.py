@@ -22,7 +22,7 @@ from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
 from tests.orchestration.streaming.test_run import Stage, leave
@@ -141,7 +141,7 @@ def test_a_client_that_keeps_an_interrupt_to_itself_makes_no_success(
     assert not isinstance(signal.getsignal(number), partial)
     (run,) = instance.get_runs(limit=1)
     assert run.status in {dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE}
-    assert Mark.FINISHED in marks_of(instance, run.run_id)
+    assert RunEvent.FINISHED in run_events_of(instance, run.run_id)
 
 
 def test_signals_are_noted_once_and_handed_on() -> None:
@@ -326,5 +326,5 @@ def test_a_run_that_ends_before_its_job_does_fails(instance: dg.DagsterInstance)
         stage.run()
     (run,) = instance.get_runs(limit=1)
     assert run.status is dg.DagsterRunStatus.FAILURE
-    assert marks_of(instance, run.run_id) >= {Mark.TAKEN_BACK, Mark.FINISHED}
+    assert run_events_of(instance, run.run_id) >= {RunEvent.TAKEN_BACK, RunEvent.FINISHED}
     assert len(stage.batches) == 1

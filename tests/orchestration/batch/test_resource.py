@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.run import RunState
@@ -24,10 +24,14 @@ from dagster_rebalance.orchestration.runs import boot_clock
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.directives import OrderBook
+from dagster_rebalance.orchestration.storage.directives import DirectiveStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.range_owners import WorkNotes
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_events_of,
+)
 from dagster_rebalance.orchestration.storage.run_tags import REFUSED_TAG, run_config, run_tags
 from tests.orchestration.parts import (
     GROUPS,
@@ -113,7 +117,7 @@ class Stage:
         assert because in said
         assert not self.worked
         assert tags_of(self.instance, run_id)[REFUSED_TAG] == run_id
-        assert marks_of(self.instance, run_id) == {Mark.BEGAN, Mark.REFUSED}
+        assert run_events_of(self.instance, run_id) == {RunEvent.BEGAN, RunEvent.REFUSED}
 
 
 @pytest.fixture
@@ -134,8 +138,8 @@ def stored_stage(instance: dg.DagsterInstance, batch_id: str) -> Stage:
 
 def test_a_run_of_a_partition_that_people_have_paused_refuses_itself(stage: Stage) -> None:
     """It may have been requested before, or executed again by hand. That is no attempt."""
-    book = OrderBook(stage.instance, GroupAssets.of(stage.kafka.group_id).order_book_name)
-    book.add([Order(Action.PAUSE, "orders:0", "ada", 1_700_000_000.0, "the warehouse is away")])
+    book = DirectiveStore(stage.instance, GroupAssets.of(stage.kafka.group_id).order_book_name)
+    book.add([Directive(Action.PAUSE, "orders:0", "ada", 1_700_000_000.0, "the warehouse is away")])
     stage.is_refused(
         "orders-0 is paused by ada since 2023-11-14 22:13:20 UTC: the warehouse is away"
     )
@@ -154,7 +158,7 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(
     assert sorted(stage.worked) == [("first", (span(0),)), ("second", (span(0),))]
     tags = tags_of(stage.instance, run_id)
     assert REFUSED_TAG not in tags
-    assert marks_of(stage.instance, run_id) == {Mark.BEGAN, Mark.FINISHED}
+    assert run_events_of(stage.instance, run_id) == {RunEvent.BEGAN, RunEvent.FINISHED}
     event = (
         stage.instance.fetch_materializations(dg.AssetKey("first"), limit=1)
         .records[0]
@@ -292,7 +296,7 @@ def test_a_run_that_cannot_ask_dagster_has_not_worked(
     assert not succeeded
     assert "database is locked" in said
     assert not stage.worked
-    assert marks_of(stage.instance, run_id) == {Mark.BEGAN, Mark.REFUSED}
+    assert run_events_of(stage.instance, run_id) == {RunEvent.BEGAN, RunEvent.REFUSED}
     (seen,) = RunLedger(stage.instance, stage.kafka.group_id).read([stage.offer.batch_id])
     assert (seen.is_live, seen.is_refused) == (False, True)
 
@@ -301,15 +305,15 @@ def test_a_run_that_hangs_while_it_notes_its_work_does_not_begin(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread watches the time yet, and its successor may be at work by then."""
-    real, later = WorkNotes.write, boot_clock.seconds() + 1_000.0
+    real, later = RangeOwners.write, boot_clock.seconds() + 1_000.0
 
-    def write(notes: WorkNotes, *work: Any) -> None:  # noqa: ANN401 - a note and its claims
+    def write(notes: RangeOwners, *work: Any) -> None:  # noqa: ANN401 - a note and its claims
         real(notes, *work)
         monkeypatch.setattr(boot_clock, "seconds", lambda: later)
 
-    monkeypatch.setattr(WorkNotes, "write", write)
+    monkeypatch.setattr(RangeOwners, "write", write)
     stage.is_refused("it could give no sign of life for 1000 s")
-    assert WorkNotes(stage.instance).read([(stage.offer.batch_id, span(0))]) == {}
+    assert RangeOwners(stage.instance).read([(stage.offer.batch_id, span(0))]) == {}
 
 
 def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:
@@ -342,7 +346,7 @@ def test_a_run_of_another_batch_that_works_on_the_range_is_named(stage: Stage) -
 def test_a_run_that_may_work_although_dagster_shows_its_end_is_named(stage: Stage) -> None:
     """A retry by Dagster or by a person may come before anybody knows that the process is gone."""
     other = make_run(stage.instance, stage.offer, Status.CANCELED, group_id=stage.kafka.group_id)
-    set_mark(stage.instance, other, Mark.BEGAN)
+    record_run_event(stage.instance, other, RunEvent.BEGAN)
     stage.is_refused(f"run {other.run_id} of the same batch has canceled in Dagster")
 
 
@@ -353,7 +357,7 @@ def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(
 
     If somebody does it before, the look of the run finds that end.
     """
-    seen: list[tuple[bool, frozenset[Mark]]] = []
+    seen: list[tuple[bool, frozenset[RunEvent]]] = []
     real = RunLedger.read
 
     def read(
@@ -364,13 +368,13 @@ def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(
         claims: Iterable[Claimed] = (),
     ) -> tuple[RunSeen, ...]:
         runs = real(ledger, batch_ids, live_too=live_too, claims=claims)
-        seen.extend((run.has_begun, marks_of(stage.instance, run.run_id)) for run in runs)
+        seen.extend((run.has_begun, run_events_of(stage.instance, run.run_id)) for run in runs)
         return runs
 
     monkeypatch.setattr(RunLedger, "read", read)
     stage.group.committed.clear()
     stage.is_refused("the group has no committed offset")
-    assert seen == [(True, frozenset({Mark.BEGAN}))]
+    assert seen == [(True, frozenset({RunEvent.BEGAN}))]
 
 
 def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: Stage) -> None:
@@ -487,8 +491,8 @@ def test_a_run_that_a_signal_ends_says_that_it_was_no_attempt(stored_stage: Stag
     (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read(
         [stored_stage.offer.batch_id]
     )
-    assert marks_of(stored_stage.instance, seen.run_id) == {
-        Mark.BEGAN,
-        Mark.INTERRUPTED,
-        Mark.FINISHED,
+    assert run_events_of(stored_stage.instance, seen.run_id) == {
+        RunEvent.BEGAN,
+        RunEvent.INTERRUPTED,
+        RunEvent.FINISHED,
     }

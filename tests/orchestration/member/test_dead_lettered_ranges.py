@@ -17,7 +17,7 @@ from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import dead_lettered_range
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.parts import span
 
@@ -32,7 +32,7 @@ def instance() -> dg.DagsterInstance:
     It has committed the following ranges of that partition.
     """
     made = dg.DagsterInstance.ephemeral()
-    catalogue = Catalogue(made, GroupAssets.of("etl"), Host("blue", "sensor", "p"))
+    catalogue = Catalogue(made, GroupAssets.of("etl"), MemberIdentity("blue", "sensor", "p"))
     for number in range(COMMITS):
         wanted = OffsetRange("orders", 0, 10 * number, 10 * number + 10)
         commit = RecordCommit(

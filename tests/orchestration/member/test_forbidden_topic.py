@@ -17,17 +17,17 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance import build_kafka_stream_defs
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.orchestration.member import group_report
-from dagster_rebalance.orchestration.member.dependencies import Parts
-from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mailbox
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
@@ -167,9 +167,9 @@ def test_runs_for_batches_go_on_without_a_topic_that_may_not_be_read(
     shop: Shop, instance: dg.DagsterInstance
 ) -> None:
     """When the right is granted again, the member goes on with the topic by itself."""
-    host = Host("blue", "sensor", "process-1")
+    host = MemberIdentity("blue", "sensor", "process-1")
     ids = count(1)
-    driver = Driver(
+    engine = Engine(
         shop.resource.driver_settings(),
         new_batch_id=lambda _: unique_name(f"b{next(ids)}"),
         now=time.monotonic(),
@@ -180,7 +180,10 @@ def test_runs_for_batches_go_on_without_a_topic_that_may_not_be_read(
     def be_member() -> None:
         with shop.resource.process_config_and_initialize().connect() as consumer:
             catalogue = Catalogue(instance, shop.assets, host)
-            Pump(Parts(consumer, driver, ledger, catalogue, shop.resource.topics), mailbox).run()
+            MemberLoop(
+                MemberDependencies(consumer, engine, ledger, catalogue, shop.resource.topics),
+                mailbox,
+            ).run()
 
     def offered(topic: str) -> Offer | None:
         mailbox.tell(seen.TickArrived())

@@ -53,7 +53,7 @@ def test_each_thing_that_a_member_does_is_one_record(
 ) -> None:
     """With its name, its fields, and whose they are."""
     bench = Bench(instance)
-    bench.pump.parts = replace(bench.pump.parts, log=MemberLog(OF_EACH))
+    bench.member_loop.parts = replace(bench.member_loop.parts, log=MemberLog(OF_EACH))
     with caplog.at_level(logging.DEBUG, LOGGER):
         bench.offers()
         run = bench.run(Status.STARTED)

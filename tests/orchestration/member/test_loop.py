@@ -1,6 +1,6 @@
-"""The pump with real parts, turn by turn.
+"""The member loop with real parts, turn by turn.
 
-The driver is real, the consumer is a real one on a group in memory, and the instance is a real one
+The engine is real, the consumer is a real one on a group in memory, and the instance is a real one
 in memory.
 """
 
@@ -16,23 +16,23 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.claims import decode
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.reporting.lag import Standing
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.kafka.events import CommitResult, RequestFailed
-from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
 from dagster_rebalance.orchestration.runs.canceller import in_thread
 from dagster_rebalance.orchestration.runs.own_jobs import JobName, OwnJobs
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from tests.orchestration.bench import SETTINGS, Bench, Status
 from tests.orchestration.parts import idle_job, new_on_postgres, status_of, tp
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.postgres import Postgres
 
 
-PAUSE = Order(Action.PAUSE, "*", "a person", 1.0, "it must stand")
-RESUME = Order(Action.RESUME, "*", "a person", 2.0)
+PAUSE = Directive(Action.PAUSE, "*", "a person", 1.0, "it must stand")
+RESUME = Directive(Action.RESUME, "*", "a person", 2.0)
 
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """In memory: nothing of the pump opens it anew."""
+    """In memory: nothing of the member loop opens it anew."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
@@ -114,7 +114,7 @@ def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
 ) -> None:
     """A look reads all live runs together: more of them cost no more calls."""
     OwnJobs(instance, "etl", JobName("r", idle_job.name)).add_mine()
-    patient = replace(SETTINGS, pulse=Pulse(heartbeat_timeout_s=1e9))
+    patient = replace(SETTINGS, pulse=Liveness(heartbeat_timeout_s=1e9))
     bench = Bench(instance, partitions=4, settings=patient)
     bench.offers(4)
     calls = counted_calls(instance, monkeypatch)
@@ -134,9 +134,9 @@ def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
         bench.turn(50)
     with_four = calls_in(300)
     bench.joined_by_another()
-    bench.until(lambda: bench.driver.holds)
+    bench.until(lambda: bench.engine.holds)
     in_a_hold = calls_in(200)
-    assert bench.driver.holds
+    assert bench.engine.holds
     assert 0 < with_four <= with_one + 0.5, calls
     assert with_four < 5
     assert in_a_hold < 15, calls
@@ -148,10 +148,10 @@ def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind
     """What people ordered last would be undone by what they had ordered before."""
     bench = Bench(instance)
     bench.turn(20)
-    answers, handle = bench.pump._storage._answers, bench.driver.handle
+    answers, handle = bench.member_loop._storage._answers, bench.engine.handle
 
-    def given(*orders: Order) -> Callable[[], seen.Event]:
-        return lambda: seen.OrdersRead(orders, 0)
+    def given(*orders: Directive) -> Callable[[], seen.Event]:
+        return lambda: seen.DirectivesRead(orders, 0)
 
     def handled(event: seen.Event, now: float) -> tuple[do.Command, ...]:
         """The first answer has a command that takes long: a newer one comes meanwhile."""
@@ -160,24 +160,24 @@ def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind
             return (do.Note("takes long"),)
         return handle(event, now)
 
-    monkeypatch.setattr(bench.driver, "handle", handled)
+    monkeypatch.setattr(bench.engine, "handle", handled)
     bench.ticks = False
     answers.put(seen.TickArrived)
     answers.put(given(PAUSE))
     bench.turn()
-    assert bench.driver.orders == (PAUSE, RESUME)
+    assert bench.engine.orders == (PAUSE, RESUME)
 
 
 def test_a_storage_that_always_has_an_answer_does_not_keep_the_member_from_its_polls(
     instance: dg.DagsterInstance,
 ) -> None:
-    """With many partitions at work it answers as fast as the driver takes answers in.
+    """With many partitions at work it answers as fast as the engine takes answers in.
 
     A member that does not poll hears of no revoke, and Kafka evicts it.
     """
     bench = Bench(instance)
     bench.turn(20)
-    answers, taken = bench.pump._storage._answers, list[int]()
+    answers, taken = bench.member_loop._storage._answers, list[int]()
 
     def answered() -> seen.Event:
         """The next answer is there as soon as this one is taken."""
@@ -196,16 +196,16 @@ def test_a_storage_that_always_has_an_answer_does_not_keep_the_member_from_its_p
 def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.DagsterInstance) -> None:
     """The partition is lost and assigned again at once.
 
-    The other way round the driver would work on without looking anything up.
+    The other way round the engine would work on without looking anything up.
     """
     bench = Bench(instance)
     bench.turn()
     bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
     bench.member.told(PartitionsAssigned((tp(0),)))
     bench.turn()
-    told = bench.driver.heard(seen.PartitionsAssigned, seen.PartitionsLost)
+    told = bench.engine.heard(seen.PartitionsAssigned, seen.PartitionsLost)
     assert told[1:] == [seen.PartitionsLost((tp(0),)), seen.PartitionsAssigned((tp(0),))]
-    assert set(bench.driver.partitions) == {tp(0)}
+    assert set(bench.engine.partitions) == {tp(0)}
 
 
 def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None:
@@ -215,10 +215,10 @@ def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None
     for number in (0, 1):
         bench.run(Status.STARTED, number)
     bench.joined_by_another()
-    bench.until(lambda: bench.driver.holds)
+    bench.until(lambda: bench.engine.holds)
     bench.group.supersede(bench.member)
-    bench.until(lambda: bench.driver.heard(seen.PartitionsLost))
-    assert bench.driver.heard(seen.PartitionsLost) == [
+    bench.until(lambda: bench.engine.heard(seen.PartitionsLost))
+    assert bench.engine.heard(seen.PartitionsLost) == [
         seen.PartitionsLost((tp(0), tp(1)), LostReason.SUPERSEDED)
     ]
     assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
@@ -233,10 +233,10 @@ def test_a_lost_member_is_told_as_lost(instance: dg.DagsterInstance) -> None:
     for number in (0, 1):
         bench.run(Status.STARTED, number)
     bench.joined_by_another()
-    bench.until(lambda: bench.driver.holds)
+    bench.until(lambda: bench.engine.holds)
     bench.group.fence(bench.member)
-    bench.until(lambda: bench.driver.heard(seen.PartitionsLost))
-    assert bench.driver.heard(seen.PartitionsLost) == [
+    bench.until(lambda: bench.engine.heard(seen.PartitionsLost))
+    assert bench.engine.heard(seen.PartitionsLost) == [
         seen.PartitionsLost((tp(0), tp(1)), LostReason.FENCED)
     ]
 
@@ -250,11 +250,11 @@ def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(
     runs = [bench.run(Status.STARTED, number) for number in (0, 1)]
     bench.until(lambda: not bench.mailbox.mail.offers)
     bench.joined_by_another()
-    bench.until(lambda: bench.driver.holds)
-    (held,) = bench.driver.held
+    bench.until(lambda: bench.engine.holds)
+    (held,) = bench.engine.held
     bench.turn(20)
     assert bench.group.owner(held) is bench.member, "delayed while its run works"
-    assert len(bench.driver.heard(seen.RevokeRequested)) == 1, "asked once"
+    assert len(bench.engine.heard(seen.RevokeRequested)) == 1, "asked once"
     bench.succeed(runs[held.partition])
     bench.until(lambda: bench.group.owner(held) is not bench.member)
     assert bench.offset(held.partition) == 10
@@ -262,7 +262,7 @@ def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(
     assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
         "drained"
     ]
-    assert len(bench.driver.heard(seen.RevokeRequested)) == 1
+    assert len(bench.engine.heard(seen.RevokeRequested)) == 1
 
 
 def test_a_revoke_without_work_is_released_by_the_next_poll(instance: dg.DagsterInstance) -> None:
@@ -270,13 +270,13 @@ def test_a_revoke_without_work_is_released_by_the_next_poll(instance: dg.Dagster
     bench = Bench(instance, partitions=2, records=0)
     bench.until(
         lambda: (
-            bench.driver.partitions
-            and all(owned.phase.may_plan for owned in bench.driver.partitions.values())
+            bench.engine.partitions
+            and all(owned.phase.may_plan for owned in bench.engine.partitions.values())
         )
     )
     bench.joined_by_another()
     before = bench.group.clock()
-    bench.until(lambda: len(bench.driver.partitions) == 1)
+    bench.until(lambda: len(bench.engine.partitions) == 1)
     bench.turn()
     assert len(bench.consumer.assignment()) == 1
     assert bench.group.clock() - before < 0.5
@@ -291,7 +291,7 @@ def test_a_queued_run_of_a_held_partition_is_cancelled(instance: dg.DagsterInsta
     taken_back = bench.only_note_cancels()
     bench.joined_by_another()
     bench.until(lambda: taken_back)
-    (held,) = bench.driver.held
+    (held,) = bench.engine.held
     assert set(taken_back) == {(runs[held.partition].run_id, True)}
 
 
@@ -308,7 +308,7 @@ def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstan
     bench.group.committed[tp(0)] = OffsetAndMetadata(5)
     writes = len(bench.consumer.writes)
     bench.succeed(run)
-    bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))
+    bench.until(lambda: any(event.failed for event in bench.engine.heard(seen.OffsetsWritten)))
     assert [write[tp(0)].offset for write in bench.consumer.writes[writes:]] == [5], (
         "it is taken in again, and claimed from there on"
     )
@@ -327,7 +327,7 @@ def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(
     bench.until(lambda: not bench.mailbox.mail.offers)
     bench.group.answers_commits = False
     bench.succeed(run)
-    bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))
+    bench.until(lambda: any(event.failed for event in bench.engine.heard(seen.OffsetsWritten)))
     assert not bench.materialised()
     bench.group.answers_commits = True
     bench.until(bench.materialised)
@@ -358,7 +358,7 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
     bench.succeed(run)
     bench.until(bench.materialised)
     assert len(bench.consumer.writes) == writes + 1
-    assert not any(event.failed for event in bench.driver.heard(seen.OffsetsWritten))
+    assert not any(event.failed for event in bench.engine.heard(seen.OffsetsWritten))
     assert bench.materialised() == [("orders-0", 0, 10)]
 
 
@@ -415,9 +415,9 @@ def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(
     bench = Bench(instance)
     slept_s = [0.0]
     parts = replace(
-        bench.pump.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0]
+        bench.member_loop.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0]
     )
-    bench.pump = Pump(parts, bench.mailbox)
+    bench.member_loop = MemberLoop(parts, bench.mailbox)
     bench.offers()
     real, polls = bench.consumer.poll_with_rebalance, []
 
@@ -445,8 +445,8 @@ def test_a_standstill_gives_nothing_up(instance: dg.DagsterInstance) -> None:
     bench.joined_by_another()
     bench.group.clock.advance(20.0)
     bench.turn()
-    bench.until(lambda: bench.driver.holds)
-    (held,) = bench.driver.held
+    bench.until(lambda: bench.engine.holds)
+    (held,) = bench.engine.held
     bench.group.clock.advance(20.0)
     bench.turn(3)
     assert bench.group.owner(held) is bench.member, "delayed while its run works"
@@ -459,7 +459,7 @@ def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not
     bench = Bench(
         instance,
         partitions=2,
-        settings=DriverSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)),
+        settings=EngineSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)),
     )
     bench.offers()
     run = bench.run(Status.STARTED)
@@ -538,7 +538,7 @@ def test_an_error_that_does_not_mend_itself_ends_the_member(instance: dg.Dagster
 
 
 def test_a_request_that_is_refused_ends_the_member(instance: dg.DagsterInstance) -> None:
-    """As above, for what the pump asks for a command."""
+    """As above, for what the member loop asks for a command."""
     bench = Bench(instance)
     bench.consumer.committed_fails = [BrokerError("not authorised")]
     with pytest.raises(BrokerError, match="not authorised"):
@@ -587,7 +587,7 @@ class SlowStorage:
 
     def start(self, _name: str, work: Callable[[], None]) -> None:
         """Do it, or let it wait."""
-        owned = self.bench.driver.partitions.get(tp(0))
+        owned = self.bench.engine.partitions.get(tp(0))
         if owned is None or owned.unrecorded is None:
             work()
         else:
@@ -631,7 +631,7 @@ def test_a_member_that_has_left_records_no_commit(instance: dg.DagsterInstance) 
 
     bench.consumer.close = close_before_the_storage_answers  # type: ignore[method-assign]
     bench.mailbox.is_abandoned = True
-    bench.pump.run()
+    bench.member_loop.run()
     assert bench.materialised() == []
 
 
@@ -641,7 +641,7 @@ def test_a_member_that_was_abandoned_in_the_middle_of_a_turn_carries_out_nothing
     """It hung, and another member has its place and perhaps its partitions."""
     bench = Bench(instance)
     bench.mailbox.is_abandoned = True
-    bench.until(lambda: bench.driver.partitions)
+    bench.until(lambda: bench.engine.partitions)
     bench.turn(20)
     assert not bench.consumer.writes
     bench.mailbox.is_abandoned = False
@@ -674,7 +674,7 @@ def test_run_is_over_when_the_lease_is_and_everything_is_given_up(
     """A sensor that was switched off must not hoard partitions; what it did is on record."""
     bench = Bench(instance, records=0)
     bench.ticks = False
-    bench.pump.run()
+    bench.member_loop.run()
     joined, assigned, hold, left = bench.observed()
     assert [event["event"] for event in (joined, assigned, hold, left)] == [
         "joined",
@@ -694,10 +694,10 @@ def test_asked_to_leave_it_drains_first(instance: dg.DagsterInstance) -> None:
     run = bench.run(Status.STARTED)
     bench.mailbox.tell(seen.LeaveRequested("its process ends", 30.0))
     bench.turn(50)
-    assert bench.pump._left is None
+    assert bench.member_loop._left is None
     assert not bench.mailbox.mail.offers
     bench.succeed(run)
-    bench.until(lambda: bench.pump._left)
+    bench.until(lambda: bench.member_loop._left)
     assert bench.offset() == 10
     assert bench.materialised() == [("orders-0", 0, 10)]
 
@@ -707,29 +707,29 @@ def test_it_leaves_for_a_newer_process_of_its_code_location(instance: dg.Dagster
     bench = Bench(instance, records=0)
     bench.catalogue.record_joined()
     bench.turn(3)
-    Catalogue(instance, bench.assets, Host("blue", "sensor", "process-2")).record_joined()
+    Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()
     before = bench.group.clock()
-    bench.until(lambda: bench.pump._left)
-    assert "process-2" in str(bench.pump._left)
+    bench.until(lambda: bench.member_loop._left)
+    assert "process-2" in str(bench.member_loop._left)
     assert bench.group.clock() - before < 10
 
 
 def hand_over(instance: dg.DagsterInstance) -> None:
-    """One pump makes way for another, which adopts the run at work and commits it."""
+    """One member loop makes way for another, which adopts the run at work and commits it."""
     bench = Bench(instance)
     bench.catalogue.record_joined()
     bench.offers()
     run = bench.run(Status.STARTED)
     bench.turn(20)
-    Catalogue(instance, bench.assets, Host("blue", "sensor", "process-2")).record_joined()
-    bench.until(lambda: bench.pump._left)
+    Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()
+    bench.until(lambda: bench.member_loop._left)
     assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
         "handed over"
     ]
     assert bench.offset() == 0
     bench.consumer.close()
     successor = Bench(instance, group=bench.group)
-    successor.until(lambda: any(owned.live_runs for owned in successor.driver.partitions.values()))
+    successor.until(lambda: any(owned.live_runs for owned in successor.engine.partitions.values()))
     assert not successor.mailbox.mail.offers
     successor.succeed(run)
     successor.until(lambda: successor.materialised() == [("orders-0", 0, 10)])
@@ -758,10 +758,10 @@ def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(
     bench.run(Status.STARTED)
     bench.mailbox.tell(seen.LeaveRequested("its process ends", 40.0))
     bench.turn(20)
-    assert bench.pump._left is None, "nobody is there who could adopt the run"
-    Catalogue(instance, bench.assets, Host("blue", "sensor", "process-2")).record_joined()
+    assert bench.member_loop._left is None, "nobody is there who could adopt the run"
+    Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()
     before = bench.group.clock()
-    bench.until(lambda: bench.pump._left)
+    bench.until(lambda: bench.member_loop._left)
     assert bench.group.clock() - before < 5
 
 
@@ -769,7 +769,7 @@ def test_a_pattern_that_fits_no_topic_yet_is_waited_for(instance: dg.DagsterInst
     """A topic that fits may come; a name that is not there may be wrong."""
     bench = Bench(instance, topic="^later", records=0)
     bench.ticks = False
-    bench.pump.run()
+    bench.member_loop.run()
     assert "has not ticked for 40 s" in str(bench.observed()[-1]["reason"])
 
 
@@ -777,7 +777,7 @@ def test_a_topic_that_does_not_exist_ends_it_before_it_joins(instance: dg.Dagste
     """A member without partitions would look as if there was nothing to do."""
     bench = Bench(instance, topic="missing")
     with pytest.raises(BrokerError, match="missing does not exist"):
-        bench.pump.run()
+        bench.member_loop.run()
     assert bench.observed() == []
 
 
@@ -815,7 +815,7 @@ def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None
         waiting.append(threading.current_thread())
         answers.wait(10)
 
-    bench.pump.parts.runs.end_dead = hangs  # type: ignore[method-assign,assignment]
+    bench.member_loop.parts.runs.end_dead = hangs  # type: ignore[method-assign,assignment]
     bench.until(lambda: waiting, turns=1000)
     bench.succeed(healthy)
     bench.until(bench.materialised)
@@ -839,7 +839,7 @@ def shared(instance: dg.DagsterInstance) -> tuple[Bench, RebalanceAwareConsumer]
 
     def is_shared() -> bool:
         other.poll(0)
-        return len(bench.driver.partitions) == 1 and bool(other.assignment())
+        return len(bench.engine.partitions) == 1 and bool(other.assignment())
 
     bench.until(is_shared)
     return bench, other
@@ -851,11 +851,11 @@ def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> N
     A member whose own partitions go on must not turn it green for all.
     """
     bench, other = shared(instance)
-    owned = next(iter(bench.driver.partitions))
+    owned = next(iter(bench.engine.partitions))
     elsewhere = next(iter(other.assignment()))
     bench.group.committed[elsewhere] = OffsetAndMetadata(0, "text of another application")
-    bench.pump._report.add_news()
-    bench.until(lambda: bench.pump._report.is_told)
+    bench.member_loop._report.add_news()
+    bench.until(lambda: bench.member_loop._report.is_told)
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
     evaluation = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
         key
@@ -886,9 +886,11 @@ def test_what_it_has_shown_of_other_members_is_looked_at_again(
 
     stored = [OffsetAndMetadata(0), OffsetAndMetadata(0, "text of another application")]
     bench.group.committed[elsewhere] = stored[not is_stopped_at_last]
-    bench.pump._report.add_news()
+    bench.member_loop._report.add_news()
     bench.until(
-        lambda: is_shown_as_stopped() is not is_stopped_at_last and bench.pump._report.is_told
+        lambda: (
+            is_shown_as_stopped() is not is_stopped_at_last and bench.member_loop._report.is_told
+        )
     )
     bench.group.committed[elsewhere] = stored[is_stopped_at_last]
     bench.until(lambda: is_shown_as_stopped() is is_stopped_at_last)
@@ -904,8 +906,10 @@ def test_what_was_said_of_a_partition_is_soon_looked_at_again_by_its_new_owner(
     bench.catalogue.show_stopped(said, {})
     bench.catalogue.reads_fail = True
     other.close()
-    bench.until(lambda: elsewhere in bench.driver.partitions)
-    bench.until(lambda: elsewhere in bench.pump._report._kept and bench.pump._report.is_told)
+    bench.until(lambda: elsewhere in bench.engine.partitions)
+    bench.until(
+        lambda: elsewhere in bench.member_loop._report._kept and bench.member_loop._report.is_told
+    )
     shown_at = bench.group.clock()
     bench.catalogue.reads_fail = False
     bench.until(lambda: not bench.catalogue.shown_stops().partitions)

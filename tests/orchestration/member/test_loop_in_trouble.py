@@ -1,4 +1,4 @@
-"""The pump in trouble.
+"""The member loop in trouble.
 
 A thousand partitions stop at once, partitions go and come back in one turn, and the storage hangs.
 """
@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import DriverSettings
+from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands as do
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """In memory: nothing of the pump opens it anew."""
+    """In memory: nothing of the member loop opens it anew."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
@@ -82,7 +82,7 @@ def test_a_thousand_partitions_that_all_stop_cost_one_evaluation() -> None:
             bench.group.committed[tp(number)] = OffsetAndMetadata(5, "text of another application")
         bench.until(
             lambda: (
-                sum(bool(owned.stop_reason) for owned in bench.driver.partitions.values()) == 1_000
+                sum(bool(owned.stop_reason) for owned in bench.engine.partitions.values()) == 1_000
             )
         )
         (newest,) = evaluations(instance, bench)
@@ -100,7 +100,7 @@ def test_the_notes_say_what_is_stopped_and_that_it_goes_on(instance: dg.DagsterI
     """The log of a tick is what people read first."""
     bench = Bench(instance)
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
-    bench.until(lambda: any(owned.stop_reason for owned in bench.driver.partitions.values()))
+    bench.until(lambda: any(owned.stop_reason for owned in bench.engine.partitions.values()))
     assert any(" stopped: orders-0: " in note for note in bench.mailbox.take_notes())
     bench.group.committed[tp(0)] = OffsetAndMetadata(0)
     bench.until(lambda: bench.mailbox.mail.offers)
@@ -143,8 +143,8 @@ def test_a_stop_that_only_its_owner_knows_of_stays_shown(instance: dg.DagsterIns
                 return
         pytest.fail("it did not come to that")
 
-    turn_until(lambda: green.driver.partitions and blue.driver.partitions)
-    (stopped,) = blue.driver.partitions
+    turn_until(lambda: green.engine.partitions and blue.engine.partitions)
+    (stopped,) = blue.engine.partitions
     blue.consumer.refuses = {stopped: "Group authorization failed"}
     blue.group.produce(stopped, 5)
     turn_until(lambda: not evaluations(instance, blue)[0].passed)
@@ -154,14 +154,14 @@ def test_a_stop_that_only_its_owner_knows_of_stays_shown(instance: dg.DagsterIns
         return "" if newest.passed else str(newest.metadata["partitions"].value)
 
     before = len(evaluations(instance, blue))
-    green.pump._report.add_news()
+    green.member_loop._report.add_news()
     turn_until(lambda: len(evaluations(instance, blue)) > before)
     assert shown() == str(stopped)
     blue.catalogue.show_stopped(Standing(), {})
     turn_until(lambda: shown() == str(stopped))
     blue.consumer.refuses = {}
     turn_until(lambda: not shown())
-    green.pump._report.add_news()
+    green.member_loop._report.add_news()
     for _ in range(100):
         green.turn()
         blue.turn()
@@ -179,7 +179,7 @@ def test_a_member_that_stood_still_shows_nothing_before_it_knows_what_it_has_los
     bench.offers()
     bench.group.clock.advance(12)
     bench.catalogue.show_stopped(Standing({tp(0): "as its new owner sees it"}), {})
-    bench.pump._report.add_news()
+    bench.member_loop._report.add_news()
     bench.turn()
     assert not evaluations(instance, bench)[0].passed
     bench.until(lambda: evaluations(instance, bench)[0].passed)
@@ -196,7 +196,7 @@ def test_a_partition_that_is_being_taken_in_is_not_said_to_go_on(
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     bench.catalogue.reads_fail = True
     bench.turn(60)
-    assert bench.driver.partitions[tp(0)].phase is Phase.RESTORING
+    assert bench.engine.partitions[tp(0)].phase is Phase.RESTORING
     (evaluation,) = evaluations(instance, bench)
     assert not evaluation.passed
     assert "was not written by dagster_rebalance" in str(evaluation.description)
@@ -208,9 +208,9 @@ def test_a_stopped_partition_that_is_given_up_is_not_said_to_go_on(
     """It goes on nowhere: its next owner finds the same reason."""
     bench = Bench(instance)
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
-    bench.until(lambda: any(owned.stop_reason for owned in bench.driver.partitions.values()))
+    bench.until(lambda: any(owned.stop_reason for owned in bench.engine.partitions.values()))
     bench.mailbox.tell(seen.LeaveRequested("its process ends", 30.0))
-    bench.until(lambda: bench.pump._left)
+    bench.until(lambda: bench.member_loop._left)
     notes = bench.mailbox.take_notes()
     assert not [note for note in notes if note.endswith("goes on")]
     assert [note for note in notes if note.endswith("orders-0 was stopped when it was given up")]
@@ -238,20 +238,20 @@ def test_a_partition_that_was_lost_came_back_and_is_asked_for_in_one_turn_is_dra
         bench.run(Status.STARTED, number)
     bench.until(lambda: not bench.mailbox.mail.offers)
     bench.joined_by_another()
-    bench.until(lambda: bench.driver.holds)
-    (held,) = bench.driver.held
+    bench.until(lambda: bench.engine.holds)
+    (held,) = bench.engine.held
     bench.member.told(PartitionsLost((held,), LostReason.SESSION))
     bench.member.told(PartitionsAssigned((held,)))
     bench.member.told(RevokeRequested((held,)))
     bench.turn()
-    assert bench.driver.held == {held}
-    assert len(bench.driver.heard(seen.RevokeRequested)) == 2
+    assert bench.engine.held == {held}
+    assert len(bench.engine.heard(seen.RevokeRequested)) == 2
     bench.turn(20)
     assert held in bench.consumer.assignment(), "delayed while its run works"
 
 
 def test_what_goes_without_being_released_is_lost(instance: dg.DagsterInstance) -> None:
-    """The driver must not keep a partition that the consumer has given up.
+    """The engine must not keep a partition that the consumer has given up.
 
     The next assignment of that partition would end the member.
     """
@@ -260,11 +260,11 @@ def test_what_goes_without_being_released_is_lost(instance: dg.DagsterInstance) 
     for number in (0, 1):
         bench.run(Status.STARTED, number)
     bench.joined_by_another()
-    bench.until(lambda: bench.driver.holds)
-    (held,) = bench.driver.held
+    bench.until(lambda: bench.engine.holds)
+    (held,) = bench.engine.held
     bench.consumer.delay_revoke = lambda _: True  # type: ignore[method-assign,assignment]
     bench.turn(2)
-    assert held not in bench.driver.partitions
+    assert held not in bench.engine.partitions
     assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["lost"]
 
 
@@ -285,7 +285,7 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
 
     wait_until(are_offered, timeout_s=60, what="two offers")
     let_go, hanging = threading.Event(), threading.Event()
-    real = bench.pump.parts.runs.read
+    real = bench.member_loop.parts.runs.read
 
     def hangs(*asked: Any, **further: Any) -> tuple[RunSeen, ...]:  # noqa: ANN401 - handed on
         hanging.set()
@@ -296,11 +296,11 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
         bench.turn()
         return hanging.is_set()
 
-    monkeypatch.setattr(bench.pump.parts.runs, "read", hangs)
+    monkeypatch.setattr(bench.member_loop.parts.runs, "read", hangs)
     wait_until(is_hanging, timeout_s=60, what="the storage to hang")
     began = bench.group.clock()
     bench.joined_by_another()
-    bench.until(lambda: len(bench.driver.partitions) == 1)
+    bench.until(lambda: len(bench.engine.partitions) == 1)
     assert 49 < bench.group.clock() - began < 52, "the limit of the hold"
     assert any(
         "Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary
@@ -325,7 +325,7 @@ def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again
 
     Nobody looked while the write was tried each second. The other partitions go on.
     """
-    settings = DriverSettings(
+    settings = EngineSettings(
         limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1), lease_s=1e9
     )
     bench = Bench(instance, partitions=2, settings=settings)
@@ -335,7 +335,7 @@ def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again
     assert [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0),)], (
         "the healthy range of the batch"
     )
-    reason = bench.driver.partitions[tp(1)].stop_reason
+    reason = bench.engine.partitions[tp(1)].stop_reason
     assert reason.startswith(
         "orders-1: Kafka refuses to store its offset: not authorised: grant the ACL READ on topic "
         "orders"
@@ -348,7 +348,7 @@ def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again
     bench.until(
         lambda: [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0), span(1))]
     )
-    assert not bench.driver.partitions[tp(1)].stop_reason
+    assert not bench.engine.partitions[tp(1)].stop_reason
 
 
 def test_a_topic_that_may_not_be_read_is_noted_and_the_member_goes_on(
@@ -370,11 +370,11 @@ def test_a_commit_that_is_lost_with_its_topic_is_refused_and_one_of_a_lost_parti
 ) -> None:
     """No assignment tells the loss of the topic during a hold, which would wait to its end."""
     bench = Bench(instance)
-    bench.until(lambda: tp(0) in bench.driver.partitions)
+    bench.until(lambda: tp(0) in bench.engine.partitions)
     write = do.OffsetWrite(tp(0), 1, bench.group.committed.get(tp(0)), OffsetAndMetadata(7))
     error = PartitionLostError("it is gone", topics=topics)
     vars(bench.consumer)["commit_offsets"] = lambda *_: CommitResult(frozenset(), {tp(0): error})
-    event = bench.pump._written((write,))
+    event = bench.member_loop._written((write,))
     assert isinstance(event, seen.OffsetsWritten)
     assert bool(event.refused) is bool(topics)
     assert bool(event.failed) is not bool(topics)
@@ -385,12 +385,12 @@ def test_a_member_joins_for_the_topics_that_it_may_read(instance: dg.DagsterInst
     bench = Bench(instance, others=["dead"])
     bench.group.forbid("dead")
     bench.mailbox.is_abandoned = True
-    bench.pump.run()
+    bench.member_loop.run()
     assert any("ACL READ" in note for note in bench.mailbox.take_notes())
     bench = Bench(instance, others=["dead"])
     bench.group.forbid("dead", "orders")
     with pytest.raises(BrokerError, match="ACL READ"):
-        bench.pump.run()
+        bench.member_loop.run()
 
 
 def test_offsets_that_may_not_be_read_stop_their_partition_alone(
@@ -398,12 +398,12 @@ def test_offsets_that_may_not_be_read_stop_their_partition_alone(
 ) -> None:
     """The right is withdrawn between two reads of the bounds, and a write finds out first."""
     bench = Bench(instance, partitions=2)
-    bench.until(lambda: len(bench.driver.partitions) == 2)
+    bench.until(lambda: len(bench.engine.partitions) == 2)
     why = "reading failed: grant the ACL READ"
     refusal = BrokerError(why, partitions={tp(0): why}, topics=["orders"])
     bench.consumer.committed_fails = [refusal]
     write = do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0))
-    event = bench.pump._written((write,))
+    event = bench.member_loop._written((write,))
     assert isinstance(event, seen.OffsetsWritten)
     assert event.refused == ((write, why),)
 
@@ -431,7 +431,7 @@ def test_a_database_that_never_answers_costs_no_membership(postgres: Postgres) -
         wait_until(has_offers, timeout_s=60, what="the offers")
         proxy.fall_silent()
         bench.joined_by_another()
-        bench.until(lambda: len(bench.driver.partitions) == 1, turns=2_000)
+        bench.until(lambda: len(bench.engine.partitions) == 1, turns=2_000)
         assert any(
             "Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary
         )

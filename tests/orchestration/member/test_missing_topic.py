@@ -17,19 +17,19 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance import build_kafka_stream_defs
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import events as seen
 from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.member import group_report
-from dagster_rebalance.orchestration.member.dependencies import Parts
-from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mailbox
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.lag_check import LAG_CHECK
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
@@ -159,9 +159,9 @@ def test_runs_for_batches_go_on_without_a_deleted_topic(
     shop: Shop, instance: dg.DagsterInstance
 ) -> None:
     """The tick says what is missing, and asks for runs on the other topic."""
-    host = Host("blue", "sensor", "process-1")
+    host = MemberIdentity("blue", "sensor", "process-1")
     ids = count(1)
-    driver = Driver(
+    engine = Engine(
         shop.resource.driver_settings(),
         new_batch_id=lambda _: unique_name(f"b{next(ids)}"),
         now=time.monotonic(),
@@ -173,8 +173,11 @@ def test_runs_for_batches_go_on_without_a_deleted_topic(
         with shop.resource.connect() as consumer:
             catalogue = Catalogue(instance, shop.assets, host)
             topics = shop.resource.topics
-            Pump(
-                Parts(consumer, driver, ledger, catalogue, topics, lag_limit=LagLimit(9)), mailbox
+            MemberLoop(
+                MemberDependencies(
+                    consumer, engine, ledger, catalogue, topics, lag_limit=LagLimit(9)
+                ),
+                mailbox,
             ).run()
 
     def offered(topic: str) -> Offer | None:

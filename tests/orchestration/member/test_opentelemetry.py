@@ -72,17 +72,17 @@ def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
 def test_the_work_of_a_member_is_measured(
     instance: dg.DagsterInstance, reader: InMemoryMetricReader
 ) -> None:
-    """The pump of a real member leaves its numbers, and its gauges end when it leaves."""
+    """The member loop of a real member leaves its numbers, and its gauges end when it leaves."""
     meters, meter = metered(MeterProvider([reader]))
     bench = Bench(instance)
-    bench.pump.parts = replace(bench.pump.parts, meter=meter)
+    bench.member_loop.parts = replace(bench.member_loop.parts, meter=meter)
     bench.offers()
     run = bench.run(Status.STARTED)
     bench.turn()
     bench.succeed(run)
     bench.until(bench.materialised)
-    bench.pump._show_gauges()
-    bench.pump._tell(CLAIMED)
+    bench.member_loop._show_gauges()
+    bench.member_loop._tell(CLAIMED)
     settle(meters)
     found = points(reader)
     (offsets,) = found[Metric.OFFSETS_COMMITTED.value.name]
@@ -188,7 +188,7 @@ def test_a_member_is_not_kept_by_a_meter_that_hangs(
     provider = Hanging()
     _, meter = metered(provider)
     bench = Bench(instance)
-    bench.pump.parts = replace(bench.pump.parts, meter=meter)
+    bench.member_loop.parts = replace(bench.member_loop.parts, meter=meter)
     bench.offers()
     run = bench.run(Status.STARTED)
     bench.turn()

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
-    DriverSettings,
+    EngineSettings,
     HoldBudget,
     LossPolicy,
 )
@@ -42,19 +42,19 @@ LETTERS = replace(
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """In memory: nothing of the pump opens it anew."""
+    """In memory: nothing of the member loop opens it anew."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
-def resource(**settings: Any) -> DriverSettings:  # noqa: ANN401 - settings of all kinds
+def resource(**settings: Any) -> EngineSettings:  # noqa: ANN401 - settings of all kinds
     """What the core is told by a resource."""
     given = {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["orders"], **settings}
     return KafkaConsumerResource(**given).driver_settings()
 
 
 def held(
-    instance: dg.DagsterInstance, settings: DriverSettings
+    instance: dg.DagsterInstance, settings: EngineSettings
 ) -> tuple[Bench, list[dg.DagsterRun], list[tuple[str, bool]]]:
     """A member with a run at work on each of two partitions, asked for one of them.
 
@@ -66,7 +66,7 @@ def held(
     bench.until(lambda: not bench.mailbox.mail.offers)
     cancelled = bench.only_note_cancels()
     bench.joined_by_another()
-    bench.until(lambda: bench.driver.holds)
+    bench.until(lambda: bench.engine.holds)
     return bench, runs, cancelled
 
 
@@ -76,7 +76,7 @@ def outcomes(bench: Bench) -> list[object]:
 
 
 def exhausted(
-    instance: dg.DagsterInstance, settings: DriverSettings = LETTERS, records: int = 20
+    instance: dg.DagsterInstance, settings: EngineSettings = LETTERS, records: int = 20
 ) -> tuple[Bench, list[dg.DagsterRun]]:
     """A member whose first range has failed as often as it may."""
     bench = Bench(instance, settings=settings, records=records)
@@ -161,7 +161,7 @@ def test_dead_letters_that_could_not_work_are_refused_at_the_start(
 def test_at_the_deadline_runs_are_cancelled_and_waited_for(instance: dg.DagsterInstance) -> None:
     """`on_deadline="cancel"`: nothing works on the partition when its next owner gets it."""
     bench, runs, cancelled = held(instance, QUICK)
-    (going,) = bench.driver.held
+    (going,) = bench.engine.held
     assert cancelled == []
     bench.until(lambda: cancelled)
     assert set(cancelled) == {(runs[going.partition].run_id, False)}
@@ -178,7 +178,7 @@ def test_at_the_deadline_partitions_are_released_with_their_runs_at_work(
 ) -> None:
     """`on_deadline="release"`: the next owner adopts them through the claim."""
     bench, _, cancelled = held(instance, replace(QUICK, on_deadline=DeadlinePolicy.RELEASE))
-    (going,) = bench.driver.held
+    (going,) = bench.engine.held
     bench.until(lambda: bench.group.owner(going) is not bench.member)
     assert cancelled == []
     assert outcomes(bench) == ["deadline"]
@@ -269,7 +269,7 @@ def test_a_letter_that_is_refused_stops_the_partition_until_it_is_stored(
 def test_while_storage_is_away_no_letter_is_sent_without_its_reason(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver asks again."""
+    """The engine asks again."""
     bench, _ = exhausted(instance)
     tried = []
 
@@ -278,7 +278,7 @@ def test_while_storage_is_away_no_letter_is_sent_without_its_reason(
         message = "database is locked"
         raise OSError(message)
 
-    monkeypatch.setattr(bench.pump.parts.runs, "why_failed", away)
+    monkeypatch.setattr(bench.member_loop.parts.runs, "why_failed", away)
     bench.until(lambda: len(tried) == 2)
     assert bench.producer.sent == []
     monkeypatch.undo()
@@ -288,7 +288,7 @@ def test_while_storage_is_away_no_letter_is_sent_without_its_reason(
 def test_while_a_letter_is_under_way_dagster_is_not_asked_again(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver repeats itself each second, perhaps through a long outage of Kafka."""
+    """The engine repeats itself each second, perhaps through a long outage of Kafka."""
     bench, _ = exhausted(instance)
     asked: list[str] = []
 
@@ -296,7 +296,7 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(
         asked.append(run_id)
         return "why"
 
-    monkeypatch.setattr(bench.pump.parts.runs, "why_failed", why)
+    monkeypatch.setattr(bench.member_loop.parts.runs, "why_failed", why)
     bench.until(lambda: bench.producer.sent)
     bench.turn(100)
     assert len(asked) == 1
@@ -305,14 +305,14 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(
 def test_a_letter_that_was_stored_while_dagster_was_asked_once_more_is_not_sent_again(
     instance: dg.DagsterInstance,
 ) -> None:
-    """The driver asked twice because Dagster took long to say why the run failed."""
+    """The engine asked twice because Dagster took long to say why the run failed."""
     bench, _ = exhausted(instance)
     bench.until(lambda: bench.producer.sent)
-    (owned,) = bench.driver.partitions.values()
+    (owned,) = bench.engine.partitions.values()
     assert owned.letter is not None
     bench.producer.end()
     bench.turn()
-    bench.pump._store(owned.letter.command, "why")  # the second answer
+    bench.member_loop._store(owned.letter.command, "why")  # the second answer
     assert len(bench.producer.sent) == 1
 
 
@@ -337,7 +337,7 @@ def test_a_member_polls_between_the_answers_to_many_letters(
     bench.producer.end()
     for taken in (1, 2):
         bench.turn()
-        assert len(bench.driver.heard(seen.DeadLetterStored)) == taken
+        assert len(bench.engine.heard(seen.DeadLetterStored)) == taken
     bench.until(lambda: bench.offset(0) == bench.offset(1) == 10)
     assert len(bench.producer.sent) == 2
 
@@ -346,12 +346,12 @@ def test_a_revoke_does_not_wait_for_a_letter(instance: dg.DagsterInstance) -> No
     """The claim stays, and the next owner stores it."""
     bench = two_exhausted(instance)
     bench.joined_by_another()
-    bench.until(lambda: len(bench.driver.partitions) == 1)
+    bench.until(lambda: len(bench.engine.partitions) == 1)
     assert outcomes(bench) == ["nothing to do"]
-    (gone,) = {tp(0), tp(1)} - bench.driver.partitions.keys()
+    (gone,) = {tp(0), tp(1)} - bench.engine.partitions.keys()
     assert len(decode(bench.group.committed[gone]).claims) == 1
     bench.producer.end()
-    (kept,) = bench.driver.partitions
+    (kept,) = bench.engine.partitions
     bench.until(lambda: bench.offset(kept.partition) == 10)
     assert bench.offset(gone.partition) == 0, "its letter came too late for this owner"
 
@@ -364,7 +364,7 @@ def test_a_dead_letter_topic_that_does_not_exist_ends_the_member_before_it_joins
     with pytest.raises(
         ConfigurationError, match=r"dead_letter_topic 'missing' does not exist.*create it"
     ):
-        bench.pump.run()
+        bench.member_loop.run()
     assert bench.observed() == []
 
 
@@ -373,7 +373,7 @@ def test_a_member_without_a_producer_says_so_instead_of_going_on(
 ) -> None:
     """It would ask for ever."""
     bench, _ = exhausted(instance)
-    object.__setattr__(bench.pump.parts, "dead_letters", None)
+    object.__setattr__(bench.member_loop.parts, "dead_letters", None)
     with pytest.raises(IllegalStateError, match="without a producer of dead letters"):
         bench.turn(100)
 
@@ -383,7 +383,7 @@ def test_the_error_in_a_letter_is_that_of_the_asset_and_has_an_end(
 ) -> None:
     """A record must fit the topic."""
     bench, _ = exhausted(instance)
-    monkeypatch.setattr(bench.pump.parts.runs, "why_failed", lambda *_: "é" * 100_000)
+    monkeypatch.setattr(bench.member_loop.parts.runs, "why_failed", lambda *_: "é" * 100_000)
     bench.until(lambda: bench.producer.sent)
     ((_, _, value),) = bench.producer.sent
     assert json.loads(value)["error"] == "é" * MOST_ERROR_CHARACTERS

@@ -127,7 +127,7 @@ def test_the_member_is_woken_for_what_its_work_depends_on(desk: Desk) -> None:
 
 
 def test_what_is_asked_for_again_while_the_storage_hangs_does_not_pile_up(desk: Desk) -> None:
-    """The driver gives a command again each second, and an outage may take an hour."""
+    """The engine gives a command again each second, and an outage may take an hour."""
     desk.hang(subject="the same question")
     for _ in range(3_600):
         desk.worker.ask(desk.job("again", slot="runs", subject="the same question"))
@@ -196,7 +196,7 @@ def test_after_an_outage_that_doubled_its_patience_it_is_patient_for_a_minute_ag
 
 
 def test_a_failure_is_a_note_and_no_answer(desk: Desk) -> None:
-    """The database may be away: the driver asks again."""
+    """The database may be away: the engine asks again."""
 
     def fails() -> None:
         message = "database is locked"

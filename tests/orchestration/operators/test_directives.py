@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.model.claims import decode
-from dagster_rebalance.core.model.directives import Action, Order
+from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.operators.directives import Wanted, give, groups_of
 from dagster_rebalance.orchestration.operators.directives_job import build_kafka_control_job
@@ -19,7 +19,7 @@ from dagster_rebalance.orchestration.reporting.stopped_check import (
     STOPPED_CHECK,
     build_stopped_check,
 )
-from dagster_rebalance.orchestration.storage.directives import OrderBook
+from dagster_rebalance.orchestration.storage.directives import DirectiveStore
 from dagster_rebalance.orchestration.storage.member_lease import NOBODY
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.fixtures import unique_name
@@ -48,14 +48,14 @@ def group_id(instance: dg.DagsterInstance) -> str:
     return group_id
 
 
-def order(action: Action, partitions: str = "orders:0", reason: str = "away") -> Order:
+def order(action: Action, partitions: str = "orders:0", reason: str = "away") -> Directive:
     """An order of somebody."""
-    return Order(action, partitions, "ada", 1_700_000_000.0, reason)
+    return Directive(action, partitions, "ada", 1_700_000_000.0, reason)
 
 
-def book_of(instance: dg.DagsterInstance, group_id: str) -> OrderBook:
+def book_of(instance: dg.DagsterInstance, group_id: str) -> DirectiveStore:
     """The book of a group."""
-    return OrderBook(instance, GroupAssets.of(group_id).order_book_name)
+    return DirectiveStore(instance, GroupAssets.of(group_id).order_book_name)
 
 
 def wanted(action: Action, *partitions: str, reason: str = "away", by: str = "ada") -> Wanted:
@@ -86,7 +86,7 @@ def test_orders_come_back_in_the_order_in_which_they_were_given(
 
 def test_the_longest_order_fits(instance: dg.DagsterInstance) -> None:
     """Postgres takes no key of more than 2,704 bytes."""
-    longest = Order(
+    longest = Directive(
         Action.PAUSE, "o" * 249 + ":" + "0" * 20, "\U0001f6d1" * 60, 1.0, "\U0001f6d1" * 300
     )
     book = book_of(instance, "g" * 200)
@@ -111,7 +111,7 @@ def test_a_page_that_cannot_be_read_is_an_error_and_no_order(
     name = GroupAssets.of(group_id).order_book_name
     instance.add_dynamic_partitions(name, ['1 ["drain", "orders", "ada", 1.0, "why"]'])
     with pytest.raises(ValueError, match="cannot be read: a newer version may have written it"):
-        OrderBook(instance, name).read()
+        DirectiveStore(instance, name).read()
 
 
 def test_the_check_by_hand_says_so_when_an_order_cannot_be_read(
@@ -248,7 +248,7 @@ def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
     assert (kept.action, kept.partitions, kept.by) == (Action.STOP, "orders", "ada")
     retry: dict[str, object] = {"action": "retry", "partitions": ["orders:0"], "by": "ada"}
     assert launch(instance, kafka, retry).success
-    retries = OrderBook(instance, GroupAssets.of(kafka.group_id).retry_book_name).read()
+    retries = DirectiveStore(instance, GroupAssets.of(kafka.group_id).retry_book_name).read()
     assert [(one.action, one.partitions) for one in retries] == [(Action.RETRY, "orders:0")]
     refused = launch(instance, kafka, config)
     (failed,) = [event for event in refused.all_events if event.is_step_failure]
@@ -326,7 +326,7 @@ def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
     """A pause is no failure that pages somebody, but nobody may forget it."""
     bench.offers(2)
     give(bench.instance, "etl", wanted(Action.PAUSE, "orders:0"))
-    bench.until(lambda: bench.driver.partitions[tp(0)].order is not None)
+    bench.until(lambda: bench.engine.partitions[tp(0)].order is not None)
     assert [offer.ranges[0].partition for offer in bench.mailbox.mail.offers] == [1]
     bench.until(lambda: shows(bench, 1))
     shown = check_of(bench)
@@ -350,8 +350,8 @@ def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
     Catalogue(bench.instance, bench.assets, NOBODY).add_partitions([tp(0), tp(1)])
     give(bench.instance, "etl", wanted(Action.STOP, "*"))
     bench.turn(100)
-    assert all(owned.order is not None for owned in bench.driver.partitions.values())
-    assert len(bench.driver.partitions) == 2
+    assert all(owned.order is not None for owned in bench.engine.partitions.values())
+    assert len(bench.engine.partitions) == 2
     assert bench.mailbox.mail.offers == ()
     assert [claims_of(bench, number) for number in (0, 1)] == [(), ()]
 
@@ -361,13 +361,13 @@ def test_while_the_book_cannot_be_read_nothing_is_claimed(
 ) -> None:
     """The partition may be paused, and nobody knows."""
 
-    def fails() -> tuple[Order, ...]:
+    def fails() -> tuple[Directive, ...]:
         message = "database is locked"
         raise OSError(message)
 
     monkeypatch.setattr(bench.catalogue, "orders", fails)
     bench.turn(100)
-    assert bench.driver.partitions
+    assert bench.engine.partitions
     assert bench.mailbox.mail.offers == ()
     monkeypatch.undo()
     bench.offers(2)

@@ -17,9 +17,9 @@ from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen, 
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings, public_settings
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY, Host
+from dagster_rebalance.orchestration.storage.member_lease import NOBODY, MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from tests.orchestration.parts import (
     GROUPS,
@@ -108,8 +108,8 @@ def test_a_run_at_work_is_named(scene: Scene, batch_id: str) -> None:
 def test_attempts_are_counted_as_members_count_them(scene: Scene, batch_id: str) -> None:
     """With the settings that they have left."""
     run = scene.run(batch_id, Status.FAILURE)
-    set_mark(scene.instance, run, Mark.BEGAN)
-    set_mark(scene.instance, run, Mark.OVER)
+    record_run_event(scene.instance, run, RunEvent.BEGAN)
+    record_run_event(scene.instance, run, RunEvent.OVER)
     assert run.run_id in scene.row().stopped
     assert scene.row(1).stopped == ""
 
@@ -183,7 +183,7 @@ def test_members_leave_their_settings_and_no_secret(scene: Scene) -> None:
     kafka = scene.kafka.model_copy(
         update={"sasl_username": "me", "sasl_password": "secret", "client_config": {"ssl.key": "k"}}
     )
-    host = Host("blue", "sensor", "p")
+    host = MemberIdentity("blue", "sensor", "p")
     for settings in ("an older text", public_settings(kafka), public_settings(kafka)):
         Catalogue(scene.instance, scene.assets, host, settings).record_joined()
     kept = scene.instance.get_dynamic_partitions(scene.assets.settings_name)
@@ -214,12 +214,12 @@ def test_settings_of_nobody_are_none(scene: Scene) -> None:
 
 def test_assignments_are_read_newest_first(scene: Scene) -> None:
     """Kafka's id of a member leads to its code location."""
-    blue = Catalogue(scene.instance, scene.assets, Host("blue", "sensor", "p1"))
+    blue = Catalogue(scene.instance, scene.assets, MemberIdentity("blue", "sensor", "p1"))
     blue.record_assigned([tp(0)], "m1")
     blue.record_left("it ends")
-    Catalogue(scene.instance, scene.assets, Host("green", "sensor", "p2")).record_assigned(
-        [tp(0), tp(1)], "m2"
-    )
+    Catalogue(
+        scene.instance, scene.assets, MemberIdentity("green", "sensor", "p2")
+    ).record_assigned([tp(0), tp(1)], "m2")
     for strange in (["shop"], ["orders-x", None, 1], ["orders-" + 5_000 * "9"], "orders-0"):
         event: dict[str, Any] = {
             "event": "assigned",

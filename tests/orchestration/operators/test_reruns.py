@@ -28,8 +28,8 @@ from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
 from dagster_rebalance.orchestration.storage.member_lease import NOBODY
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.range_owners import WorkNote, WorkNotes
-from dagster_rebalance.orchestration.storage.reruns import RerunBook
+from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
+from dagster_rebalance.orchestration.storage.reruns import RerunStore
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
@@ -95,7 +95,7 @@ class Ground:
         self.group.produce(tp(0), 100)
         self.commit(span(0, 0, 10), span(0, 10, 20), span(0, 20, 30))
         self.reruns = Reruns(instance, self.kafka)
-        self.book = RerunBook(instance, self.assets.rerun_book_name)
+        self.book = RerunStore(instance, self.assets.rerun_book_name)
         self.worked: list[OffsetRange] = []
         self.name = unique_name("batches").replace("-", "_")
         self.defs = build_kafka_batch_defs(kafka=self.kafka, assets=[self._asset()], name=self.name)
@@ -347,8 +347,8 @@ def test_a_run_of_a_rerun_that_was_deleted_is_ended_on_all_of_its_ranges(ground:
     ground.book.remove([batch])
     ground.book.add([replace(batch, ranges=ranges)])
     claims = [(batch.batch_id, range_) for range_ in ranges]
-    notes = WorkNotes(ground.instance)
-    notes.write(WorkNote("gone", 1, is_finished=True), claims)
+    notes = RangeOwners(ground.instance)
+    notes.write(RangeOwner("gone", 1, is_finished=True), claims)
     for _ in range(2):
         ground.tick()
     assert notes.read(claims) == {}

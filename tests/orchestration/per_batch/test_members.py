@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.batches.settings import DriverSettings
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.orchestration.member.dependencies import Parts
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 from dagster_rebalance.orchestration.per_batch.members import HostedMember, Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.member_lease import Host, Seat
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity, MemberLease
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember, ManualClock
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.kafka.events import MemberEvent
 
-ETERNAL = DriverSettings(lease_s=1e9)
+ETERNAL = EngineSettings(lease_s=1e9)
 """The clock of a group in memory runs as fast as its members poll."""
 
 
@@ -69,7 +69,7 @@ class Farm:
         return member
 
     @contextmanager
-    def _parts(self) -> Iterator[Parts]:
+    def _parts(self) -> Iterator[MemberDependencies]:
         if self.fails:
             raise self.fails.pop(0)
         assert self.stuck.wait(30)
@@ -78,10 +78,12 @@ class Farm:
         with RebalanceAwareConsumer(
             config, fetch=False, member=PacedMember(self.group), cluster=self.group, clock=clock
         ) as consumer:
-            driver = Driver(ETERNAL, new_batch_id=lambda _: "b", now=clock())
-            catalogue = Catalogue(self.instance, GroupAssets.of("etl"), Host("blue", "sensor", "p"))
-            yield Parts(
-                consumer, driver, RunLedger(self.instance, "etl"), catalogue, ["orders"], clock
+            engine = Engine(ETERNAL, new_batch_id=lambda _: "b", now=clock())
+            catalogue = Catalogue(
+                self.instance, GroupAssets.of("etl"), MemberIdentity("blue", "sensor", "p")
+            )
+            yield MemberDependencies(
+                consumer, engine, RunLedger(self.instance, "etl"), catalogue, ["orders"], clock
             )
 
 
@@ -266,12 +268,14 @@ def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) 
     Each member would make the other one leave, for ever.
     """
     members = Members()
-    seat = Seat(farm.instance, GroupAssets.of("etl"), "blue", "sensor")
+    seat = MemberLease(farm.instance, GroupAssets.of("etl"), "blue", "sensor")
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
     wait_until(
         lambda: seat.sign().startswith("p "), timeout_s=30, what="the member to take its seat"
     )
-    other = Catalogue(farm.instance, GroupAssets.of("etl"), Host("blue", "sensor", "replica"))
+    other = Catalogue(
+        farm.instance, GroupAssets.of("etl"), MemberIdentity("blue", "sensor", "replica")
+    )
     other.record_joined()
     other.keep_seat()
     wait_until(lambda: farm.made[0].is_over, timeout_s=30, what="the member to make way")

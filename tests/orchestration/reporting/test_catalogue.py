@@ -17,7 +17,7 @@ from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.commit_history import commits_in
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.orchestration.streaming.run import StreamCatalogue
@@ -58,7 +58,9 @@ class Shown:
 
     def of(self, location: str, sensor: str = "sensor") -> Catalogue:
         """The catalogue of another process."""
-        return Catalogue(self.instance, self.assets, Host(location, sensor, unique_name("process")))
+        return Catalogue(
+            self.instance, self.assets, MemberIdentity(location, sensor, unique_name("process"))
+        )
 
     def commits(self) -> list[dg.AssetMaterialization]:
         """The materialisations of the offsets asset, newest first."""
@@ -411,7 +413,7 @@ class CountingInstance:
 def test_partitions_are_added_once(shown: Shown) -> None:
     """Each addition is a query for each key, and partitions come again with each rebalance."""
     counting = CountingInstance(shown.instance)
-    catalogue = Catalogue(counting, shown.assets, Host("blue", "sensor", "p"))  # type: ignore[arg-type]
+    catalogue = Catalogue(counting, shown.assets, MemberIdentity("blue", "sensor", "p"))  # type: ignore[arg-type]
     catalogue.add_partitions([tp(0), tp(1)])
     catalogue.add_partitions([tp(1)])
     catalogue.add_partitions([tp(1), tp(2)])
@@ -457,7 +459,7 @@ def test_an_event_of_a_streaming_run_names_its_code_location_and_sensor(
 ) -> None:
     """The fields held the run and the job, by which sensors look for their successors."""
     assets = GroupAssets.of(unique_name("group"))
-    host = Host("shop/3f61351e", "stream_sensor", "3f61351e-1", "3f61351e-1")
+    host = MemberIdentity("shop/3f61351e", "stream_sensor", "3f61351e-1", "3f61351e-1")
     catalogue = Catalogue(instance, assets, host)
     catalogue.record_assigned([tp(0)], "m")
     (record,) = instance.fetch_observations(assets.group, limit=1).records

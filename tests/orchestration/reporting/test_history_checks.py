@@ -21,7 +21,7 @@ from dagster_rebalance.orchestration.reporting.history_checks import (
     build_history_checks,
     drained_result,
 )
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.parts import kafka_in_memory, span, tp
 
@@ -50,7 +50,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 def member(instance: dg.DagsterInstance, assets: GroupAssets, name: str = "blue") -> Catalogue:
     """The catalogue of a member."""
-    return Catalogue(instance, assets, Host(name, "sensor", f"process of {name}"))
+    return Catalogue(instance, assets, MemberIdentity(name, "sensor", f"process of {name}"))
 
 
 def told(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str) -> list[bool]:

@@ -73,7 +73,7 @@ def test_the_lag_of_all_partitions_is_observed_whoever_owns_them(
 
     def is_shared() -> bool:
         other.poll(0)
-        return bool(other.assignment()) and tp(0) in bench.driver.partitions
+        return bool(other.assignment()) and tp(0) in bench.engine.partitions
 
     bench.until(is_shared)
     bench.until(
@@ -111,10 +111,10 @@ def test_one_member_observes_and_another_one_when_it_is_gone(
 
     def is_shared() -> bool:
         other.poll(0)
-        return len(other.assignment()) == 1 and len(bench.driver.partitions) == 1
+        return len(other.assignment()) == 1 and len(bench.engine.partitions) == 1
 
     bench.until(is_shared)
-    assert tp(1) in bench.driver.partitions
+    assert tp(1) in bench.engine.partitions
     for number in range(200):
         bench.group.produce(tp(number % 2))
         bench.turn(10)
@@ -124,7 +124,7 @@ def test_one_member_observes_and_another_one_when_it_is_gone(
     assert owner is not None
     bench.group.fence(owner)
     bench.until(lambda: observed(instance, bench.assets.lag), 2000)
-    assert tp(0) in bench.driver.partitions
+    assert tp(0) in bench.engine.partitions
 
 
 def test_a_missing_topic_is_told_and_hides_nothing_of_the_others(
@@ -237,10 +237,10 @@ def test_an_observer_that_lost_its_partitions_says_that_kafka_does_not_answer(
     monkeypatch.setattr(bench.consumer, "list_topics", silent)
     bench.group.fence(bench.member)
     monkeypatch.setattr(bench.group, "rebalance", lambda: None)
-    bench.until(lambda: not bench.driver.partitions)
+    bench.until(lambda: not bench.engine.partitions)
     bench.until(lambda: len(evaluations(instance, bench.assets.lag)) > 1)
     assert evaluations(instance, bench.assets.lag) == [True, False]
-    assert not bench.driver.partitions
+    assert not bench.engine.partitions
 
 
 def test_what_is_shown_waits_for_what_is_taken_in_but_not_for_long(
@@ -255,7 +255,7 @@ def test_what_is_shown_waits_for_what_is_taken_in_but_not_for_long(
         return real(timeout_s)
 
     monkeypatch.setattr(bench.consumer, "list_topics", counted)
-    bench.until(lambda: bench.driver.partitions)
+    bench.until(lambda: bench.engine.partitions)
     assigned_at = bench.group.clock()
     bench.until(lambda: looked_at)
     assert 4 < looked_at[0] - assigned_at < 6
@@ -389,8 +389,8 @@ def test_a_leader_that_does_not_say_how_old_records_are_keeps_no_stop_from_being
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     bench.until(
         lambda: (
-            bench.pump._report.is_told
-            and any(owned.stop_reason for owned in bench.driver.partitions.values())
+            bench.member_loop._report.is_told
+            and any(owned.stop_reason for owned in bench.engine.partitions.values())
         )
     )
     assert observed(instance, bench.assets.lag) == []

@@ -23,7 +23,7 @@ from dagster_rebalance.orchestration.per_batch.members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.parts import make_run, offer
 
@@ -119,7 +119,7 @@ def test_a_commit_of_any_topic_is_recorded_and_found_again(
     instance: dg.DagsterInstance, group_id: str, topic: str
 ) -> None:
     """Dots in a row mean a range of partitions in Dagster's pages, and are legal in Kafka."""
-    catalogue = Catalogue(instance, GroupAssets.of(group_id), Host("blue", "sensor", "p"))
+    catalogue = Catalogue(instance, GroupAssets.of(group_id), MemberIdentity("blue", "sensor", "p"))
     span = OffsetRange(topic, 3, 5, 12)
     catalogue.add_partitions([span.topic_partition])
     commit = RecordCommit(

@@ -10,7 +10,7 @@ from dagster_rebalance.orchestration.runs.canceller import (
     MOST_OVERTAKEN,
     PATIENCE_S,
     SLOW_S,
-    RunEnder,
+    RunCanceller,
     in_thread,
 )
 from dagster_rebalance.testing.deadline import wait_until
@@ -51,7 +51,7 @@ class _Stage:
         self.notes: list[str] = []
         self.ended: list[str] = []
         self.now = 0.0
-        self.ender = RunEnder(
+        self.ender = RunCanceller(
             port, self.notes.append, self.ended.append, self._start, lambda: self.now
         )
 

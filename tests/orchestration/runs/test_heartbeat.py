@@ -19,8 +19,12 @@ from dagster_rebalance.orchestration.runs import boot_clock
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife, spelled_partitions
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, spelled_partitions
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_events_of,
+)
 from dagster_rebalance.testing.deadline import wait_until
 from tests.orchestration.parts import make_run, offer, tp
 
@@ -67,7 +71,7 @@ def sign(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
     """The last sign of life of a run."""
     record = instance.get_run_record_by_id(run.run_id)
     assert record is not None
-    return SignsOfLife(instance).read({run.run_id: record.storage_id}).get(run.run_id, "")
+    return Heartbeats(instance).read({run.run_id: record.storage_id}).get(run.run_id, "")
 
 
 def test_the_sign_of_life_changes_while_the_run_works(
@@ -85,7 +89,7 @@ def test_the_sign_of_life_changes_while_the_run_works(
         wait_until(
             lambda: sign(instance, run) not in {first, ""}, timeout_s=30, what="another beat"
         )
-    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.FINISHED}
+    assert run_events_of(instance, run.run_id) == {RunEvent.BEGAN, RunEvent.FINISHED}
 
 
 @pytest.mark.parametrize("timeout_s", [20.0, 0.5, 123_456_789.0])
@@ -120,14 +124,14 @@ def test_the_lease_counts_from_before_the_sign_was_written(
     monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """A member may read the sign at once, and the answer of a slow storage may come much later."""
-    real, at = SignsOfLife.give, [1_000.0]
+    real, at = Heartbeats.give, [1_000.0]
 
-    def slow(signs: SignsOfLife, run: dg.DagsterRun, number: int, sign: str) -> None:
+    def slow(signs: Heartbeats, run: dg.DagsterRun, number: int, sign: str) -> None:
         real(signs, run, number, sign)
         at[0] += 50.0
 
     monkeypatch.setattr(boot_clock, "seconds", lambda: at[0])
-    monkeypatch.setattr(SignsOfLife, "give", slow)
+    monkeypatch.setattr(Heartbeats, "give", slow)
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = begun(instance, run, timeout_s=60.0)
     assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 50 s")
@@ -146,7 +150,7 @@ def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         before = sign(instance, run)
     assert interrupts == [signal.SIGTERM], "once is enough"
-    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.FINISHED}
+    assert run_events_of(instance, run.run_id) == {RunEvent.BEGAN, RunEvent.FINISHED}
     assert sign(instance, run) == before, "a run that stops gives no signs of life"
 
 
@@ -161,8 +165,8 @@ def test_a_run_above_its_limit_is_interrupted_and_a_failed_attempt(
     with why, heartbeat:
         wait_until(lambda: interrupts, timeout_s=60, what="an interrupt")
         raise dg.DagsterExecutionInterruptedError
-    assert Mark.INTERRUPTED not in marks_of(instance, run.run_id)
-    assert Mark.TAKEN_BACK not in marks_of(instance, run.run_id)
+    assert RunEvent.INTERRUPTED not in run_events_of(instance, run.run_id)
+    assert RunEvent.TAKEN_BACK not in run_events_of(instance, run.run_id)
 
 
 def test_a_run_that_is_deleted_while_it_works_is_interrupted(
@@ -196,7 +200,7 @@ def test_a_run_that_cannot_give_its_first_sign_has_not_begun(
         raise OSError(msg)
 
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    monkeypatch.setattr(SignsOfLife, "give", give)
+    monkeypatch.setattr(Heartbeats, "give", give)
     with pytest.raises(OSError, match="database is locked"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
     instance.report_run_failed(run)
@@ -259,8 +263,8 @@ def test_a_run_that_a_member_cancels_interrupts_itself_once(
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         heartbeat._stop_if_asked(instance)
     assert interrupts == [signal.SIGTERM]
-    assert marks_of(instance, run.run_id) == {
-        *(Mark.BEGAN, Mark.TAKEN_BACK, Mark.STOP, Mark.FINISHED)
+    assert run_events_of(instance, run.run_id) == {
+        *(RunEvent.BEGAN, RunEvent.TAKEN_BACK, RunEvent.STOP, RunEvent.FINISHED)
     }
 
 
@@ -271,7 +275,7 @@ def test_a_run_that_is_cancelled_as_its_steps_end_is_not_interrupted(
     run = make_run(instance, offer(batch_id), Status.STARTED)
     with begun(instance, run) as heartbeat:
         pass
-    set_mark(instance, run, Mark.STOP)
+    record_run_event(instance, run, RunEvent.STOP)
     heartbeat._stop_if_asked(instance)
     assert not interrupts
 
@@ -281,15 +285,15 @@ class HangingStorage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hangs, self.goes_on = threading.Event(), threading.Event()
-        real = SignsOfLife.give
+        real = Heartbeats.give
 
-        def give(signs: SignsOfLife, run: dg.DagsterRun, number: int, text: str) -> None:
+        def give(signs: Heartbeats, run: dg.DagsterRun, number: int, text: str) -> None:
             if not text.startswith("0/"):
                 self.hangs.set()
                 self.goes_on.wait(60)
             real(signs, run, number, text)
 
-        monkeypatch.setattr(SignsOfLife, "give", give)
+        monkeypatch.setattr(Heartbeats, "give", give)
 
 
 def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
@@ -325,7 +329,11 @@ def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
     with INTERRUPTED, begun(instance, run, timeout_s=6.0):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         storage.goes_on.set()
-    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.TAKEN_BACK, Mark.FINISHED}
+    assert run_events_of(instance, run.run_id) == {
+        RunEvent.BEGAN,
+        RunEvent.TAKEN_BACK,
+        RunEvent.FINISHED,
+    }
 
 
 def test_a_run_that_was_suspended_for_longer_than_its_lease_ends_as_failed(
@@ -347,7 +355,11 @@ def test_a_run_that_was_suspended_for_longer_than_its_lease_ends_as_failed(
     with interrupted, heartbeat:
         wait_until(lambda: sign(instance, run).startswith("1/"), timeout_s=30, what="a look")
         heartbeat._beaten_at -= PATIENT_S
-    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.TAKEN_BACK, Mark.FINISHED}
+    assert run_events_of(instance, run.run_id) == {
+        RunEvent.BEGAN,
+        RunEvent.TAKEN_BACK,
+        RunEvent.FINISHED,
+    }
     assert not interrupts, "its steps are done"
 
 
@@ -395,7 +407,9 @@ def test_a_run_that_does_not_hear_the_interrupt_ends_hard(
     )
     process.start()
     wait_until(
-        lambda: Mark.BEGAN in marks_of(instance, run.run_id), timeout_s=60, what="a run that works"
+        lambda: RunEvent.BEGAN in run_events_of(instance, run.run_id),
+        timeout_s=60,
+        what="a run that works",
     )
     ledger = RunLedger(instance, "etl")
     instance.report_run_canceled(run)
@@ -436,14 +450,14 @@ def test_a_beat_that_fails_is_tried_again(
     """The database may be away for a moment; the run goes on."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
-    real, failures = SignsOfLife.give, iter([OSError("database is locked")] * 2)
+    real, failures = Heartbeats.give, iter([OSError("database is locked")] * 2)
 
-    def give(signs: SignsOfLife, whose: dg.DagsterRun, number: int, text: str) -> None:
+    def give(signs: Heartbeats, whose: dg.DagsterRun, number: int, text: str) -> None:
         for problem in failures:
             raise problem
         real(signs, whose, number, text)
 
-    monkeypatch.setattr(SignsOfLife, "give", give)
+    monkeypatch.setattr(Heartbeats, "give", give)
     with heartbeat:
         wait_until(lambda: not sign(instance, run).startswith("0/"), timeout_s=30, what="a beat")
     assert caplog.text.count("could not give a sign of life") == 2
@@ -460,7 +474,11 @@ def test_a_run_whose_process_a_signal_told_to_end_is_no_failed_attempt(
     with INTERRUPTED, begun(instance, run):
         raise dg.DagsterExecutionInterruptedError
     instance.report_run_failed(run)
-    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.INTERRUPTED, Mark.FINISHED}
+    assert run_events_of(instance, run.run_id) == {
+        RunEvent.BEGAN,
+        RunEvent.INTERRUPTED,
+        RunEvent.FINISHED,
+    }
     (seen,) = RunLedger(instance, "etl").read({batch_id})
     assert (seen.is_interrupted, setback_of(seen)) == (True, Setback.INTERRUPTED)
 
@@ -472,4 +490,4 @@ def test_a_run_that_a_person_cancelled_was_not_only_told_to_end(
     run = make_run(instance, offer(batch_id), Status.CANCELING)
     with INTERRUPTED, begun(instance, run):
         raise dg.DagsterExecutionInterruptedError
-    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.FINISHED}
+    assert run_events_of(instance, run.run_id) == {RunEvent.BEGAN, RunEvent.FINISHED}

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from tests.orchestration.parts import make_run, offer
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_a_run_of_0_1_0_that_ended_in_dagster_only_is_not_over(
     getattr(instance, end)(run)
     seen = look(instance, batch_id)
     assert (seen.is_over, seen.is_live, seen.is_gone) == (False, True, False)
-    set_mark(instance, run, Mark.OVER)
+    record_run_event(instance, run, RunEvent.OVER)
     assert not look(instance, batch_id).is_live
 
 

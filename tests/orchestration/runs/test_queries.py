@@ -14,12 +14,16 @@ import sqlalchemy
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.orchestration.runs import queries as runs_module
-from dagster_rebalance.orchestration.runs.canceller import RunEnder, at_once
+from dagster_rebalance.orchestration.runs.canceller import RunCanceller, at_once
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.own_jobs import JobName
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_events_of,
+)
 from dagster_rebalance.orchestration.storage.run_tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
@@ -170,20 +174,20 @@ def test_runs_that_were_written_off_are_found_without_their_claims(
     group = unique_name("group")
     found = []
     for status, marks, is_found in (
-        (Status.FAILURE, [Mark.BEGAN], True),
-        (Status.CANCELED, [Mark.BEGAN, Mark.TAKEN_BACK], True),
-        (Status.FAILURE, [Mark.BEGAN, Mark.FINISHED], False),
-        (Status.FAILURE, [Mark.BEGAN, Mark.OVER], False),
-        (Status.FAILURE, [Mark.BEGAN, Mark.REFUSED], False),
+        (Status.FAILURE, [RunEvent.BEGAN], True),
+        (Status.CANCELED, [RunEvent.BEGAN, RunEvent.TAKEN_BACK], True),
+        (Status.FAILURE, [RunEvent.BEGAN, RunEvent.FINISHED], False),
+        (Status.FAILURE, [RunEvent.BEGAN, RunEvent.OVER], False),
+        (Status.FAILURE, [RunEvent.BEGAN, RunEvent.REFUSED], False),
         (Status.FAILURE, [], False),
-        (Status.STARTED, [Mark.BEGAN], False),
+        (Status.STARTED, [RunEvent.BEGAN], False),
     ):
         run = make_run(instance, offer(unique_name("b")), status, group_id=group)
         for mark in marks:
-            set_mark(instance, run, mark)
+            record_run_event(instance, run, mark)
         found += [run.run_id] * is_found
     other = make_run(instance, offer("b"), Status.FAILURE, group_id=unique_name("other"))
-    set_mark(instance, other, Mark.BEGAN)
+    record_run_event(instance, other, RunEvent.BEGAN)
     seen = RunLedger(instance, group).written_off()
     assert [run.run_id for run in seen] == found
     assert {run.ranges for run in seen} == {(span(0),)}
@@ -217,7 +221,7 @@ def test_marks_of_a_run_do_not_count_for_its_retry(
     """
     first = make_run(instance, offer(batch_id), Status.FAILURE)
     instance.add_run_tags(first.run_id, {REFUSED_TAG: first.run_id})
-    set_mark(instance, first, Mark.TAKEN_BACK)
+    record_run_event(instance, first, RunEvent.TAKEN_BACK)
     found = instance.get_run_by_id(first.run_id)
     make_run(instance, offer(batch_id), Status.FAILURE, parent=found)
     before, after = RunLedger(instance, "etl").read([batch_id])
@@ -230,12 +234,12 @@ def test_the_marks_of_a_run_that_is_over_are_read_once(
 ) -> None:
     """A range that is stopped for days has thousands of runs, and other looks come in between."""
     run = make_run(instance, offer(batch_id), Status.FAILURE)
-    set_mark(instance, run, Mark.OVER)
+    record_run_event(instance, run, RunEvent.OVER)
     asked = []
 
-    def watched(of: dg.DagsterInstance, run_id: str) -> frozenset[Mark]:
+    def watched(of: dg.DagsterInstance, run_id: str) -> frozenset[RunEvent]:
         asked.append(run_id)
-        return marks_of(of, run_id)
+        return run_events_of(of, run_id)
 
     monkeypatch.setattr(runs_module, "marks_of", watched)
     ledger = RunLedger(instance, "etl")
@@ -301,7 +305,7 @@ def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(
     assert look(instance, batch_id).has_started
     instance.report_run_failed(run)
     assert not look(instance, batch_id).has_started
-    set_mark(instance, run, Mark.BEGAN)
+    record_run_event(instance, run, RunEvent.BEGAN)
     assert look(instance, batch_id).has_started
 
 
@@ -351,7 +355,7 @@ def test_signs_of_life_take_a_fixed_number_of_places(
     The run that comes ten thousand runs later takes the place, and it is seen that it did.
     """
     first, later = (make_run(instance, offer(batch_id), Status.STARTED) for _ in range(2))
-    signs = SignsOfLife(instance)
+    signs = Heartbeats(instance)
     signs.give(first, 5, "1 ?a")
     assert signs.read({first.run_id: 5}) == {first.run_id: "1 ?a"}
     signs.give(later, 10_005, "1 ?b")
@@ -379,18 +383,18 @@ def test_signs_of_life_are_events_where_the_storage_has_no_such_values(
     ("marks", "is_gone", "is_over"),
     [
         ([], False, True),
-        ([Mark.BEGAN], False, False),
-        ([Mark.BEGAN, Mark.REFUSED], False, True),
-        ([Mark.BEGAN, Mark.TAKEN_BACK], False, False),
-        ([Mark.BEGAN, Mark.FINISHED], True, False),
-        ([Mark.BEGAN, Mark.OVER], False, True),
+        ([RunEvent.BEGAN], False, False),
+        ([RunEvent.BEGAN, RunEvent.REFUSED], False, True),
+        ([RunEvent.BEGAN, RunEvent.TAKEN_BACK], False, False),
+        ([RunEvent.BEGAN, RunEvent.FINISHED], True, False),
+        ([RunEvent.BEGAN, RunEvent.OVER], False, True),
     ],
 )
 def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
     instance: dg.DagsterInstance,
     batch_id: str,
     status: dg.DagsterRunStatus,
-    marks: list[Mark],
+    marks: list[RunEvent],
     *,
     is_gone: bool,
     is_over: bool,
@@ -401,7 +405,7 @@ def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
     """
     run = make_run(instance, offer(batch_id), status)
     for mark in marks:
-        set_mark(instance, run, mark)
+        record_run_event(instance, run, mark)
     ledger = RunLedger(instance, "etl")
     for _ in range(2):
         (seen,) = ledger.read([batch_id])
@@ -413,7 +417,7 @@ def test_the_end_of_a_dead_run_is_remembered_in_dagster(
 ) -> None:
     """The next owner need not wait again, and its Spark work is not stopped each second."""
     run = make_run(instance, offer(batch_id), Status.FAILURE)
-    set_mark(instance, run, Mark.BEGAN)
+    record_run_event(instance, run, RunEvent.BEGAN)
     stopped: list[str] = []
     RunLedger(instance, "etl", stop_work=stopped.append).end_dead(run.run_id, "")
     assert stopped == [run.run_id]
@@ -474,7 +478,7 @@ def test_a_success_that_a_run_reports_after_a_member_has_ended_it_does_not_count
     """Its process was suspended, and another run may be at work on its batch by now."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
-    set_mark(instance, run, Mark.BEGAN)
+    record_run_event(instance, run, RunEvent.BEGAN)
     ledger.end_dead(run.run_id, "")
     assert look(instance, batch_id).is_written_off
     instance.report_dagster_event(
@@ -606,7 +610,7 @@ def test_a_run_that_has_started_meanwhile_is_not_taken_back(
     run = make_run(instance, offer(batch_id), Status.STARTED)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
     assert status_of(instance, run) is Status.STARTED
-    assert not marks_of(instance, run.run_id)
+    assert not run_events_of(instance, run.run_id)
 
 
 def test_a_queued_run_is_taken_back(instance: dg.DagsterInstance, batch_id: str) -> None:
@@ -630,7 +634,7 @@ def test_runs_that_cannot_be_cancelled_are_left_alone(
     for run_id in (run.run_id, "no such run"):
         RunLedger(instance, "etl").cancel(run_id)
     assert status_of(instance, run) is status
-    assert not marks_of(instance, run.run_id)
+    assert not run_events_of(instance, run.run_id)
 
 
 def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -639,8 +643,8 @@ def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     Storage is locked for seconds, and the daemon launches the run.
     """
 
-    def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark) -> None:
-        set_mark(within, run, mark)
+    def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent) -> None:
+        record_run_event(within, run, mark)
         within.report_dagster_event(dg.DagsterEvent("PIPELINE_START", run.job_name), run.run_id)
 
     monkeypatch.setattr(runs_module, "set_mark", slow)
@@ -665,9 +669,9 @@ def test_a_run_that_succeeds_while_it_is_marked_stays_a_success(
 ) -> None:
     """Dagster shows a finished run as canceling again, and its batch was requested again."""
 
-    def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark) -> None:
-        set_mark(within, run, mark)
-        if mark is Mark.STOP:
+    def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent) -> None:
+        record_run_event(within, run, mark)
+        if mark is RunEvent.STOP:
             succeeded = dg.DagsterEvent("PIPELINE_SUCCESS", run.job_name)
             within.report_dagster_event(succeeded, run.run_id)
 
@@ -722,7 +726,10 @@ def test_a_run_that_was_not_stopped_is_asked_for_again_although_dagster_shows_it
     for _ in range(3):
         ledger.cancel(run.run_id)
     assert len(launcher.asked) == 3, "once it has said yes it is not asked again"
-    assert len([mark for mark in marks_of(instance, run.run_id) if mark is Mark.TAKEN_BACK]) == 1
+    assert (
+        len([mark for mark in run_events_of(instance, run.run_id) if mark is RunEvent.TAKEN_BACK])
+        == 1
+    )
 
 
 def test_a_launcher_that_fails_is_not_asked_each_second(
@@ -799,7 +806,7 @@ def test_the_default_launcher_is_not_asked_to_end_a_run(
     assert status_of(instance, run) is Status.CANCELING
     RunLedger(instance, "etl").cancel(run.run_id)
     entries = instance.all_logs(run.run_id)
-    assert len([entry for entry in entries if f"[{Mark.STOP.value}]" in str(entry)]) == 1
+    assert len([entry for entry in entries if f"[{RunEvent.STOP.value}]" in str(entry)]) == 1
     assert ledger.end_dead(run.run_id, "")
     assert not asked
     assert status_of(instance, run) is Status.FAILURE
@@ -855,7 +862,7 @@ def test_a_run_that_is_being_launched_is_cancelled_by_a_launcher_that_can(
     run = make_run(instance, offer(batch_id), Status.STARTING)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert launcher.asked == [run.run_id]
-    assert marks_of(instance, run.run_id) == {Mark.TAKEN_BACK}
+    assert run_events_of(instance, run.run_id) == {RunEvent.TAKEN_BACK}
 
 
 def test_a_run_that_its_launcher_cannot_stop_is_marked_once(
@@ -871,7 +878,7 @@ def test_a_run_that_its_launcher_cannot_stop_is_marked_once(
     marks = [
         text
         for entry in instance.all_logs(run.run_id)
-        if f"[{Mark.TAKEN_BACK.value}]" in (text := str(entry.dagster_event))
+        if f"[{RunEvent.TAKEN_BACK.value}]" in (text := str(entry.dagster_event))
     ]
     assert (len(launcher.asked), len(marks)) == (2, 1)
 
@@ -941,7 +948,7 @@ def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
             raise problem
 
     ledger = RunLedger(instance, "etl", stop_work=stop)
-    RunEnder(ledger, lambda _text: None, lambda _run_id: None, at_once, lambda: 0.0).end_dead(
+    RunCanceller(ledger, lambda _text: None, lambda _run_id: None, at_once, lambda: 0.0).end_dead(
         dict.fromkeys([stuck.run_id, other.run_id], "")
     )
     assert status_of(instance, stuck) is Status.STARTED

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.core.runs.liveness import Pulse
+from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.orchestration.runs import boot_clock
 from dagster_rebalance.orchestration.runs.reaper import end_dead_runs
 
@@ -46,7 +46,7 @@ def test_a_platform_that_does_not_answer_keeps_no_tick_from_its_end(
     for second in range(6):
         monkeypatch.setattr(time, "time", lambda second=second: 1_000.0 + second)
         with dg.build_sensor_context() as context:
-            found = end_dead_runs(context, ledger, DEAD, Pulse())  # type: ignore[arg-type]
+            found = end_dead_runs(context, ledger, DEAD, Liveness())  # type: ignore[arg-type]
         assert len(found.ended) == 2
         ended |= found.ended
     assert len(ended) == len(DEAD)
@@ -68,8 +68,8 @@ def test_what_could_not_be_ended_is_told_until_it_gives_a_sign() -> None:
 
     with dg.build_sensor_context() as context:
         for _ in range(2):  # the pulse does not name it in each tick
-            found = end_dead_runs(context, Away(), (away, alive), Pulse())  # type: ignore[arg-type]
+            found = end_dead_runs(context, Away(), (away, alive), Liveness())  # type: ignore[arg-type]
             assert away.run_id in found.left
             assert "gave no sign of life and could not be ended" in found.notes[0]
         signs = [replace(away, heartbeat="2", is_gone=False)]
-        assert not end_dead_runs(context, Away(), signs, Pulse()).left  # type: ignore[arg-type]
+        assert not end_dead_runs(context, Away(), signs, Liveness()).left  # type: ignore[arg-type]

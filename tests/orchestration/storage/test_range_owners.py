@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage import range_owners
-from dagster_rebalance.orchestration.storage.range_owners import WorkNote, WorkNotes
+from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
 from tests.orchestration.parts import EACH_STORAGE, make_run, offer, span
 
 Status = dg.DagsterRunStatus
@@ -153,11 +153,11 @@ def test_a_run_that_was_taken_for_dead_leaves_the_note_of_its_successor(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """It wakes up beside that one, which would not be found any more if it were deleted."""
-    notes, claims = WorkNotes(instance), [(batch_id, span(number)) for number in range(2)]
-    notes.write(WorkNote("first", 1, is_finished=False), claims)
+    notes, claims = RangeOwners(instance), [(batch_id, span(number)) for number in range(2)]
+    notes.write(RangeOwner("first", 1, is_finished=False), claims)
     notes.finish("first", 1, claims)
     assert [note.is_finished for note in notes.read(claims).values()] == [True, True]
-    second = WorkNote("second", 2, is_finished=False)
+    second = RangeOwner("second", 2, is_finished=False)
     notes.write(second, claims)
     notes.finish("first", 1, claims)
     assert list(notes.read(claims).values()) == [second, second]
@@ -178,9 +178,9 @@ def test_a_note_is_complete_although_some_of_its_places_were_used(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """On SQLite, Dagster writes nothing new together with something old, and says nothing."""
-    notes, claims = WorkNotes(instance), [(batch_id, span(number)) for number in range(6)]
-    notes.write(WorkNote("old", 1, is_finished=False), claims[1:3])
-    notes.write(WorkNote("new", 2, is_finished=False), claims)
+    notes, claims = RangeOwners(instance), [(batch_id, span(number)) for number in range(6)]
+    notes.write(RangeOwner("old", 1, is_finished=False), claims[1:3])
+    notes.write(RangeOwner("new", 2, is_finished=False), claims)
     assert [note.run_id for note in notes.read(claims).values()] == ["new"] * 6
 
 
@@ -189,9 +189,9 @@ def test_notes_share_places_and_are_not_taken_for_each_other(
 ) -> None:
     """Nobody can delete them; a later run on another range takes the place."""
     monkeypatch.setattr(range_owners, "PLACES", 1)
-    notes = WorkNotes(instance)
-    notes.write(WorkNote("old", 1, is_finished=False), [(batch_id, span(0))])
-    notes.write(WorkNote("new", 2, is_finished=False), [(batch_id, span(1)), (batch_id, span(2))])
+    notes = RangeOwners(instance)
+    notes.write(RangeOwner("old", 1, is_finished=False), [(batch_id, span(0))])
+    notes.write(RangeOwner("new", 2, is_finished=False), [(batch_id, span(1)), (batch_id, span(2))])
     claims = [(batch_id, span(number)) for number in range(3)]
     assert {claim[1]: note.run_id for claim, note in notes.read(claims).items()} == {
         span(1): "new",

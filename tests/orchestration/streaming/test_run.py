@@ -20,10 +20,10 @@ from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims
-from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife, partitions_in
+from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
+from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, partitions_in
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG
 from dagster_rebalance.orchestration.streaming.asset_results import Results
 from dagster_rebalance.orchestration.streaming.run import StreamCatalogue, StreamRun
@@ -144,7 +144,7 @@ def test_batch_follows_batch_in_one_run(instance: dg.DagsterInstance) -> None:
     recorded = list(stage.shown(GroupAssets.of(stage.kafka.group_id).offsets))
     assert sum(int(str(said["offsets"])) for said in recorded) == 7
     assert {said["run"] for said in recorded} == {run_id}
-    assert Mark.FINISHED in marks_of(instance, run_id)
+    assert RunEvent.FINISHED in run_events_of(instance, run_id)
 
 
 def test_the_error_of_a_failed_batch_is_in_the_log_of_the_run_and_outlives_the_run(
@@ -300,7 +300,9 @@ def test_a_range_that_fails_is_tried_again_alone_and_then_stops(
     batch = StreamBatch.read(batch_id)
     assert batch is not None
     assert (batch.run_id, batch.attempt) == (run_id, 4)
-    assert LeftClaims(instance).read([(batch_id, range_)]) == {(batch_id, range_): Outcome.FAILED}
+    assert AbandonedClaims(instance).read([(batch_id, range_)]) == {
+        (batch_id, range_): Outcome.FAILED
+    }
 
 
 def test_a_batch_whose_partitions_are_lost_is_interrupted(instance: dg.DagsterInstance) -> None:
@@ -436,7 +438,7 @@ def test_a_report_that_dagster_refuses_is_a_failed_attempt(
 
 
 def lost(statement: str | None, *, is_invalidated: bool) -> Exception:
-    """Return what SQLAlchemy raises for an error of the driver of a database."""
+    """Return what SQLAlchemy raises for an error of the engine of a database."""
     closed = Exception("server closed the connection unexpectedly")
     return sqlalchemy.exc.OperationalError(
         statement, None, closed, connection_invalidated=is_invalidated
@@ -537,7 +539,7 @@ def test_the_end_of_the_member_is_no_failed_attempt(
     with pytest.raises(BrokerError, match="the principal may not read"):
         stage.job.execute_in_process(instance=instance, tags=BY_THE_SENSOR)
     run_id = instance.get_runs(limit=1)[0].run_id
-    assert marks_of(instance, run_id) >= {Mark.TAKEN_BACK, Mark.FINISHED}
+    assert run_events_of(instance, run_id) >= {RunEvent.TAKEN_BACK, RunEvent.FINISHED}
 
 
 def test_a_run_that_has_left_says_that_it_works_on_nothing(
@@ -545,13 +547,13 @@ def test_a_run_that_has_left_says_that_it_works_on_nothing(
 ) -> None:
     """It goes on until its resources are torn down, and the next owner must not wait for that."""
     said: list[str] = []
-    real = SignsOfLife.give
+    real = Heartbeats.give
 
-    def give(signs: SignsOfLife, run: dg.DagsterRun, number: int, text: str) -> None:
+    def give(signs: Heartbeats, run: dg.DagsterRun, number: int, text: str) -> None:
         said.append(text)
         real(signs, run, number, text)
 
-    monkeypatch.setattr(SignsOfLife, "give", give)
+    monkeypatch.setattr(Heartbeats, "give", give)
     stage = Stage(instance, lambda *_: leave())
     stage.produce(0, 3)
     stage.run()
@@ -571,9 +573,9 @@ def test_a_mark_that_dagster_does_not_take_is_set_later(
         for report in (catalogue.record_joined, lambda: catalogue.record_assigned([tp(0)], "m")):
             with pytest.raises(OSError, match="locked"):
                 report()
-    assert not marks_of(instance, run.run_id)
+    assert not run_events_of(instance, run.run_id)
     assert catalogue.leave_wanted() is None
-    assert marks_of(instance, run.run_id) == {Mark.READY, Mark.JOINED}
+    assert run_events_of(instance, run.run_id) == {RunEvent.READY, RunEvent.JOINED}
 
 
 def _away(*_: object) -> NoReturn:
@@ -615,7 +617,7 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
     monkeypatch.setattr(process, "is_of_one_run", lambda: True)
     monkeypatch.setattr(process, "end_hard", is_killed.set)
     monkeypatch.setattr(
-        "dagster_rebalance.orchestration.streaming.run.set_mark",
+        "dagster_rebalance.orchestration.streaming.run.record_run_event",
         lambda *said: marks.append((*said, is_killed.is_set())),
     )
     monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
@@ -630,7 +632,7 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
             ("the batch at work was interrupted and does not end", 0.0)
         ]
     else:
-        taken_back = ("instance", run._run, Mark.TAKEN_BACK, False)
+        taken_back = ("instance", run._run, RunEvent.TAKEN_BACK, False)
         assert marks[0] == taken_back, "it is no failed attempt"
 
 

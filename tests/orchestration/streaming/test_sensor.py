@@ -23,11 +23,15 @@ from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import evaluation
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.heartbeats import SignsOfLife
-from dagster_rebalance.orchestration.storage.member_lease import Host
+from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
+from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.reruns import RerunBook
-from dagster_rebalance.orchestration.storage.run_events import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.storage.reruns import RerunStore
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_events_of,
+)
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
@@ -104,7 +108,7 @@ class Sensor:
         self.instance.report_dagster_event(
             dg.DagsterEvent(event_type_value="PIPELINE_START", job_name=run.job_name), run.run_id
         )
-        set_mark(self.instance, run, Mark.JOINED)
+        record_run_event(self.instance, run, RunEvent.JOINED)
 
 
 def test_a_tick_says_why_partitions_are_stopped(
@@ -150,7 +154,7 @@ def test_a_tick_says_what_the_members_own_and_hold_and_how_much_waits(sensor: Se
     sensor.tick()
     group_id = sensor.kafka.group_id
     assets = GroupAssets.of(group_id)
-    member = Catalogue(sensor.instance, assets, Host("shop/3f61351e", "s", "3f61351e-1"))
+    member = Catalogue(sensor.instance, assets, MemberIdentity("shop/3f61351e", "s", "3f61351e-1"))
     member.add_partitions([tp(2)])
     member.record_assigned([tp(0), tp(1), tp(2)], "m")
     member.record_hold(ShowHold(Cause.REVOKE, (tp(1),), ("9a0f22c1-2",), 300.0))
@@ -212,7 +216,7 @@ def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
     assert not sensor.tick().run_requests
     new = sensor.runs()[2:]
     assert [run.tags[VERSION_TAG] for run in new] == ["v2", "v2"]
-    assert all(Mark.LEAVE not in marks_of(sensor.instance, run.run_id) for run in old)
+    assert all(RunEvent.LEAVE not in run_events_of(sensor.instance, run.run_id) for run in old)
     waits = str(sensor.tick().skip_message)
     for run in new:
         sensor.begin(run)
@@ -227,11 +231,14 @@ def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
         f"2 of 2 streaming runs live with the new code: runs {shown}; "
         f"working until replaced: runs {replaced}"
     )
-    assert [Mark.LEAVE in marks_of(sensor.instance, run.run_id) for run in old] == [True, False]
+    assert [RunEvent.LEAVE in run_events_of(sensor.instance, run.run_id) for run in old] == [
+        True,
+        False,
+    ]
     assert f"run {old[0].run_id[:8]} is leaving" in str(sensor.tick().skip_message)
     sensor.instance.report_run_canceled(old[0])
     sensor.tick()
-    assert Mark.LEAVE in marks_of(sensor.instance, old[1].run_id)
+    assert RunEvent.LEAVE in run_events_of(sensor.instance, old[1].run_id)
     logs = sensor.instance.all_logs(old[1].run_id)
     assert any(f"run {new[1].run_id[:8]} has newer code" in entry.message for entry in logs)
 
@@ -266,7 +273,10 @@ def test_a_run_that_is_executed_again_takes_the_place_of_the_first(sensor: Senso
     for run in (first, other, again):
         sensor.begin(run)
     assert not sensor.tick().run_requests
-    asked = [Mark.LEAVE in marks_of(sensor.instance, run.run_id) for run in (first, other, again)]
+    asked = [
+        RunEvent.LEAVE in run_events_of(sensor.instance, run.run_id)
+        for run in (first, other, again)
+    ]
     assert asked == [True, False, False]
 
 
@@ -276,7 +286,7 @@ def test_a_run_without_a_sign_of_life_is_ended_and_replaced(
     """Its launcher may not notice, and when all runs are gone there is no member to do so."""
     sensor.tick()
     dead, alive = sensor.runs()
-    signs, now = SignsOfLife(sensor.instance), time.time()
+    signs, now = Heartbeats(sensor.instance), time.time()
     for run in (dead, alive):
         sensor.begin(run)
         signs.give(run, _number(sensor, run), "0 elsewhere:1:1")
@@ -297,7 +307,7 @@ def test_a_dead_run_that_cannot_be_ended_does_not_keep_its_slot(
     sensor.tick()
     dead, _ = sensor.runs()
     sensor.begin(dead)
-    SignsOfLife(sensor.instance).give(dead, _number(sensor, dead), "0 elsewhere:1:1")
+    Heartbeats(sensor.instance).give(dead, _number(sensor, dead), "0 elsewhere:1:1")
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
 
@@ -366,7 +376,7 @@ def test_the_sensor_starts_runs_of_reruns_beside_streaming_runs(sensor: Sensor) 
     group = GroupAssets.of(sensor.kafka.group_id)
     ranges = (span(0, 0, 10), span(0, 10, 20))
     batch = RerunBatch(Rerun("abc", "ada", "the fix", 1.0), 1, ranges)
-    RerunBook(sensor.instance, group.rerun_book_name).add([batch])
+    RerunStore(sensor.instance, group.rerun_book_name).add([batch])
     assert not [r for r in sensor.tick(real=False).run_requests or () if RERUN_TAG in r.tags]
     *_, request = sensor.tick().run_requests
     assert request.tags[BATCH_TAG] == "r.abc.1"
@@ -391,7 +401,7 @@ def test_no_run_is_wanted(instance: dg.DagsterInstance, monkeypatch: pytest.Monk
         kafka=sensor.kafka, assets=[orders], name=sensor.name, version="v1", runs=0
     )
     assert not sensor.tick().run_requests
-    asked = [Mark.LEAVE in marks_of(instance, run.run_id) for run in sensor.runs()]
+    asked = [RunEvent.LEAVE in run_events_of(instance, run.run_id) for run in sensor.runs()]
     assert asked == [True, False]
 
 

@@ -12,9 +12,9 @@ from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.abandoned_claims import LeftClaims
+from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
-from dagster_rebalance.orchestration.storage.run_events import Mark, set_mark
+from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from tests.orchestration.parts import EACH_STORAGE, give_sign, make_run, offer, span, status_of
 
@@ -43,8 +43,8 @@ class Other:
         )
         record = instance.get_run_record_by_id(self.run.run_id)
         assert record is not None
-        LeftClaims(instance).tell_number(self.run.run_id, record.storage_id)
-        set_mark(instance, self.run, Mark.BEGAN)
+        AbandonedClaims(instance).tell_number(self.run.run_id, record.storage_id)
+        record_run_event(instance, self.run, RunEvent.BEGAN)
         give_sign(instance, self.run, f"1 {GONE}")
         self.claim: Claimed = (str(StreamBatch(self.run.run_id, 7, attempt)), span(0))
 
@@ -80,7 +80,7 @@ def test_its_word_on_the_claim_counts_while_it_lives(
     other: Other, outcome: Outcome, state: RunState
 ) -> None:
     """It goes on with other partitions."""
-    LeftClaims(other.instance).tell({other.claim: outcome})
+    AbandonedClaims(other.instance).tell({other.claim: outcome})
     assert [run.state for run in other.seen()][-1] is state
     assert not other.seen()[-1].is_live
 
@@ -102,16 +102,16 @@ def test_a_run_that_ended_in_dagster_is_over_only_when_it_is_proven(other: Other
     """Dagster's status alone is an opinion: its process may work."""
     other.instance.report_run_failed(other.run)
     assert other.seen()[-1].is_live
-    set_mark(other.instance, other.run, Mark.FINISHED)
+    record_run_event(other.instance, other.run, RunEvent.FINISHED)
     assert other.seen()[-1].is_gone
-    set_mark(other.instance, other.run, Mark.OVER)
+    record_run_event(other.instance, other.run, RunEvent.OVER)
     assert (other.seen()[-1].state, other.seen()[-1].is_live) == (RunState.FAILED, False)
 
 
 def test_a_cancelled_run_has_dropped_its_claim(other: Other) -> None:
     """A person has ended it, or its node went: no attempt."""
     other.instance.report_run_canceled(other.run)
-    set_mark(other.instance, other.run, Mark.OVER)
+    record_run_event(other.instance, other.run, RunEvent.OVER)
     last = other.seen()[-1]
     assert (last.state, last.is_taken_back, last.is_live) == (RunState.CANCELED, True, False)
 
@@ -155,7 +155,7 @@ def test_notes_of_several_claims_in_one_place_do_not_mix(
 ) -> None:
     """Places are shared."""
     monkeypatch.setattr("dagster_rebalance.orchestration.storage.range_owners.PLACES", 1)
-    notes = LeftClaims(instance)
+    notes = AbandonedClaims(instance)
     first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))
     notes.tell({first: Outcome.FAILED, second: Outcome.FAILED})
     notes.tell({second: Outcome.INTERRUPTED})

@@ -10,7 +10,7 @@ from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.stream_batch import Outcome
-from dagster_rebalance.orchestration.streaming.worker import StreamWork
+from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Others:
         self.heard: list[object] = []
         self.ages: list[tuple[str, str, float]] = []
         self.is_away = False
-        self.work = StreamWork(
+        self.work = StreamWorker(
             "r1",
             cast("RunsPort", self),
             wake=lambda: None,
@@ -89,10 +89,10 @@ class Clock:
         return self.now
 
 
-def at_work(clock: Clock, done: list[str]) -> tuple[Others, StreamWork]:
+def at_work(clock: Clock, done: list[str]) -> tuple[Others, StreamWorker]:
     """A run with a limit of 60 s and a patience of 30 s, and its batch."""
     others = Others()
-    work = StreamWork(
+    work = StreamWorker(
         "r1",
         cast("RunsPort", others),
         wake=lambda: None,
@@ -175,7 +175,7 @@ def test_partitions_are_said_again_after_a_sign_of_life_that_may_have_arrived() 
             msg = "the storage did not answer"
             raise ConnectionError(msg)
 
-    work = StreamWork(
+    work = StreamWorker(
         "r1",
         cast("RunsPort", Others()),
         wake=lambda: None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.batches import planning as planning_module
 from dagster_rebalance.core.engine import engine as driver_module
 from dagster_rebalance.core.engine import run_results as run_news_module
-from dagster_rebalance.core.engine.engine import Driver
+from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.engine.run_requests import offers_of
 from dagster_rebalance.core.model import directives as control_module
 from dagster_rebalance.core.model import events as seen
@@ -31,12 +31,12 @@ from dagster_rebalance.core.revokes.holds import HeldPartitions
 from dagster_rebalance.core.revokes.succession import MadeWay
 from dagster_rebalance.core.runs import progress as runs_module
 from dagster_rebalance.core.runs import start_check as start_check_module
-from dagster_rebalance.core.runs.liveness import Pulse, Sign
+from dagster_rebalance.core.runs.liveness import Liveness, Sign
 from dagster_rebalance.core.runs.progress import InFlight, Setback, Succeeded, ToRequest
 from dagster_rebalance.orchestration.member import loop as pump_module
-from dagster_rebalance.orchestration.member.loop import Pump
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.storage_worker import StorageWorker
-from dagster_rebalance.orchestration.runs.canceller import RunEnder, at_once
+from dagster_rebalance.orchestration.runs.canceller import RunCanceller, at_once
 from proofs.simulation import run_life, run_process
 from proofs.simulation.dagster_runs import SimulatedDagster
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.runs.offer import Offer
 
 
-def _age(pulse: Pulse, run: RunSeen) -> float:
+def _age(pulse: Liveness, run: RunSeen) -> float:
     return pulse.signs[run.run_id].age_s if run.run_id in pulse.signs else 0.0
 
 
@@ -61,9 +61,9 @@ def no_start_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
-    """The pump writes without comparing what is stored."""
+    """The member loop writes without comparing what is stored."""
 
-    def written(self: Pump, writes: tuple[OffsetWrite, ...]) -> seen.Event:
+    def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> seen.Event:
         result = self.parts.consumer.commit_offsets(
             {write.partition: write.new for write in writes}, 10.0
         )
@@ -71,7 +71,7 @@ def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
             tuple(write for write in writes if write.partition in result.committed)
         )
 
-    patch.setattr(Pump, "_written", written)
+    patch.setattr(MemberLoop, "_written", written)
 
 
 def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
@@ -113,12 +113,12 @@ def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
     """What was lost or superseded is gone on with, as if nothing had been told."""
-    patch.setattr(Driver, "_on_lost", lambda *_: ())
+    patch.setattr(Engine, "_on_lost", lambda *_: ())
 
 
 def release_before_commit(patch: pytest.MonkeyPatch) -> None:
-    """The revoke is not delayed; the driver goes on draining and committing."""
-    patch.setattr(Driver, "held", frozenset())
+    """The revoke is not delayed; the engine goes on draining and committing."""
+    patch.setattr(Engine, "held", frozenset())
 
 
 def fence_before_drain(patch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def no_new_claims(patch: pytest.MonkeyPatch) -> None:
 def deaf_pulse(patch: pytest.MonkeyPatch) -> None:
     """A run is taken for dead after a while, whatever signs it gives."""
     patch.setattr(
-        Pulse,
+        Liveness,
         "_aged",
         lambda self, run, step_s: replace(
             self.signs.get(run.run_id, Sign(run)), age_s=_age(self, run) + step_s
@@ -177,14 +177,14 @@ def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
 
 def no_pulse(patch: pytest.MonkeyPatch) -> None:
     """Nobody finds the runs whose process is gone."""
-    patch.setattr(Pulse, "observe", lambda self, *_: (self, ()))
+    patch.setattr(Liveness, "observe", lambda self, *_: (self, ()))
 
 
 def stopped_for_ever(patch: pytest.MonkeyPatch) -> None:
     """What stopped a partition is never looked at again."""
-    real = Driver._distrusted
+    real = Engine._distrusted
     patch.setattr(
-        Driver,
+        Engine,
         "_distrusted",
         lambda self, owned: owned if owned.phase is Phase.STOPPED else real(self, owned),
     )
@@ -309,7 +309,7 @@ def believe_the_end_of_the_log(patch: pytest.MonkeyPatch) -> None:
 
 def forget_deleted_runs(patch: pytest.MonkeyPatch) -> None:
     """A run that was deleted while it works is not known to anybody."""
-    patch.setattr(Pulse, "completed", lambda _self, runs, _batch_ids: tuple(runs))
+    patch.setattr(Liveness, "completed", lambda _self, runs, _batch_ids: tuple(runs))
     patch.setattr(
         SimulatedDagster,
         "_shown_deleted",
@@ -319,16 +319,16 @@ def forget_deleted_runs(patch: pytest.MonkeyPatch) -> None:
 
 def one_refused_partition_ends_the_member(patch: pytest.MonkeyPatch) -> None:
     """A right that is missing on one partition takes the others along."""
-    real = Pump._written
+    real = MemberLoop._written
 
-    def written(self: Pump, writes: tuple[OffsetWrite, ...]) -> seen.Event:
+    def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> seen.Event:
         event = real(self, writes)
         if isinstance(event, seen.OffsetsWritten) and event.refused:
             message = "the right is missing"
             raise BrokerError(message, retriable=False)
         return event
 
-    patch.setattr(Pump, "_written", written)
+    patch.setattr(MemberLoop, "_written", written)
 
 
 def a_refusal_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
@@ -356,13 +356,13 @@ def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_people(patch: pytest.MonkeyPatch) -> None:
-    """The driver hears what people order, and goes on."""
+    """The engine hears what people order, and goes on."""
     patch.setattr(driver_module, "in_force", lambda *_: None)
 
 
 def begin_before_orders_are_known(patch: pytest.MonkeyPatch) -> None:
     """A new owner does not wait until it knows what is paused."""
-    patch.setattr(Driver, "_is_ordered", lambda *_: True)
+    patch.setattr(Engine, "_is_ordered", lambda *_: True)
 
 
 def paused_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -383,8 +383,8 @@ def a_launch_that_fails_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
 
 def hear_only_what_a_poll_tells_first(patch: pytest.MonkeyPatch) -> None:
     """What happened in the same poll behind it is lost."""
-    real = Pump._poll
-    patch.setattr(Pump, "_poll", lambda self, timeout_s: real(self, timeout_s)[:1])
+    real = MemberLoop._poll
+    patch.setattr(MemberLoop, "_poll", lambda self, timeout_s: real(self, timeout_s)[:1])
 
 
 def all_assets_are_a_success(patch: pytest.MonkeyPatch) -> None:
@@ -417,13 +417,13 @@ def end_runs_on_the_thread_of_the_member(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         pump_module,
         "RunEnder",
-        lambda runs, note, ended, _start, clock: RunEnder(runs, note, ended, at_once, clock),
+        lambda runs, note, ended, _start, clock: RunCanceller(runs, note, ended, at_once, clock),
     )
 
 
 def wait_for_ever_for_a_launcher(patch: pytest.MonkeyPatch) -> None:
     """No other thread takes over where a launcher never answers."""
-    patch.setattr(RunEnder, "_overtake", lambda *_: [])
+    patch.setattr(RunCanceller, "_overtake", lambda *_: [])
 
 
 def join_whenever_a_tick_comes(patch: pytest.MonkeyPatch) -> None:
@@ -443,9 +443,9 @@ def the_latest_clock_decides(patch: pytest.MonkeyPatch) -> None:
 
 def believe_the_clock_of_a_run(patch: pytest.MonkeyPatch) -> None:
     """The age of a sign is taken from the time in it, by the clock of the member."""
-    real = Pulse.observe
+    real = Liveness.observe
 
-    def observe(self: Pulse, runs: Iterable[RunSeen], now: float) -> object:
+    def observe(self: Liveness, runs: Iterable[RunSeen], now: float) -> object:
         known = list(runs)
         aged = {
             run.run_id: Sign(run, age_s=now - int(run.heartbeat) * run_process.BEAT_S)
@@ -454,7 +454,7 @@ def believe_the_clock_of_a_run(patch: pytest.MonkeyPatch) -> None:
         }
         return real(replace(self, signs={**self.signs, **aged}), known, now)
 
-    patch.setattr(Pulse, "observe", observe)
+    patch.setattr(Liveness, "observe", observe)
 
 
 MUTANTS = {

@@ -1,4 +1,4 @@
-"""The simulated client, where the pump does not use it."""
+"""The simulated client, where the member loop does not use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll() -> None:
-    """It plays the whole port, so that a pump that commits so could be simulated, too."""
+    """It plays the whole port, so that a member loop that commits so could be simulated, too."""
     world, partition = World(2), TopicPartition(TOPIC, 0)
     world.clockwork.run(5)
     (process,) = world.processes
@@ -30,7 +30,7 @@ def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll(
 
 
 def test_one_poll_tells_all_that_has_happened_since_the_one_before() -> None:
-    """A member may get partitions and be asked for others in one turn of its pump."""
+    """A member may get partitions and be asked for others in one turn of its member loop."""
     world = World(2)
     world.clockwork.run(5)
     member = world.processes[0].member

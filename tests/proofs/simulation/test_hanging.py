@@ -29,7 +29,7 @@ def begun(clockwork: Clockwork, told: list[str], *, fails: bool = False) -> None
 
 
 def test_the_others_go_on_while_something_hangs() -> None:
-    """Time passes for the member that waits, too: its pump does not wait for the storage."""
+    """Time passes for the member that waits, too: its member loop does not wait for the storage."""
     clockwork, told = Clockwork(1), list[str]()
     begun(clockwork, told)
     clockwork.after(5, None, lambda: told.append("another"))

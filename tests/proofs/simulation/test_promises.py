@@ -125,7 +125,7 @@ def test_an_offset_that_no_run_has_done_is_seen_at_the_end(world: World) -> None
 def test_a_commit_that_is_not_recorded_is_seen_at_the_end(world: World) -> None:
     """People look for it in Dagster."""
     # A commit and its record are a moment apart: it may be in between just now.
-    while any(owned.unrecorded for owned in owner(world).driver.partitions.values()):
+    while any(owned.unrecorded for owned in owner(world).engine.partitions.values()):
         world.clockwork.run(0.1)
     world.check_is_recorded()
     world.dagster.recorded[PARTITION].pop(0)
@@ -153,7 +153,7 @@ def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
 def test_a_stop_that_is_not_shown_is_seen(world: World) -> None:
     """The check in Dagster is what people rely on."""
     process = owner(world)
-    process.driver.partitions[PARTITION] = process.driver.partitions[PARTITION].changed(
+    process.engine.partitions[PARTITION] = process.engine.partitions[PARTITION].changed(
         Change.STOP_CAUSED
     )
     world._check_stops_are_shown()
@@ -182,7 +182,7 @@ def test_a_commit_that_begins_anew_where_the_offset_vanished_is_seen(world: Worl
 def test_a_violation_within_a_request_is_not_taken_for_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The pump catches whatever Dagster's storage raises, and tries again."""
+    """The member loop catches whatever Dagster's storage raises, and tries again."""
 
     def record(*_: object) -> None:
         msg = "seen"

@@ -30,8 +30,8 @@ def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_ref
     (process,) = world.processes
     # Later attempts have a run for each range, and ask for it by themselves.
     once = replace(world.weather.settings, max_attempts=1, pace=RetryPace(retry_stopped=False))
-    world.weather.settings = process.driver.settings = once
-    while [owned.phase for owned in process.driver.partitions.values()] != [
+    world.weather.settings = process.engine.settings = once
+    while [owned.phase for owned in process.engine.partitions.values()] != [
         Phase.STOPPED,
         Phase.STOPPED,
     ]:

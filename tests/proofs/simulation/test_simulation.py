@@ -161,7 +161,7 @@ def _sizes_after(seed: int, *rebalances: int) -> list[int]:
             world.clockwork.run(1)
         world.clockwork.run(10)
         member.mailbox.take_notes()
-        sizes.append(_size(member.pump))
+        sizes.append(_size(member.member_loop))
     assert not member.is_gone
     assert member.catalogue.receipts > rebalances[-1] / 10, (
         "without holds there would be little to forget"
