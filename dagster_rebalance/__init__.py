@@ -116,7 +116,7 @@ __all__ = [
 _HOMES = {
     "AsyncRebalanceAwareConsumer": "kafka.aio.consumer",
     "AsyncRebalanceConsumer": "kafka.aio.operations",
-    "AsyncRebalanceListener": "kafka.consumer.listener",
+    "AsyncRebalanceListener": "kafka.aio.listener",
     "BatchRefusedError": "core.model.errors",
     "BrokerError": "core.model.errors",
     "ClaimError": "core.model.errors",
