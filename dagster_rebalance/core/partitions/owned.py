@@ -1,7 +1,7 @@
 """An owned partition is the state of one partition of this member.
 
 It holds the phase, what Kafka stores for the partition, and what is in flight. It is a frozen
-value. Every change of phase goes through the table in `ownership.py`. This module builds what a
+value. Every change of phase goes through the table in `state_machine.py`. This module builds what a
 member writes to Kafka from the ledger, so that the stored claims and the ledger cannot say
 different things.
 """

@@ -241,7 +241,7 @@ def test_the_marks_of_a_run_that_is_over_are_read_once(
         asked.append(run_id)
         return run_events_of(of, run_id)
 
-    monkeypatch.setattr(runs_module, "marks_of", watched)
+    monkeypatch.setattr(runs_module, "run_events_of", watched)
     ledger = RunLedger(instance, "etl")
     for read in ([batch_id], [], [batch_id]):
         ledger.read(read)
@@ -647,7 +647,7 @@ def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
         record_run_event(within, run, mark)
         within.report_dagster_event(dg.DagsterEvent("PIPELINE_START", run.job_name), run.run_id)
 
-    monkeypatch.setattr(runs_module, "set_mark", slow)
+    monkeypatch.setattr(runs_module, "record_run_event", slow)
 
 
 @pytest.mark.parametrize("status", [Status.NOT_STARTED, Status.QUEUED])
@@ -676,7 +676,7 @@ def test_a_run_that_succeeds_while_it_is_marked_stays_a_success(
             within.report_dagster_event(succeeded, run.run_id)
 
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    monkeypatch.setattr(runs_module, "set_mark", slow)
+    monkeypatch.setattr(runs_module, "record_run_event", slow)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert status_of(instance, run) is Status.SUCCESS
 
@@ -996,7 +996,7 @@ def test_the_error_of_a_failed_run_is_one_line_with_its_places(
     (seen,) = RunLedger(instance, "failing", own_job=JobName("", "failing")).read(["b"])
     assert seen.error.startswith(
         "ValueError: record 5 cannot be read; caused by LookupError: no such customer: 17 "
-        "(test_run_ledger.py:"
+        "(test_queries.py:"
     )
     assert " in fails" in seen.error
 

@@ -173,7 +173,7 @@ def test_the_error_of_a_failed_batch_is_in_the_log_of_the_run_and_outlives_the_r
         for entry in instance.all_logs(run_id)
         if "failed on" in entry.user_message
     ]
-    error = "LookupError: no price in \\x1b[31mkafka://***@host and login *** (test_stream_run.py:"
+    error = "LookupError: no price in \\x1b[31mkafka://***@host and login *** (test_run.py:"
     assert f"batch {stage.ids[0]} failed on orders-0 [0, 3) (attempt 1): {error}" in shown
     (seen,) = RunLedger(instance, stage.kafka.group_id).read(
         [stage.ids[0]], claims=[(stage.ids[0], span(0, 0, 3))]
@@ -614,8 +614,8 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
     }
     for name, part in parts.items():
         monkeypatch.setattr(run, name, part, raising=False)
-    monkeypatch.setattr(process, "is_of_one_run", lambda: True)
-    monkeypatch.setattr(process, "end_hard", is_killed.set)
+    monkeypatch.setattr(run_process, "is_of_one_run", lambda: True)
+    monkeypatch.setattr(run_process, "end_hard", is_killed.set)
     monkeypatch.setattr(
         "dagster_rebalance.orchestration.streaming.run.record_run_event",
         lambda *said: marks.append((*said, is_killed.is_set())),
