@@ -1,8 +1,8 @@
 """Simulated streaming runs: what they work on, and how that ends.
 
 Such a run has two halves. Its process is a member of the group (`process`), with the real engine
-and member loop. Its work is here: batches are begun by the member and take their time, may fail, hang or
-die with the process, and their Spark work may outlive it. Owns that a batch is alone on its
+and member loop. Its work is here: batches are begun by the member and take their time, may fail,
+hang or die with the process, and their Spark work may outlive it. Owns that a batch is alone on its
 offsets, like any other run, and that an offset counts as done once it is committed: what a killed
 run had in hand is done again.
 """

@@ -1,6 +1,7 @@
 """A small world in memory for the engine.
 
-Kafka is a dictionary with read-before-write, Dagster is a table of runs, and the members are turned.
+Kafka is a dictionary with read-before-write, Dagster is a table of runs, and each member has its
+engine.
 
 Every command can be made to fail, or to be carried out without an answer. It asserts what must
 never happen, wherever it happens: a write for an epoch that is over, a commit that goes back, and a
