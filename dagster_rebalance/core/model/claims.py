@@ -14,6 +14,38 @@ empty means "no claims". Text by others, by a newer version, damaged, or copied 
 refused with a reason, never guessed at: overwriting it could erase somebody's work.
 """
 
+# Theory of operation: the claim protocol
+#
+# A group needs one answer to "which offsets does which work cover?" that survives the crash of any
+# process. The answer is the metadata of the committed offset: Kafka stores offset and metadata in
+# one write, and refuses that write from a member that it has fenced.
+#
+# For a partition at committed offset 100:
+#
+#   claim     offset 100, claims [(120, b1)]        before any work begins; the offset is unchanged
+#   claim     offset 100, claims [(120, b1), (150, b2)]
+#   commit    offset 120, claims [(150, b2)], last commit (100, b1, run)     b1 has succeeded
+#
+# Rules:
+#
+# 1. No claim, no work. A run reads the metadata itself when it starts and refuses to work unless
+#    each of its ranges is claimed by its batch (`core.runs.start_check`). A member that was fenced
+#    cannot write the claim, so none of its batches begins.
+# 2. Bounds are final. A claim never grows, shrinks or disappears; only a commit removes it, from
+#    the front. Every attempt of a batch reads the same offsets, so output that is keyed by the
+#    range is replaced and never doubled. A claim is also never withdrawn after a failed write: it
+#    names bounds and an id, and does not say that a run is at work.
+# 3. Commits are in order. The offset moves to the end of the first claim once a run has succeeded
+#    on all of it, in one write with the remaining claims and `last_commit`.
+# 4. Every write is conditional. The member compares the stored value with the one that it expects
+#    (`core.model.commands.compared`), and writes nothing if they differ. An answer of an earlier
+#    epoch is dropped.
+# 5. The record in Dagster follows the commit. If the process dies in between, the next owner finds
+#    `last_commit` without its record, and records it. So Dagster shows each commit once.
+# 6. The batch id of a claim changes in streaming runs only: for each attempt, and when the next
+#    owner takes the range over. `taken_from` names the former batch for as long as its run may
+#    still work on the range.
+
 from __future__ import annotations
 
 import json

@@ -6,6 +6,30 @@ went back or belong to another log never make a partition skip or repeat anythin
 person has committed an offset.
 """
 
+# Theory of operation: the hand-over
+#
+# The former owner promises nothing, since it may have crashed. Everything that the next owner needs
+# is in Kafka (offset, claims, last commit, log) and in Dagster (runs, heartbeats, records). On each
+# assignment, and after each election of a leader, a partition passes these steps:
+#
+# 1. Read the committed offset, the bounds of the log and the last record of a commit.
+# 2. Judge them (`judge`). If the offset vanished, is out of range, or belongs to another log (topic
+#    id or leader epoch), the partition is stopped with a reason until an operator commits an
+#    offset. No branch skips or repeats records on its own.
+# 3. Record the last commit if Dagster lacks its record.
+# 4. Read the runs of the claims and all live runs of the group. Wait for a run that works on the
+#    partition without a claim (an operator has moved the offset).
+# 5. For each claim, in order: adopt a live run, commit a success, request everything else again
+#    under the same batch id and bounds.
+#
+# A draining owner therefore has nothing to send to its successor. It can release a partition at any
+# moment, and whatever it could not finish is decided by step 5 of the next owner. Answers that
+# arrive after the release carry an earlier epoch and are dropped.
+#
+# In streaming runs a claim names the run in its batch id. The next owner takes the range over under
+# its own id (`core.streaming.claims`), once the former run reports that it no longer works on the
+# partition, or its lease has expired.
+
 from __future__ import annotations
 
 import re

@@ -1,8 +1,9 @@
 """Holds: partitions that have to be given up, from the request to the release.
 
-Theory of operation. Kafka requests a revoke, or the member leaves the group. `Hold` names the
-partitions, each with its epoch, and the time that this may take. They stay assigned: what succeeds
-on them is committed. From then on each call of the engine makes one step, `advance`:
+Theory of operation. In KIP-983's terms, a hold is a delayed revoke. Kafka requests a revoke, or the
+member leaves the group. `Hold` names the partitions, each with its epoch, and the time that this
+may take. They stay assigned: what succeeds on them is committed. From then on each call of the
+engine makes one step, `advance`:
 
 1. Cancel. Runs that have not started are cancelled at once. At the deadline, which leaves a slice
    of the limit for the last commits, the others are cancelled as well, or left at work

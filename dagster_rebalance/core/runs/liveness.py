@@ -12,6 +12,29 @@ member stops what a named run has begun elsewhere and marks it as over. It watch
 until it knows the same of it.
 """
 
+# Theory of operation: the lease of a run
+#
+# Two processes must never work on one range. Dagster's status cannot guarantee that: run
+# monitoring, a code server and people set it while the process of the run works on. So each run has
+# a lease. `orchestration.runs.heartbeat` is the side of the run, and this module is the side of the
+# members. With T = heartbeat_timeout_s:
+#
+#   run      0          a heartbeat is stored; the next one follows every T/6
+#   run      2T/3       no heartbeat could be stored since: the process interrupts its body and
+#                       stops its Spark work
+#   run      2T/3+T/6   the process exits (`os._exit`), whatever its threads do
+#   member   T          the heartbeat has not changed for T on the member's own clock, in at least
+#                       four looks: the run is dead. The member ends its external work, marks the
+#                       run as over, and requests the batch again.
+#
+# The run measures T from before it wrote the heartbeat, and the member from when it first read it.
+# So the run ends at least T/6 before a member counts it as dead, and no two clocks are compared.
+# Time without a look does not count for the member: a storage outage stops heartbeats as well.
+#
+# A lease ends earlier in two cases, both of which are proofs and no time-outs: the process reports
+# that it is finished, or it ran on this machine and no longer exists (`is_gone`). A run that has
+# not begun has touched nothing, and needs no lease: it refuses itself when it starts.
+
 from __future__ import annotations
 
 import json
