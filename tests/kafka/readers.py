@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
     from dagster_rebalance.kafka.consumer.listener import AnyRebalanceListener
-    from dagster_rebalance.kafka.consumer.pausing import PauseMarksPolicy
+    from dagster_rebalance.kafka.consumer.operations import PauseMarksPolicy
     from dagster_rebalance.testing.broker import KafkaCluster
 
 

@@ -21,8 +21,8 @@ from dagster_rebalance.kafka.aio.interruptible import (
 from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
 from dagster_rebalance.kafka.aio.operations import AsyncOperations, refuse_in_callback
 from dagster_rebalance.kafka.consumer.arguments import given_seconds
+from dagster_rebalance.kafka.consumer.consumer import patience_s
 from dagster_rebalance.kafka.consumer.listener import CALLBACKS, AnyRebalanceListener
-from dagster_rebalance.kafka.consumer.wakeup import patience_s
 
 if TYPE_CHECKING:
     import re
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition
     from dagster_rebalance.kafka.consumer.consumer import PollResult
-    from dagster_rebalance.kafka.consumer.pausing import PauseMarksPolicy
+    from dagster_rebalance.kafka.consumer.operations import PauseMarksPolicy
     from dagster_rebalance.kafka.events import CommitResult
     from dagster_rebalance.kafka.ports import ClusterView, GroupMember
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.kafka.aio.operations import AsyncRebalanceConsumer, marked
 from dagster_rebalance.kafka.client.owner_thread import OwnerThread
-from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.consumer import DEFAULT_POLL_S, RebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.listener import Callback, RebalanceListener
-from dagster_rebalance.kafka.consumer.wakeup import DEFAULT_POLL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine

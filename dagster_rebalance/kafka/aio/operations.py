@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.client.owner_thread import OwnerThread
     from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
-    from dagster_rebalance.kafka.consumer.operations import ConsumerGroupMetadata
-    from dagster_rebalance.kafka.consumer.pausing import PausingConsumer
+    from dagster_rebalance.kafka.consumer.operations import (
+        ConsumerGroupMetadata,
+        ConsumerOperations,
+    )
     from dagster_rebalance.kafka.events import Offsets
     from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
 
@@ -36,7 +38,9 @@ T = TypeVar("T")
 class AsyncOperations:
     """What the consumer and the view in a callback offer alike."""
 
-    def __init__(self, owner: OwnerThread, consumer: PausingConsumer | RebalanceConsumer) -> None:
+    def __init__(
+        self, owner: OwnerThread, consumer: ConsumerOperations | RebalanceConsumer
+    ) -> None:
         self._owner = owner
         self._operations = consumer
 

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.kafka.consumer.commits import CommitCallback
-    from dagster_rebalance.kafka.consumer.operations import ConsumerGroupMetadata
-    from dagster_rebalance.kafka.consumer.pausing import PausingConsumer
+    from dagster_rebalance.kafka.consumer.operations import (
+        ConsumerGroupMetadata,
+        ConsumerOperations,
+    )
     from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
 
 
@@ -29,8 +31,8 @@ class RebalanceConsumer:
     `IllegalStateError` after the callback, from any thread.
     """
 
-    def __init__(self, consumer: PausingConsumer) -> None:
-        self._consumer: PausingConsumer | None = consumer
+    def __init__(self, consumer: ConsumerOperations) -> None:
+        self._consumer: ConsumerOperations | None = consumer
 
     def expire(self) -> None:
         """End the view, with its callback. Called by the consumer; there is no way back."""
@@ -128,7 +130,7 @@ class RebalanceConsumer:
         """Not to be had from librdkafka: raises `UnsupportedOperationError`."""
         self._alive().client_instance_id(timeout_s)
 
-    def _alive(self) -> PausingConsumer:
+    def _alive(self) -> ConsumerOperations:
         consumer = self._consumer
         if consumer is None:
             msg = (

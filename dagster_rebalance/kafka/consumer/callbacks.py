@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.consumer.guard import CallGuard
-    from dagster_rebalance.kafka.consumer.pausing import PausingConsumer
+    from dagster_rebalance.kafka.consumer.operations import ConsumerOperations
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,10 @@ class Callbacks:
         self._listener = self._next
 
     def tell(
-        self, callback: Callback, partitions: Collection[TopicPartition], consumer: PausingConsumer
+        self,
+        callback: Callback,
+        partitions: Collection[TopicPartition],
+        consumer: ConsumerOperations,
     ) -> None:
         """Call the listener, if there is one, with a consumer view that ends with the call."""
         listener = self._listener

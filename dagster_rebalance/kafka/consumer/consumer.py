@@ -23,7 +23,6 @@ from dagster_rebalance.kafka.consumer.arguments import (
 )
 from dagster_rebalance.kafka.consumer.guard import in_turn
 from dagster_rebalance.kafka.consumer.rebalance import GroupConsumer
-from dagster_rebalance.kafka.consumer.wakeup import patience_s
 from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.kafka.reading.fetcher import Fetcher
 from dagster_rebalance.kafka.reading.start_positions import StartPositions
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.consumer.arguments import AnyPartition
     from dagster_rebalance.kafka.consumer.listener import AnyRebalanceListener
-    from dagster_rebalance.kafka.consumer.pausing import PauseMarksPolicy
+    from dagster_rebalance.kafka.consumer.operations import PauseMarksPolicy
     from dagster_rebalance.kafka.ports import ClusterView, GroupMember
 
 _IDLE_SLICE_S = 0.1
@@ -49,6 +48,8 @@ _IDLE_SLICE_S = 0.1
 early on a request."""
 _READ_SLICE_S = 0.05
 _LEAVE_S = 10.0
+DEFAULT_POLL_S = 1.0
+"""How long a poll waits unless it is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ class RebalanceAwareConsumer(GroupConsumer):
                 consumer.delay_revoke({tp for tp in due if work.is_busy(tp)})
         ```
     """
+
+    _woken = False
 
     def __init__(
         self,
@@ -359,6 +362,56 @@ class RebalanceAwareConsumer(GroupConsumer):
             self._fetcher.is_open = False
         return result
 
+    def wakeup(self) -> None:
+        """Let the poll that waits, or else the next one, return at once with what there is.
+
+        It returns and raises nothing, so no record and no news of a rebalance is lost with it. An
+        iteration over the consumer ends. Any thread and a signal handler may call it.
+        """
+        # A plain flag: a signal handler must not wait for a lock that the thread it interrupts has.
+        self._woken = True
+        self._member.wake()
+
+    def __iter__(self) -> Self:
+        """Iterate over the records, until `wakeup`."""
+        return self
+
+    def __next__(self) -> Message:
+        """The next record.
+
+        Each is polled for by itself, so the position is behind the last record that was returned,
+        and a partition is given up between two records. Work that goes on beyond that needs `poll`
+        and `delay_revoke`.
+
+        Raises:
+            StopIteration: `wakeup` was called.
+            BrokerError: As in `poll`; the iteration can go on.
+        """
+        for record in self._next_or_nothing():
+            # Plain steps, without a call: a signal handler may raise in between.
+            self._is_told = True
+            if self._fetcher:
+                self._fetcher.is_open = False
+            return record
+        raise StopIteration
+
+    def _next_or_nothing(self) -> list[Message]:
+        """The next record, or nothing once the iteration has to end."""
+        while not self._has_to_return():
+            records = self._poll_once(DEFAULT_POLL_S, 1)
+            if records:
+                return records
+            # An iteration goes on over what a poll has found.
+            self._is_told = True
+            if self._fetcher:
+                self._fetcher.is_open = False
+        self._woken = False
+        return []
+
+    def _has_to_return(self) -> bool:
+        """Whether a poll has to return with what there is."""
+        return self._woken
+
     def _poll_once(self, timeout_s: float, max_records: int) -> list[Message]:
         return self._poll(timeout_s, max_records, same_poll=self._same_poll)
 
@@ -402,3 +455,16 @@ class RebalanceAwareConsumer(GroupConsumer):
 
     def _between_slices(self) -> None:
         """Called while a poll waits, about ten times a second."""
+
+
+def patience_s(timeout_s: float | None, timeout: float | None) -> float:
+    """Return how long a poll waits, by this package's name or by confluent-kafka's.
+
+    Raises:
+        TypeError: Both are given, or it is no number.
+    """
+    if timeout_s is not None and timeout is not None:
+        msg = "give timeout_s or timeout, not both: they mean the same"
+        raise TypeError(msg)
+    given: object = timeout if timeout_s is None else timeout_s
+    return given_seconds("poll", DEFAULT_POLL_S if given is None else given)

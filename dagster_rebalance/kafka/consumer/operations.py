@@ -1,39 +1,50 @@
-"""The consumer and the view in a rebalance callback share these operations.
+"""The operations that the consumer shares with the consumer of a rebalance callback.
 
-The operations concern offsets, positions and questions to the cluster.
+They concern offsets, positions, pauses and queries to the cluster. A caller can pause by partition,
+by topic, by pattern, and everything.
 
-Owns what counts as assigned for the API. Must never take part in the group: that is poll's.
+Owns what counts as assigned for the API, and which partitions the fetcher is silent about: paused
+ones, ones to be revoked, and ones that may be paused without the consumer knowing it yet. None of
+these three may undo another. Must never take part in the group: that is poll's.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
 
-from dagster_rebalance.core.model.errors import IllegalStateError, UnsupportedOperationError
+from dagster_rebalance.core.model.errors import (
+    ConfigurationError,
+    IllegalStateError,
+    UnsupportedOperationError,
+)
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.kafka.consumer.arguments import (
     given_callback,
+    given_names,
     given_offsets,
     given_partition,
     given_partitions,
+    given_pattern,
     given_seconds,
     given_target,
     given_times,
 )
+from dagster_rebalance.kafka.consumer.carried_pauses import CarriedPauses
 from dagster_rebalance.kafka.consumer.commits import CallerCommits, worst_error
 from dagster_rebalance.kafka.consumer.guard import CallGuard, in_turn
+from dagster_rebalance.kafka.consumer.pauses import Pauses
 from dagster_rebalance.kafka.reading.start_positions import StartPositions
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.client.settings import Settings
     from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.kafka.consumer.commits import CommitCallback
-    from dagster_rebalance.kafka.consumer.pauses import Pauses
     from dagster_rebalance.kafka.events import CommitResult, MemberEvent
     from dagster_rebalance.kafka.ports import (
         ClusterView,
@@ -44,6 +55,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.reading.fetcher import Fetcher
 
 _TIMEOUT_S = 10.0
+PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
+"""What becomes of the pause mark of a partition that goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +83,11 @@ class ConsumerOperations:
         cluster: Answers what is not about the group.
         fetcher: Reads records; None for a consumer that reads none.
         settings: Validated settings; the group and where reading starts are used.
-        carried: The pause marks that commits carry to the next owner, if they do.
+        pause_marks: What becomes of the mark of a partition that goes.
+        clock: A monotonic clock.
+
+    Raises:
+        ConfigurationError: There is no such policy.
     """
 
     def __init__(
@@ -79,8 +96,13 @@ class ConsumerOperations:
         cluster: ClusterView,
         fetcher: Fetcher | None,
         settings: Settings,
-        carried: Pauses | None,
+        pause_marks: PauseMarksPolicy,
+        *,
+        clock: Callable[[], float],
     ) -> None:
+        if pause_marks not in get_args(PauseMarksPolicy):
+            msg = f"pause_marks must be 'keep', 'clear' or 'carry', not '{pause_marks}'"
+            raise ConfigurationError(msg)
         self._member = member
         self._cluster = cluster
         self._fetcher = fetcher
@@ -89,8 +111,22 @@ class ConsumerOperations:
         self._turn = CallGuard()
         self._assigned: set[TopicPartition] = set()
         self._told: deque[MemberEvent] = deque()
-        self._carries_marks = carried is not None
-        self._commits = CallerCommits(member, self._assigned, self._told, carried)
+        self._clock = clock
+        self._marks = Pauses()
+        self._carries_marks = pause_marks == "carry"
+        self._keeps_marks = pause_marks == "keep"
+        self._commits = CallerCommits(
+            member, self._assigned, self._told, self._marks if self._carries_marks else None
+        )
+        self._carried = (
+            CarriedPauses(member, self._commits, self._marks, self.position, clock)
+            if self._carries_marks
+            else None
+        )
+        self._revokes_all = settings.is_eager
+        self._leaving_marks: set[TopicPartition] = set()
+        self._subscription: Collection[str] | re.Pattern[str] = ()
+        self._revoking: frozenset[TopicPartition] = frozenset()
 
     @property
     def member_id(self) -> str:
@@ -328,6 +364,120 @@ class ConsumerOperations:
             "use member_id, or set 'client.id'"
         )
         raise UnsupportedOperationError(msg)
+
+    @in_turn
+    def pause(self, partitions: Iterable[AnyPartition]) -> None:
+        """Return no records of these partitions until `resume`.
+
+        The partitions may be assigned now or later, or not exist yet. The fetcher drops the records
+        that it has read ahead, and reads them again after `resume`. `pauses` sets what a
+        rebalance does to the marks.
+        """
+        self._marks.pause(given_partitions("pause", partitions))
+        self._withhold()
+
+    @in_turn
+    def resume(self, partitions: Iterable[AnyPartition]) -> None:
+        """Undo `pause`.
+
+        A partition stays silent while its topic or everything is paused, and once it is to be
+        revoked.
+        """
+        self._marks.resume(given_partitions("resume", partitions))
+        self._withhold()
+
+    @in_turn
+    def paused(self) -> frozenset[TopicPartition]:
+        """Return the partitions named in `pause`, and all assigned partitions that are paused.
+
+        A pause of its topic, or of everything, pauses an assigned partition too.
+        """
+        return self._marks.partitions | self._marks.among(self._assigned)
+
+    @in_turn
+    def pause_topics(self, topics: Iterable[str]) -> None:
+        """Return no records of these topics until `resume_topics`.
+
+        The pause covers their future partitions too.
+
+        Raises:
+            IllegalStateError: A topic is not subscribed to.
+        """
+        named = given_names("pause_topics", topics)
+        for topic in named:
+            if not self._subscribes(topic):
+                msg = (
+                    f"pause_topics of '{topic}': this consumer does not subscribe to it; "
+                    "use pause_pattern for topics that may come"
+                )
+                raise IllegalStateError(msg)
+        self._marks.pause_topics(named)
+        self._withhold()
+
+    @in_turn
+    def resume_topics(self, topics: Iterable[str]) -> None:
+        """Undo `pause_topics`, or take topics out of a paused pattern.
+
+        Partitions that are paused themselves stay so.
+        """
+        self._marks.resume_topics(given_names("resume_topics", topics))
+        self._withhold()
+
+    @in_turn
+    def pause_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Return no records of topics whose whole name matches, until `resume_pattern`.
+
+        The pause covers topics that are yet to come too.
+        """
+        self._marks.pause_topics([given_pattern("pause_pattern", pattern)])
+        self._withhold()
+
+    @in_turn
+    def resume_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Undo the pauses of all topics whose whole name matches, by name or by pattern."""
+        self._marks.resume_topics([given_pattern("resume_pattern", pattern)])
+        self._withhold()
+
+    @in_turn
+    def pause_all(self) -> None:
+        """Return no records at all until `resume_all`; `poll` keeps the consumer in its group."""
+        self._marks.pause_all()
+        self._withhold()
+
+    @in_turn
+    def resume_all(self) -> None:
+        """Undo `pause_all`. Partitions and topics that are paused themselves stay so."""
+        self._marks.resume_all()
+        self._withhold()
+
+    def _withhold(self) -> None:
+        """Let the fetcher be silent about what it has to, and about nothing else."""
+        if self._fetcher:
+            unread = self._carried.unread if self._carried else frozenset()
+            self._fetcher.withhold(self._marks.among(self._assigned) | self._revoking | unread)
+
+    def _forget_marks(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions go.
+
+        An eager rebalance revokes what it gives back at once: only with the new assignment it is
+        known which of them have gone.
+        """
+        if not self._keeps_marks:
+            self._leaving_marks.update(partitions)
+            if not self._revokes_all:
+                self._settle_marks(())
+        if self._carried:
+            self._carried.leave(partitions)
+
+    def _settle_marks(self, assigned: Collection[TopicPartition]) -> None:
+        """Partitions came: what did not come back after an eager revoke has gone."""
+        self._marks.resume(self._leaving_marks.difference(assigned))
+        self._leaving_marks.clear()
+
+    def _subscribes(self, topic: str) -> bool:
+        if isinstance(self._subscription, re.Pattern):
+            return self._subscription.fullmatch(topic) is not None
+        return topic in self._subscription
 
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         if self._fetcher is None:

@@ -24,8 +24,8 @@ from dagster_rebalance.core.model.offsets import named
 from dagster_rebalance.kafka.consumer.callbacks import Callbacks
 from dagster_rebalance.kafka.consumer.carried_pauses import PATIENCE_S
 from dagster_rebalance.kafka.consumer.guard import in_turn
+from dagster_rebalance.kafka.consumer.operations import ConsumerOperations
 from dagster_rebalance.kafka.consumer.revoke_lists import PollStarted, RevokeLists
-from dagster_rebalance.kafka.consumer.wakeup import WakingConsumer
 from dagster_rebalance.kafka.events import (
     CallbackFailed,
     CommitAnswered,
@@ -38,14 +38,13 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import AssignmentEvent
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.client.settings import Settings
-    from dagster_rebalance.kafka.consumer.operations import ConsumerGroupMetadata
-    from dagster_rebalance.kafka.consumer.pausing import PauseMarksPolicy
+    from dagster_rebalance.kafka.consumer.operations import ConsumerGroupMetadata, PauseMarksPolicy
     from dagster_rebalance.kafka.events import MemberEvent
     from dagster_rebalance.kafka.ports import ClusterView, GroupMember
     from dagster_rebalance.kafka.reading.fetcher import Fetcher
 
 
-class GroupConsumer(WakingConsumer):
+class GroupConsumer(ConsumerOperations):
     """A consumer that carries out what its member tells.
 
     Args:
@@ -56,6 +55,9 @@ class GroupConsumer(WakingConsumer):
         pause_marks: What becomes of the mark of a partition that goes.
         clock: A monotonic clock.
     """
+
+    _is_told = False
+    """Whether the caller was told what the last poll has found."""
 
     def __init__(
         self,
@@ -68,7 +70,6 @@ class GroupConsumer(WakingConsumer):
         clock: Callable[[], float],
     ) -> None:
         super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
-        self._clock = clock
         self._lists = RevokeLists()
         self._events: list[AssignmentEvent] = []
         self._callbacks = Callbacks(self._turn)

@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.aio.operations import AsyncRebalanceConsumer
 from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
-from dagster_rebalance.kafka.consumer.pausing import PausingConsumer
+from dagster_rebalance.kafka.consumer.operations import ConsumerOperations
 
 P0 = TopicPartition("orders", 0)
 
@@ -75,7 +75,7 @@ class Recorder:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - it plays any method
-        signature = inspect.signature(getattr(PausingConsumer, name))
+        signature = inspect.signature(getattr(ConsumerOperations, name))
 
         def call(*arguments: object, **named: object) -> str:
             bound = signature.bind(self, *arguments, **named)
@@ -109,7 +109,7 @@ def test_each_operation_goes_to_the_consumer_and_brings_its_answer(
 ) -> None:
     """The proposal's overloads become optional arguments, with the consumer's own defaults."""
     recorder = Recorder()
-    answer = getattr(RebalanceConsumer(cast("PausingConsumer", recorder)), name)(*arguments)
+    answer = getattr(RebalanceConsumer(cast("ConsumerOperations", recorder)), name)(*arguments)
     directly = Recorder()
     getattr(directly, name)(*arguments)
     assert recorder.calls == directly.calls
@@ -125,7 +125,7 @@ def test_each_operation_is_refused_after_the_callback_in_every_thread(
 ) -> None:
     """KAFKA-20385: "Any use outside of this scope, will result in an IllegalStateException"."""
     recorder = Recorder()
-    view = RebalanceConsumer(cast("PausingConsumer", recorder))
+    view = RebalanceConsumer(cast("ConsumerOperations", recorder))
     view.expire()
     refused: list[str] = []
 

@@ -24,10 +24,10 @@ from dagster_rebalance.kafka.consumer.listener import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.kafka.consumer.pausing import PausingConsumer
+    from dagster_rebalance.kafka.consumer.operations import ConsumerOperations
 
 GONE = (TopicPartition("orders", 0),)
-VIEW = RebalanceConsumer(cast("PausingConsumer", None))
+VIEW = RebalanceConsumer(cast("ConsumerOperations", None))
 
 
 class OneArgument(ConsumerRebalanceListener):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
-    from dagster_rebalance.kafka.consumer.pausing import PauseMarksPolicy
+    from dagster_rebalance.kafka.consumer.operations import PauseMarksPolicy
 
     NewConsumer = Callable[[PauseMarksPolicy], RebalanceAwareConsumer]
 
