@@ -181,7 +181,7 @@ class FakeDagster:
 
 
 class Member:
-    """A engine with a member loop."""
+    """An engine with a member loop."""
 
     def __init__(self, world: World, settings: EngineSettings) -> None:
         self.world = world
@@ -208,7 +208,7 @@ class Member:
         first = len(self.done)
         while todo:
             epochs = {partition: owned.epoch for partition, owned in self.engine.partitions.items()}
-            commands, told = observed(self.engine, todo.popleft(), self.world.now)
+            commands, told = observed(self.engine, [todo.popleft()], self.world.now)
             for occurrence in told:
                 assert tuple(occurrence.fields) == KINDS[occurrence.what].fields, occurrence
                 json.dumps({name: plain(value) for name, value in occurrence.fields.items()})

@@ -88,15 +88,15 @@ class FaultyConsumer(RebalanceAwareConsumer):
         return CommitResult(result.committed, {**result.failed, **failed})
 
 
-class WatchedDriver(Engine):
-    """A engine that notes what it was told."""
+class WatchedEngine(Engine):
+    """An engine that notes the events that were applied."""
 
     told: list[seen.Event]
 
-    def handle(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
+    def apply(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
         """Note it."""
         self.told.append(event)
-        return super().handle(event, now)
+        return super().apply(event, now)
 
     def heard(self, *kinds: type[E]) -> list[E]:
         """What it was told of some kinds."""
@@ -159,7 +159,7 @@ class Bench:
         ) = [], [], [], []
         self.consumer.refuses = {}
         ids = count(1)
-        self.engine = WatchedDriver(
+        self.engine = WatchedEngine(
             settings, new_batch_id=lambda _: f"b-{next(ids)}", now=self.group.clock()
         )
         self.engine.told = []

@@ -69,6 +69,7 @@ class Engine:
         self.pulse = settings.pulse
         self._last_tick_at = self._now = now
         self._asked_since: dict[Offer, float] = {}
+        self._wanted_in: tuple[tuple[object, ...], tuple[Offer, ...]] | None = None
         self._streaming = StreamClaims(settings, new_batch_id)
         self._given_up = HeldPartitions(settings, self.partitions, self._streaming)
         self._lookups = Refresh(settings)
@@ -97,9 +98,18 @@ class Engine:
         }
 
     def handle(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
-        """Take in what happened, and say what is to be done."""
+        """Apply an event, and return the commands that follow."""
+        return (*self.apply(event, now), *self.decide(now))
+
+    def apply(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
+        """Apply an event. Call `decide` after the last one of those that arrive together."""
         self._now = now
-        commands = list(self._handlers[type(event)](event, now))
+        return tuple(self._handlers[type(event)](event, now))
+
+    def decide(self, now: float) -> tuple[do.Command, ...]:
+        """Return the commands that follow from all events so far."""
+        self._now = now
+        commands: list[do.Command] = []
         commands += self._store_letters(now)
         commands += self._commit(now)
         commands += self._record(now)
@@ -131,13 +141,20 @@ class Engine:
 
     @property
     def _wanted(self) -> tuple[Offer, ...]:
-        return offers_of(
-            self.partitions.busy,
-            self._now,
-            most_runs=self.settings.limits.max_runs_in_flight,
-            orders=self.orders,
-            worker=self.settings.worker,
-        )
+        """Computed once for each state: a turn asks several times."""
+        state = (self.partitions.busy, self._now, self.orders)
+        if self._wanted_in is None or any(
+            a is not b for a, b in zip(state, self._wanted_in[0], strict=True)
+        ):
+            wanted = offers_of(
+                self.partitions.busy,
+                self._now,
+                most_runs=self.settings.limits.max_runs_in_flight,
+                orders=self.orders,
+                worker=self.settings.worker,
+            )
+            self._wanted_in = (state, wanted)
+        return self._wanted_in[1]
 
     @property
     def has_settled(self) -> bool:

@@ -24,11 +24,17 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
         self._all: dict[TopicPartition, OwnedPartition] = {}
         self._busy: dict[TopicPartition, OwnedPartition] = {}
         self._rota: list[TopicPartition] = []
+        self._sorted: tuple[OwnedPartition, ...] | None = None
 
     @property
     def busy(self) -> tuple[OwnedPartition, ...]:
-        """Those for which something is to be done, or may be as time goes on."""
-        return tuple(sorted(self._busy.values(), key=lambda owned: owned.epoch))
+        """Those for which something is to be done, or may be as time goes on.
+
+        The same object is returned until one of them changes.
+        """
+        if self._sorted is None:
+            self._sorted = tuple(sorted(self._busy.values(), key=lambda owned: owned.epoch))
+        return self._sorted
 
     def known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
         """Those of the partitions that this member has."""
@@ -51,14 +57,19 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
 
     def __setitem__(self, partition: TopicPartition, owned: OwnedPartition) -> None:
         self._all[partition] = owned
-        if owned.is_idle:
-            self._busy.pop(partition, None)
-        else:
+        if not owned.is_idle:
             self._busy[partition] = owned
+            self._sorted = None
+        else:
+            self._forget(partition)
 
     def __delitem__(self, partition: TopicPartition) -> None:
         del self._all[partition]
-        self._busy.pop(partition, None)
+        self._forget(partition)
+
+    def _forget(self, partition: TopicPartition) -> None:
+        if self._busy.pop(partition, None) is not None:
+            self._sorted = None
 
     def __iter__(self) -> Iterator[TopicPartition]:
         return iter(self._all)

@@ -1,8 +1,7 @@
-"""Observing a engine: what has happened, found beside its decisions.
+"""Member events: what the member logs and counts, found beside the decisions of the engine.
 
-The engine decides; `observed` has it do so, and compares what was with what is. So a commit, a
-claim or an attempt needs no word of the engine to be logged and measured. Nothing here changes
-anything, and nothing is asked of anybody.
+`observed` applies events to the engine, and compares its state before and after them. So the engine
+need not report a commit, a claim or an attempt. Nothing here changes its state.
 """
 
 from __future__ import annotations
@@ -40,21 +39,25 @@ REFUSED = "refused"
 
 
 def observed(
-    engine: Engine, event: seen.Event, now: float
+    engine: Engine, events: Iterable[seen.Event], now: float
 ) -> tuple[tuple[do.Command, ...], tuple[Occurrence, ...]]:
-    """Have the engine take an event in.
+    """Apply events that arrived together to the engine, and let it decide once.
 
     Returns:
         The commands of the engine, and what has happened.
     """
-    told = list(_told_by(event, engine.partitions, now))
-    before = _working(engine.partitions) if isinstance(event, seen.RunsRead) else []
-    commands = engine.handle(event, now)
-    if isinstance(event, seen.RunsRead):
-        told += _attempts(before, _working(engine.partitions), event.runs)
+    told: list[Occurrence] = []
+    commands: list[do.Command] = []
+    for event in events:
+        told += _told_by(event, engine.partitions, now)
+        before = _working(engine.partitions) if isinstance(event, seen.RunsRead) else []
+        commands += engine.apply(event, now)
+        if isinstance(event, seen.RunsRead):
+            told += _attempts(before, _working(engine.partitions), event.runs)
+    commands += engine.decide(now)
     for command in commands:
         told += _told_of(command)
-    return commands, tuple(told)
+    return tuple(commands), tuple(told)
 
 
 def _told_by(event: seen.Event, partitions: AssignedPartitions, now: float) -> Iterator[Occurrence]:

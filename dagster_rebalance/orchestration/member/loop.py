@@ -12,10 +12,9 @@ other.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.engine.dead_letters import is_wanted
@@ -223,6 +222,7 @@ class MemberLoop:
             parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
             events += self._told_within(_HEARTBEAT_S)
         for event in events:
+            # One by one: a partition that is assigned and requested back in one poll drains.
             self._feed(event)
             if isinstance(event, seen.PartitionsAssigned):
                 self._show(
@@ -231,16 +231,18 @@ class MemberLoop:
                     )
                 )
                 self._report.add_news()
-        for ended in parts.work.ended() if parts.work is not None else ():
-            self._feed(ended)
         told = self._mailbox.take_events()
-        for letter in (
+        letters = (
             islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ()
-        ):
-            self._feed(letter)
-        for answer in chain(told, self._from_storage()):
-            if answer is not None:
-                self._feed(answer)
+        )
+        arrived = (
+            *(parts.work.ended() if parts.work is not None else ()),
+            *letters,
+            *told,
+            *(answer for answer in self._from_storage() if answer is not None),
+        )
+        if arrived:
+            self._feed(*arrived)
         self._look_for_successor()
         self._keep_seat()
         self._feed(seen.TimePassed())
@@ -288,17 +290,21 @@ class MemberLoop:
                 return events
         return ()
 
-    def _feed(self, event: seen.Event) -> None:
-        """Tell the engine, and carry out what follows, and what follows from that."""
-        todo = deque([event])
-        while todo:
-            commands, told = observed(self.parts.engine, todo.popleft(), self.parts.clock())
+    def _feed(self, *events: seen.Event) -> None:
+        """Pass events that arrived together to the engine, and carry out its commands.
+
+        The answers to these commands are the next events.
+        """
+        while events:
+            commands, told = observed(self.parts.engine, events, self.parts.clock())
             self._tell(*told)
+            answers: list[seen.Event | None] = []
             for command in commands:
                 if self._mailbox.is_abandoned:
                     return
-                answer = self._carry_out(command.doing, partial(self._answer, command))
-                todo.extend(event for event in (answer, *self._from_storage()) if event is not None)
+                answers.append(self._carry_out(command.doing, partial(self._answer, command)))
+                answers += self._from_storage()
+            events = tuple(answer for answer in answers if answer is not None)
 
     def _from_storage(self) -> Iterator[seen.Event | None]:
         answers = self._storage.answers()

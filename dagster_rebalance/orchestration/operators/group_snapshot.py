@@ -1,6 +1,6 @@
 """Look at a whole group as a member would that is given all of its partitions, and touch nothing.
 
-A engine of its own takes every partition in, so that what is said of it, and why it is stopped, is
+Its own engine takes every partition in, so that what is said of it, and why it is stopped, is
 what the next owner would say. It is asked for nothing but what it reads: whatever it wants written,
 requested or cancelled is dropped. What only the owner knows is not seen: how long it has waited,
 and that Kafka refuses its writes.

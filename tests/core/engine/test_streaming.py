@@ -1,4 +1,4 @@
-"""A streaming run: a member that works on its batches itself, through a engine of its own."""
+"""A streaming run: a member that works on its batches itself, through its own engine."""
 
 from __future__ import annotations
 

@@ -190,11 +190,13 @@ def test_writes_that_were_not_done_are_told_with_why() -> None:
     write = do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(5))
     _, told = observed(
         member.engine,
-        seen.OffsetsWritten(
-            (write,),
-            ((write, seen.WriteFailure.CHANGED), (write, seen.WriteFailure.RETRIABLE)),
-            ((write, "no rights"),),
-        ),
+        [
+            seen.OffsetsWritten(
+                (write,),
+                ((write, seen.WriteFailure.CHANGED), (write, seen.WriteFailure.RETRIABLE)),
+                ((write, "no rights"),),
+            )
+        ],
         world.now,
     )
     failed = [one.fields for one in told if one.what is Occurred.WRITE_FAILED]
@@ -214,7 +216,7 @@ def test_a_late_answer_to_another_write_is_no_news() -> None:
     assert pending is not None
     assert pending.claiming
     late = replace(pending.write, new=OffsetAndMetadata(5))
-    _, told = observed(member.engine, seen.OffsetsWritten((late,)), world.now)
+    _, told = observed(member.engine, [seen.OffsetsWritten((late,))], world.now)
     assert told == ()
 
 

@@ -148,19 +148,19 @@ def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind
     """What people ordered last would be undone by what they had ordered before."""
     bench = Bench(instance)
     bench.turn(20)
-    answers, handle = bench.member_loop._storage._answers, bench.engine.handle
+    answers, apply = bench.member_loop._storage._answers, bench.engine.apply
 
     def given(*orders: Directive) -> Callable[[], seen.Event]:
         return lambda: seen.DirectivesRead(orders, 0)
 
     def handled(event: seen.Event, now: float) -> tuple[do.Command, ...]:
         """The first answer has a command that takes long: a newer one comes meanwhile."""
-        if isinstance(event, seen.TickArrived) and not answers.empty():
+        if isinstance(event, seen.TickArrived):
             answers.put(given(PAUSE, RESUME))
             return (do.Note("takes long"),)
-        return handle(event, now)
+        return apply(event, now)
 
-    monkeypatch.setattr(bench.engine, "handle", handled)
+    monkeypatch.setattr(bench.engine, "apply", handled)
     bench.ticks = False
     answers.put(seen.TickArrived)
     answers.put(given(PAUSE))
