@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dagster_rebalance.testing.java import SHORT_LIVED
+from dagster_rebalance.testing.local.java import SHORT_LIVED
 from tests.issuer import KafkaWithTokens
 
 if TYPE_CHECKING:

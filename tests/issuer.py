@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dagster_rebalance.testing.kafka_node import Access
+    from dagster_rebalance.testing.local.kafka_node import Access
 
 _KEY_ID = "the-only-key"
 _BEARER = "org.apache.kafka.common.security.oauthbearer"

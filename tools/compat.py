@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dagster_rebalance.testing.broker import KAFKA_VERSION, VERSION_VARIABLE, kafka_jars
-from dagster_rebalance.testing.jars import fetch
+from dagster_rebalance.testing.local.jars import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

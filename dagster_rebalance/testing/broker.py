@@ -19,13 +19,13 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
 
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
-from dagster_rebalance.testing.class_archive import ClassArchive
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, tell_on_stderr
-from dagster_rebalance.testing.java import SHORT_LIVED, find_java
-from dagster_rebalance.testing.kafka_node import START_LIMIT_S, Access, KafkaNode, admin_of
-from dagster_rebalance.testing.ports import free_port, is_free
-from dagster_rebalance.testing.scratch import private_folder
+from dagster_rebalance.testing.local.class_archive import ClassArchive
+from dagster_rebalance.testing.local.jars import Coordinates, JarSet, fetch, tell_on_stderr
+from dagster_rebalance.testing.local.java import SHORT_LIVED, find_java
+from dagster_rebalance.testing.local.kafka_node import START_LIMIT_S, Access, KafkaNode, admin_of
+from dagster_rebalance.testing.local.ports import free_port, is_free
+from dagster_rebalance.testing.local.scratch import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ import dagster as dg
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.dagster_ui import DagsterUi
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.ports import accepts_connections, free_port
+from dagster_rebalance.testing.local.ports import accepts_connections, free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:

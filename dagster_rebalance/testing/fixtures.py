@@ -36,7 +36,7 @@ import pytest
 
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.existing_kafka import BROKERS_VARIABLE, ExistingKafka
-from dagster_rebalance.testing.jars import tell_on_stderr
+from dagster_rebalance.testing.local.jars import tell_on_stderr
 from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.secured import SecuredKafka
 from dagster_rebalance.testing.spark_connect import SparkConnectServer

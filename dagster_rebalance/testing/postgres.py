@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.testing.ports import free_port
+from dagster_rebalance.testing.local.ports import free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:

@@ -27,15 +27,15 @@ from confluent_kafka.admin import (
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.broker import REQUEST_LIMIT_S, KafkaCluster, settle
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.java import find_java
-from dagster_rebalance.testing.kafka_node import Access, admin_of
-from dagster_rebalance.testing.ports import free_port
+from dagster_rebalance.testing.local.java import find_java
+from dagster_rebalance.testing.local.kafka_node import Access, admin_of
+from dagster_rebalance.testing.local.ports import free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from dagster_rebalance.testing.kafka_node import KafkaNode
+    from dagster_rebalance.testing.local.kafka_node import KafkaNode
 
 ADMIN = "admin"
 MECHANISM = "SCRAM-SHA-512"

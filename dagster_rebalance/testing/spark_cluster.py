@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
-from dagster_rebalance.testing.jars import fetch, pyspark_folder, tell_on_stderr
-from dagster_rebalance.testing.java import find_java
-from dagster_rebalance.testing.ports import free_port
+from dagster_rebalance.testing.local.jars import fetch, pyspark_folder, tell_on_stderr
+from dagster_rebalance.testing.local.java import find_java
+from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.scratch import private_folder
 from dagster_rebalance.testing.processes import ChildProcess
-from dagster_rebalance.testing.scratch import private_folder
 from dagster_rebalance.testing.spark_connect import START_LIMIT_S, kafka_connector
 
 if TYPE_CHECKING:

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.spark.session import connector
-from dagster_rebalance.testing.jars import (
+from dagster_rebalance.testing.local.jars import (
     Coordinates,
     JarSet,
     fetch,
     pyspark_folder,
     tell_on_stderr,
 )
-from dagster_rebalance.testing.java import find_java
-from dagster_rebalance.testing.ports import accepts_connections, free_port
+from dagster_rebalance.testing.local.java import find_java
+from dagster_rebalance.testing.local.ports import accepts_connections, free_port
+from dagster_rebalance.testing.local.scratch import private_folder
 from dagster_rebalance.testing.processes import ChildProcess
-from dagster_rebalance.testing.scratch import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ from confluent_kafka.admin import NewTopic
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.testing.fixtures import unique_name
-from dagster_rebalance.testing.kafka_node import admin_of
+from dagster_rebalance.testing.local.kafka_node import admin_of
 from proofs.bench.entries import Entry, Goal, Sample
 from proofs.bench.hold import LIMIT_S, PARTITIONS, Played, follow, in_background, produce
 from proofs.bench.members import Ours, client_config

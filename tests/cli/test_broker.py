@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.testing.ports import accepts_connections
+from dagster_rebalance.testing.local.ports import accepts_connections
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     run_tags,
 )
 from dagster_rebalance.testing.fake_group import FakeMember
-from dagster_rebalance.testing.jars import fetch
+from dagster_rebalance.testing.local.jars import fetch
 from dagster_rebalance.testing.spark_connect import kafka_connector
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from dagster_rebalance.testing.jars import fetch
+from dagster_rebalance.testing.local.jars import fetch
 from dagster_rebalance.testing.spark_connect import DELTA_LAKE, ICEBERG, table_settings
 from tests.spark.lakes import FORMATS, Table
 from tests.spark.test_tables import records, slowly, span

@@ -15,7 +15,7 @@ from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.reading.options import spark_kafka_options
 from dagster_rebalance.spark.reading.ranges import _read_round, read_ranges
 from dagster_rebalance.spark.session.jobs import is_connect
-from dagster_rebalance.testing.kafka_node import admin_of
+from dagster_rebalance.testing.local.kafka_node import admin_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,11 +23,11 @@ from dagster_rebalance.core.model.errors import (
     ConfigurationError,
     DagsterRebalanceError,
 )
-from dagster_rebalance.testing import java
 from dagster_rebalance.testing.broker import KAFKA_VERSION, VERSION_VARIABLE, KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
-from dagster_rebalance.testing.ports import accepts_connections, free_port
+from dagster_rebalance.testing.local import java
+from dagster_rebalance.testing.local.ports import accepts_connections, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

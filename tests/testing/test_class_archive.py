@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dagster_rebalance.testing.broker import KafkaCluster, kafka_jars
-from dagster_rebalance.testing.class_archive import ClassArchive
-from dagster_rebalance.testing.jars import CACHE_VARIABLE, MANIFEST, fetch
-from dagster_rebalance.testing.java import Java
+from dagster_rebalance.testing.local.class_archive import ClassArchive
+from dagster_rebalance.testing.local.jars import CACHE_VARIABLE, MANIFEST, fetch
+from dagster_rebalance.testing.local.java import Java
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.testing import jars
 from dagster_rebalance.testing.broker import kafka_jars
-from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch
+from dagster_rebalance.testing.local import jars
+from dagster_rebalance.testing.local.jars import Coordinates, JarSet, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.testing import java
-from dagster_rebalance.testing.java import find_java
+from dagster_rebalance.testing.local import java
+from dagster_rebalance.testing.local.java import find_java
 
 if TYPE_CHECKING:
     from pathlib import Path

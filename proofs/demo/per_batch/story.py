@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.testing.kafka_node import admin_of
+from dagster_rebalance.testing.local.kafka_node import admin_of
 from proofs.demo.per_batch.acts import Play
 from proofs.demo.per_batch.parts import GROUP, Parts, all_parts
 from proofs.demo.per_batch.report import Report, make_report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from dagster_rebalance.testing.kafka_node import admin_of
+from dagster_rebalance.testing.local.kafka_node import admin_of
 from proofs.demo.checks import check_committed, check_output
 from proofs.demo.streaming.checks import check_deploy, check_recorded
 from proofs.demo.streaming.figures import Waits, claim_to_commit, figures_of

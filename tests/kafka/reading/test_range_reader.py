@@ -18,7 +18,7 @@ from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
-from dagster_rebalance.testing.kafka_node import admin_of
+from dagster_rebalance.testing.local.kafka_node import admin_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

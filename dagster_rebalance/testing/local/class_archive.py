@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.testing.jars import MANIFEST, cache_folder
+from dagster_rebalance.testing.local.jars import MANIFEST, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from dagster_rebalance.testing.java import Java
+    from dagster_rebalance.testing.local.java import Java
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Finds a Java on this machine that the local Kafka and Spark can run on.
 
 Owns the one answer to "which java?": JAVA_HOME, then PATH, then where systems install it. Never
-installs anything. `python -m dagster_rebalance.testing.java` prints the path, or says what to
+installs anything. `python -m dagster_rebalance.testing.local.java` prints the path, or says what to
 install.
 """
 
