@@ -480,7 +480,7 @@ MUTANTS = {
     believe_dagster: (41, "two live runs"),
     no_lease: (61, "although it works and cannot give a sign of life"),
     a_part_is_the_whole: (120, "but no run has succeeded on it"),
-    keep_what_a_later_run_has_spoilt: (171, "but no run has succeeded on it"),
+    keep_what_a_later_run_has_spoilt: (3482, "but no run has succeeded on it"),
     begin_anew_where_offsets_vanished: (226, "goes back"),
     created_is_queued: (47, "does nothing about"),
     never_record_late: (45, "is recorded 0 times"),
