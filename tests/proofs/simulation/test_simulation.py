@@ -33,7 +33,7 @@ def test_random_schedules_break_no_promise() -> None:
 
     The schedules have crashes, zombies, reloads, lost answers and failing runs.
     """
-    proof = prove(SCHEDULES, 9_000)
+    proof = prove(SCHEDULES, 9_300)
     assert [(played.seed, played.violation) for played in proof.violations] == []
     assert proof.commits > 10 * SCHEDULES
     assert proof.rebalances > 5 * SCHEDULES
