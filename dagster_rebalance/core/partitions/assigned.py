@@ -57,11 +57,11 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
 
     def __setitem__(self, partition: TopicPartition, owned: OwnedPartition) -> None:
         self._all[partition] = owned
-        if not owned.is_idle:
+        if owned.is_idle:
+            self._forget(partition)
+        else:
             self._busy[partition] = owned
             self._sorted = None
-        else:
-            self._forget(partition)
 
     def __delitem__(self, partition: TopicPartition) -> None:
         del self._all[partition]

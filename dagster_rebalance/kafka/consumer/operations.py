@@ -113,14 +113,14 @@ class ConsumerOperations:
         self._told: deque[MemberEvent] = deque()
         self._clock = clock
         self._marks = Pauses()
-        self._carries_marks = pause_marks == "carry"
+        carries_marks = pause_marks == "carry"
         self._keeps_marks = pause_marks == "keep"
         self._commits = CallerCommits(
-            member, self._assigned, self._told, self._marks if self._carries_marks else None
+            member, self._assigned, self._told, self._marks if carries_marks else None
         )
         self._carried = (
             CarriedPauses(member, self._commits, self._marks, self.position, clock)
-            if self._carries_marks
+            if carries_marks
             else None
         )
         self._revokes_all = settings.is_eager
@@ -342,7 +342,7 @@ class ConsumerOperations:
             IllegalStateError: The consumer carries pause marks, in commits that a transaction could
                 not be told from.
         """
-        if self._carries_marks:
+        if self._carried:
             msg = (
                 "group_metadata with pause_marks='carry': a mark is stored by committing the last "
                 "offset again, which would undo "
