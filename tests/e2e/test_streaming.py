@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,10 +125,12 @@ class Stream:
         return [run for run in runs if not run.is_finished]
 
     def seen(self, instance: dg.DagsterInstance) -> str:
-        """Its live runs, and what each of them said last."""
+        """Its live runs, and the newest entry of each run's log with its age."""
+        newest = [(run, instance.all_logs(run.run_id)[-1]) for run in self.live(instance)]
         return "; ".join(
-            f"run {run.run_id} is {run.status.value}: {instance.all_logs(run.run_id)[-1].message}"
-            for run in self.live(instance)
+            f"run {run.run_id} is {run.status.value}, {time.time() - entry.timestamp:.0f} s ago: "
+            f"{entry.message}"
+            for run, entry in newest
         )
 
     def wait(
@@ -136,7 +139,7 @@ class Stream:
         """Wait for something that the stream does."""
         wait_until(
             lambda: condition(self) or None,
-            timeout_s=150,
+            timeout_s=300,
             what=lambda: f"{self.name}: {what}; {self.seen(instance)}",
             interval_s=0.5,
         )
@@ -209,7 +212,7 @@ def detached(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDepl
         yield deployment
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
 ) -> None:
@@ -263,7 +266,7 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
             assert stream.owners() == {""}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_runs_on_a_cluster_share_the_work_and_leave_when_dagster_shows_that_they_should(
     kafka_broker: KafkaCluster, detached: DagsterDeployment, tmp_path: Path
 ) -> None:
@@ -272,7 +275,7 @@ def test_runs_on_a_cluster_share_the_work_and_leave_when_dagster_shows_that_they
     with detached.instance() as instance:
 
         def wait(what: str, condition: Callable[[], object]) -> None:
-            wait_until(lambda: condition() or None, timeout_s=150, what=what, interval_s=0.5)
+            wait_until(lambda: condition() or None, timeout_s=300, what=what, interval_s=0.5)
 
         detached.ui.start_sensor("shop", f"{DETACHED}_sensor")
         wait("two runs to share the work", lambda: stream.works(instance, "v1"))
