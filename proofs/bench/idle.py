@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.events import Found
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, TopicPartition
@@ -51,10 +50,10 @@ def measure(*, runs: int, turns: int, step: Callable[[str], None]) -> list[Entry
 def _turn_idle(partitions: int, turns: int) -> float:
     """The seconds of CPU that so many turns took, once everything is taken in."""
     engine = Engine(EngineSettings(), new_batch_id=lambda _: "none", now=0.0)
-    _feed(engine, seen.TickArrived(), 0.0)
+    _feed(engine, events.TickArrived(), 0.0)
     _feed(
         engine,
-        seen.PartitionsAssigned(
+        events.PartitionsAssigned(
             tuple(TopicPartition("orders", number) for number in range(partitions))
         ),
         0.0,
@@ -62,7 +61,7 @@ def _turn_idle(partitions: int, turns: int) -> float:
     settled = [turn * _TURN_S for turn in range(1, 1 + 2 * _TURNS_BETWEEN_SUMMARIES)]
     measured = [settled[-1] + turn * _TURN_S for turn in range(1, 1 + turns)]
     for now in settled:
-        _feed(engine, seen.TimePassed(), now)
+        _feed(engine, events.TimePassed(), now)
     if engine.partitions.busy:
         msg = (
             f"{len(engine.partitions.busy)} of {partitions} partitions are not idle "
@@ -71,29 +70,29 @@ def _turn_idle(partitions: int, turns: int) -> float:
         raise IllegalStateError(msg)
     began_at = time.process_time()
     for turn, now in enumerate(measured):
-        _feed(engine, seen.TimePassed(), now)
+        _feed(engine, events.TimePassed(), now)
         _ = engine.held, engine.offers
         if turn % _TURNS_BETWEEN_SUMMARIES == 0:
-            _feed(engine, seen.TickArrived(), now)
+            _feed(engine, events.TickArrived(), now)
             summary(engine, now)
     return time.process_time() - began_at
 
 
-def _feed(engine: Engine, event: seen.Event, now: float) -> None:
+def _feed(engine: Engine, event: events.Event, now: float) -> None:
     todo = [event]
     while todo:
         for command in engine.handle(todo.pop(0), now):
             match command:
-                case do.ReadStoredOffsets(epochs):
+                case commands.ReadStoredOffsets(epochs):
                     found = Found(OffsetAndMetadata(0), _NOTHING, None)
-                    todo.append(seen.StoredOffsetsRead(epochs, dict.fromkeys(epochs, found)))
-                case do.ReadDirectives(epoch):
-                    todo.append(seen.DirectivesRead((), epoch))
-                case do.ReadRuns(batch_ids, live_too, look):
-                    todo.append(seen.RunsRead(batch_ids, (), live_too, look))
-                case do.ReadBounds(asked):
-                    todo.append(seen.BoundsRead(dict.fromkeys(asked, _NOTHING)))
-                case do.WriteOffsets(writes):
-                    todo.append(seen.OffsetsWritten(writes))
+                    todo.append(events.StoredOffsetsRead(epochs, dict.fromkeys(epochs, found)))
+                case commands.ReadDirectives(epoch):
+                    todo.append(events.DirectivesRead((), epoch))
+                case commands.ReadRuns(batch_ids, live_too, look):
+                    todo.append(events.RunsRead(batch_ids, (), live_too, look))
+                case commands.ReadBounds(asked):
+                    todo.append(events.BoundsRead(dict.fromkeys(asked, _NOTHING)))
+                case commands.WriteOffsets(writes):
+                    todo.append(events.OffsetsWritten(writes))
                 case _:
                     pass

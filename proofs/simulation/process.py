@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
@@ -83,10 +82,10 @@ class _SteppedPump(MemberLoop):
         if self._mailbox.is_abandoned:
             self._left = self._left or "another member has taken its place"
 
-    def _answer(self, command: do.Command) -> seen.Event | None:
+    def _answer(self, command: commands.Command) -> events.Event | None:
         """Where nobody orders anything, that is no question: it would only take chances away."""
-        if isinstance(command, do.ReadDirectives) and not self.has_orders:
-            return seen.DirectivesRead((), command.epoch)
+        if isinstance(command, commands.ReadDirectives) and not self.has_orders:
+            return events.DirectivesRead((), command.epoch)
         return super()._answer(command)
 
     @property

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids, is_batch_of
 from dagster_rebalance.core.streaming.worker import Worker
@@ -45,7 +44,7 @@ class Stream(Member):
         self.interrupts = 0
         world.streams[run_id] = RunSeen(run_id, "", (), RunState.STARTED, heartbeat="1")
         if owned := tuple(tp(number) for number in owns):
-            self.feed(seen.PartitionsAssigned(owned))
+            self.feed(events.PartitionsAssigned(owned))
 
     def turn(self, seconds: float = 0.25) -> BegunBatch | None:
         """One turn of the member loop; what the body has to work on from now on."""
@@ -76,7 +75,7 @@ class Stream(Member):
 
     def _feed_own(self, batch_id: str) -> None:
         found = self.work.read([batch_id], ())
-        self.feed(seen.RunsRead(frozenset({batch_id}), found, is_own=True))
+        self.feed(events.RunsRead(frozenset({batch_id}), found, is_own=True))
 
     def _tell(self) -> None:
         told = self.work.untold
@@ -84,19 +83,19 @@ class Stream(Member):
         self.work.told(told)
 
     def stream_runs(
-        self, batch_ids: Iterable[str], claims: Iterable[do.Claimed]
+        self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]
     ) -> tuple[RunSeen, ...]:
         """Its own batches from memory, those of others from Dagster."""
         own = self.work.read(batch_ids, claims)
         others = [b for b in batch_ids if not is_batch_of(b, self.run_id)]
         return (*own, *super().stream_runs(others, claims))
 
-    def _carry_out(self, command: do.Command) -> seen.Event | None:
+    def _carry_out(self, command: commands.Command) -> events.Event | None:
         match command:
-            case do.CancelRuns(run_ids) if self.run_id in run_ids:
+            case commands.CancelRuns(run_ids) if self.run_id in run_ids:
                 self.interrupts += 1
                 return None
-            case do.LeaveClaims(claims):
+            case commands.LeaveClaims(claims):
                 self.work.leave(claims)
                 return None
             case _:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.events import Found, LastRecorded
 from dagster_rebalance.core.model.member_events import KINDS, plain
@@ -70,7 +69,7 @@ class FakeKafka:
     stored: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     commits: list[tuple[TopicPartition, int]] = field(default_factory=list)
-    letters: list[do.StoreDeadLetter] = field(default_factory=list)
+    letters: list[commands.StoreDeadLetter] = field(default_factory=list)
     writes: int = 0
     topic_id: str = ""
     elections: dict[TopicPartition, dict[int, int]] = field(default_factory=dict)
@@ -118,7 +117,7 @@ class FakeDagster:
 
     runs: dict[str, RunSeen] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
-    recorded: list[do.RecordCommit] = field(default_factory=list)
+    recorded: list[commands.RecordCommit] = field(default_factory=list)
     ids: count[int] = field(default_factory=lambda: count(1))
 
     def request(self, offer: Offer, state: RunState = RunState.WAITING) -> str | None:
@@ -149,13 +148,13 @@ class FakeDagster:
         """Change a run: its state, and any other attribute of it."""
         self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]
 
-    def record(self, commit: do.RecordCommit) -> None:
+    def record(self, commit: commands.RecordCommit) -> None:
         """Record what is not recorded yet."""
         known = {
             said
             for one in self.recorded
             if one.range.topic_partition == commit.range.topic_partition
-            for said in do.recorded_commits(one.range.start, one.ends)
+            for said in commands.recorded_commits(one.range.start, one.ends)
         }
         rest = commit.without(known)
         if rest is not None:
@@ -188,54 +187,54 @@ class Member:
         self.engine = Engine(
             settings, new_batch_id=lambda _: f"b{next(world.batch_ids)}", now=world.now
         )
-        self.fails: set[type[do.Command]] = set()
-        self.unanswered: set[type[do.Command]] = set()
-        self.done: list[do.Command] = []
+        self.fails: set[type[commands.Command]] = set()
+        self.unanswered: set[type[commands.Command]] = set()
+        self.done: list[commands.Command] = []
         self.told: list[Occurrence] = []
         self.over: set[tuple[TopicPartition, int]] = set()
         self.to_be_revoked: set[TopicPartition] = set()
         self.is_fenced = False
         self.left: str | None = None
 
-    def feed(self, event: seen.Event) -> list[do.Command]:
+    def feed(self, event: events.Event) -> list[commands.Command]:
         """Tell the engine an event, carry out all that follows from it, and return the commands."""
-        if isinstance(event, seen.PartitionsLost):
+        if isinstance(event, events.PartitionsLost):
             self._end(event.partitions)
             self.to_be_revoked.difference_update(event.partitions)
-        if isinstance(event, seen.RevokeRequested):
+        if isinstance(event, events.RevokeRequested):
             self.to_be_revoked.update(event.partitions)
         todo = deque([event])
         first = len(self.done)
         while todo:
             epochs = {partition: owned.epoch for partition, owned in self.engine.partitions.items()}
-            commands, told = observed(self.engine, [todo.popleft()], self.world.now)
+            decided, told = observed(self.engine, [todo.popleft()], self.world.now)
             for occurrence in told:
                 assert tuple(occurrence.fields) == KINDS[occurrence.what].fields, occurrence
                 json.dumps({name: plain(value) for name, value in occurrence.fields.items()})
             self.told += told
-            for command in commands:
+            for command in decided:
                 self.done.append(command)
                 if type(command) in self.fails:
                     continue
                 answer = self._carry_out(command)
                 if answer is not None and type(command) not in self.unanswered:
                     todo.append(answer)
-                if isinstance(command, do.EndDeadRuns):
-                    todo.extend(seen.DeadRunEnded(run_id) for run_id in command.signs)
+                if isinstance(command, commands.EndDeadRuns):
+                    todo.extend(events.DeadRunEnded(run_id) for run_id in command.signs)
             todo.extend(self._polled(epochs))
         return self.done[first:]
 
-    def pass_time(self) -> list[do.Command]:
+    def pass_time(self) -> list[commands.Command]:
         """One turn of the member loop."""
-        return self.feed(seen.TimePassed())
+        return self.feed(events.TimePassed())
 
     def tick(self, *, state: RunState = RunState.WAITING) -> list[str]:
         """A tick of the sensor whose requests all arrive; returns the runs that were made."""
-        self.feed(seen.TickArrived())
+        self.feed(events.TickArrived())
         made = [self.world.dagster.request(offer, state) for offer in self.engine.offers]
         return [run_id for run_id in made if run_id is not None]
 
-    def given(self, kind: type[do.Command]) -> list[do.Command]:
+    def given(self, kind: type[commands.Command]) -> list[commands.Command]:
         """All commands of a kind so far."""
         return [command for command in self.done if isinstance(command, kind)]
 
@@ -246,7 +245,9 @@ class Member:
     @property
     def receipts(self) -> list[Receipt]:
         """All receipts so far."""
-        return [command.receipt for command in self.done if isinstance(command, do.RecordReceipt)]
+        return [
+            command.receipt for command in self.done if isinstance(command, commands.RecordReceipt)
+        ]
 
     @property
     def shown(self) -> list[tuple[TopicPartition, str]]:
@@ -254,7 +255,7 @@ class Member:
         return [
             (command.partition, command.reason)
             for command in self.done
-            if isinstance(command, do.ShowStop)
+            if isinstance(command, commands.ShowStop)
         ]
 
     def _end(self, partitions: Iterable[TopicPartition]) -> None:
@@ -263,23 +264,23 @@ class Member:
             if owned is not None:
                 self.over.add((partition, owned.epoch))
 
-    def _polled(self, epochs: Mapping[TopicPartition, int]) -> Iterator[seen.Event]:
+    def _polled(self, epochs: Mapping[TopicPartition, int]) -> Iterator[events.Event]:
         """The next poll of the consumer completes what the engine does not hold."""
         released = tuple(sorted(self.to_be_revoked - self.engine.held))
         if released:
             self.to_be_revoked.difference_update(released)
             self.over |= {(partition, epochs[partition]) for partition in released}
             self.world.released(self, released)
-            yield seen.PartitionsRevoked(released)
+            yield events.PartitionsRevoked(released)
 
     def _carry_out(  # noqa: C901, PLR0911 - one case for each
-        self, command: do.Command
-    ) -> seen.Event | None:
+        self, command: commands.Command
+    ) -> events.Event | None:
         kafka, dagster = self.world.kafka, self.world.dagster
         match command:
-            case do.ReadStoredOffsets(wanted):
+            case commands.ReadStoredOffsets(wanted):
                 truncated, recorded = kafka.truncated(wanted), dagster.last_recorded()
-                return seen.StoredOffsetsRead(
+                return events.StoredOffsetsRead(
                     dict(wanted),
                     {
                         p: Found(
@@ -294,40 +295,40 @@ class Member:
                         for p in wanted
                     },
                 )
-            case do.ReadDirectives(epoch):
-                return seen.DirectivesRead(tuple(self.world.orders), epoch)
-            case do.ReadRuns(batch_ids, live_too, look, claims):
+            case commands.ReadDirectives(epoch):
+                return events.DirectivesRead(tuple(self.world.orders), epoch)
+            case commands.ReadRuns(batch_ids, live_too, look, claims):
                 runs = tuple(
                     run
                     for run in dagster.runs.values()
                     if run.batch_id in batch_ids or (live_too and run.is_live)
                 )
                 runs += self.stream_runs(batch_ids, claims)
-                return seen.RunsRead(batch_ids, runs, live_too, look)
-            case do.ReadBounds(partitions):
+                return events.RunsRead(batch_ids, runs, live_too, look)
+            case commands.ReadBounds(partitions):
                 refused = kafka.forbidden.keys() & set(partitions)
                 allowed = [p for p in partitions if p not in refused]
-                return seen.BoundsRead({p: kafka.bounds[p] for p in allowed}, frozenset(refused))
-            case do.WriteOffsets(writes):
+                return events.BoundsRead({p: kafka.bounds[p] for p in allowed}, frozenset(refused))
+            case commands.WriteOffsets(writes):
                 return self._written(writes)
-            case do.RecordCommit():
+            case commands.RecordCommit():
                 dagster.record(command)
-                return seen.CommitRecorded(command)
-            case do.StoreDeadLetter():
+                return events.CommitRecorded(command)
+            case commands.StoreDeadLetter():
                 kafka.letters.append(command)
-                return seen.DeadLetterStored(command)
-            case do.CancelRuns(run_ids, only_unstarted=only_unstarted):
+                return events.DeadLetterStored(command)
+            case commands.CancelRuns(run_ids, only_unstarted=only_unstarted):
                 dagster.cancel(run_ids, only_unstarted=only_unstarted)
-            case do.EndDeadRuns(signs):
+            case commands.EndDeadRuns(signs):
                 dagster.end_dead(signs)
-            case do.LeaveGroup(reason):
+            case commands.LeaveGroup(reason):
                 self.left = reason
             case _:
                 pass
         return None
 
     def stream_runs(
-        self, batch_ids: Iterable[str], claims: Iterable[do.Claimed]
+        self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]
     ) -> tuple[RunSeen, ...]:
         """What Dagster and the notes say of batches of streaming runs."""
         found: list[RunSeen] = []
@@ -339,7 +340,7 @@ class Member:
                     found += batch.seen((claim[1],), run, outcome)
         return tuple(found)
 
-    def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event | None:
+    def _written(self, writes: tuple[commands.OffsetWrite, ...]) -> events.Event | None:
         if self.is_fenced:
             return None
         kafka = self.world.kafka
@@ -350,14 +351,14 @@ class Member:
         stored = {write.partition: kafka.stored.get(write.partition) for write in writes}
         refused = [w for w in writes if w.partition in kafka.forbidden]
         writes = tuple(w for w in writes if w.partition not in kafka.forbidden)
-        done, due, changed = do.compared(writes, stored)
+        done, due, changed = commands.compared(writes, stored)
         for write in due:
             self.world.check_write(write)
             kafka.stored[write.partition] = write.new
             kafka.writes += 1
-        return seen.OffsetsWritten(
+        return events.OffsetsWritten(
             (*done, *due),
-            tuple((write, seen.WriteFailure.CHANGED) for write in changed),
+            tuple((write, events.WriteFailure.CHANGED) for write in changed),
             tuple((write, kafka.forbidden[write.partition]) for write in refused),
         )
 
@@ -372,8 +373,8 @@ class World:
         self.batch_ids = count(1)
         self.output: Counter[OffsetRange] = Counter()
         self.streams: dict[str, RunSeen] = {}
-        self.notes: dict[do.Claimed, Outcome] = {}
-        self.done_by_streams: set[do.Claimed] = set()
+        self.notes: dict[commands.Claimed, Outcome] = {}
+        self.done_by_streams: set[commands.Claimed] = set()
         self.orders: list[Directive] = []
         self.released_by: list[tuple[Member, tuple[TopicPartition, ...]]] = []
         for number in range(partitions):
@@ -384,9 +385,9 @@ class World:
     ) -> Member:
         """A new member that is assigned the first `owns` partitions and has been ticked once."""
         member = Member(self, replace(settings or EngineSettings(), pace=pace))
-        member.feed(seen.TickArrived())
+        member.feed(events.TickArrived())
         if owns:
-            member.feed(seen.PartitionsAssigned(tuple(tp(number) for number in range(owns))))
+            member.feed(events.PartitionsAssigned(tuple(tp(number) for number in range(owns))))
         return member
 
     def wait(self, seconds: float, *members: Member, step: float = 0.25) -> None:
@@ -422,7 +423,7 @@ class World:
         """A revoke is complete."""
         self.released_by.append((member, partitions))
 
-    def check_write(self, write: do.OffsetWrite) -> None:
+    def check_write(self, write: commands.OffsetWrite) -> None:
         """What no write may do."""
         before = self.kafka.stored.get(write.partition)
         if before is None or write.new.offset == before.offset:

@@ -14,7 +14,7 @@ import pytest
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.reporting.lag import NO_LIMIT
 from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
@@ -37,7 +37,7 @@ from tests.orchestration.parts import give_sign, make_run, tp
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from dagster_rebalance.core.model import commands as do
+    from dagster_rebalance.core.model import commands
     from dagster_rebalance.core.model.events import LastRecorded
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.reporting.lag import LagLimit
@@ -91,9 +91,9 @@ class FaultyConsumer(RebalanceAwareConsumer):
 class WatchedEngine(Engine):
     """An engine that notes the events that were applied."""
 
-    told: list[seen.Event]
+    told: list[events.Event]
 
-    def apply(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
+    def apply(self, event: events.Event, now: float) -> tuple[commands.Command, ...]:
         """Note it."""
         self.told.append(event)
         return super().apply(event, now)
@@ -118,7 +118,7 @@ class FaultyCatalogue(Catalogue):
             raise OSError(message)
         return super().last_recorded(partitions)
 
-    def record_commit(self, commit: do.RecordCommit) -> None:
+    def record_commit(self, commit: commands.RecordCommit) -> None:
         """Fail, or record."""
         if self.failures:
             self.failures -= 1
@@ -193,7 +193,7 @@ class Bench:
             self.consumer.subscribe(["orders"])
         for _ in range(times):
             if self.ticks:
-                self.mailbox.tell(seen.TickArrived())
+                self.mailbox.tell(events.TickArrived())
             self.member_loop._turn()
 
     def until(self, condition: Callable[[], object], turns: int = 600) -> None:
@@ -253,12 +253,12 @@ class Bench:
         records = self.instance.fetch_materializations(
             self.assets.offsets, limit=100, ascending=True
         ).records
-        events = [
+        logged = [
             record.asset_materialization for record in records if record.asset_materialization
         ]
         return [
             (event.partition, event.metadata["start"].value, event.metadata["until"].value)
-            for event in events
+            for event in logged
         ]
 
     def observed(self) -> list[dict[str, object]]:

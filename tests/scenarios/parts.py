@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.model import commands as do
+    from dagster_rebalance.core.model import commands
 
 SETTINGS = EngineSettings(
     limits=BatchLimits(max_ranges_per_run=1),
@@ -45,14 +45,14 @@ def start_all(world: World, member: Member) -> list[str]:
     return runs
 
 
-def revoke(member: Member, *numbers: int) -> list[do.Command]:
+def revoke(member: Member, *numbers: int) -> list[commands.Command]:
     """Kafka asks for partitions back."""
-    return member.feed(seen.RevokeRequested(tuple(map(tp, numbers))))
+    return member.feed(events.RevokeRequested(tuple(map(tp, numbers))))
 
 
-def assign(member: Member, *numbers: int) -> list[do.Command]:
+def assign(member: Member, *numbers: int) -> list[commands.Command]:
     """Kafka gives partitions."""
-    return member.feed(seen.PartitionsAssigned(tuple(map(tp, numbers))))
+    return member.feed(events.PartitionsAssigned(tuple(map(tp, numbers))))
 
 
 def outputs(world: World) -> dict[tuple[int, int, int], int]:

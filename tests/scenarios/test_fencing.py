@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.events import LostReason
 from dagster_rebalance.core.model.receipt import Outcome
 from dagster_rebalance.core.model.run import RunState
@@ -34,7 +33,7 @@ def test_a_zombie_requests_no_work_because_its_claim_is_refused() -> None:
     zombie.is_fenced = True
     world.kafka.produce(tp(0), 100)
     world.wait(10, zombie)
-    assert zombie.given(do.WriteOffsets), "it does try"
+    assert zombie.given(commands.WriteOffsets), "it does try"
     assert zombie.tick() == []
     assert world.dagster.runs == {}
 
@@ -65,7 +64,7 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
         heir.poll(0)
         bench.turn()
         assert bench.mailbox.mail.offers == ()
-    assert bench.engine.heard(seen.PartitionsLost)
+    assert bench.engine.heard(events.PartitionsLost)
     assert instance.get_runs_count() == 0
 
 
@@ -170,7 +169,7 @@ def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partit
     ):
         world, member, (run_id,) = at_work()
         revoke(member, 0)
-        member.feed(seen.PartitionsLost((tp(0),), reason))
+        member.feed(events.PartitionsLost((tp(0),), reason))
         assign(member, 0)
         world.succeed(run_id)
         world.wait(60, member)
@@ -191,7 +190,7 @@ def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
     bench.until(lambda: bench.engine.partitions)
     bench.group.fence(bench.member)
     assert bench.member.undone is LostReason.SESSION
-    bench.until(lambda: bench.engine.heard(seen.PartitionsLost) and bench.engine.partitions)
+    bench.until(lambda: bench.engine.heard(events.PartitionsLost) and bench.engine.partitions)
     bench.group.produce(tp(0), 10)
     bench.offers()
     run = bench.run(Status.STARTED)

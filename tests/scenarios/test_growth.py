@@ -7,7 +7,7 @@ from collections import deque
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
@@ -67,7 +67,7 @@ def test_a_driver_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight()
         world.dagster.move(fails, RunState.FAILED)
         world.wait(2, member)
         revoke(member, 0, 1, 2)
-        member.feed(seen.PartitionsLost((tp(3),)))
+        member.feed(events.PartitionsLost((tp(3),)))
         world.wait(40, member, step=1)
         assert not member.engine.partitions
         world.dagster.runs.clear()

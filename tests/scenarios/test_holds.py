@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_rebalance.core.batches.settings import DeadlinePolicy
-from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import commands
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.core.model.receipt import Outcome
 from dagster_rebalance.core.model.run import RunState
@@ -97,10 +97,10 @@ def test_a_run_that_ends_just_after_the_release_is_committed_by_the_next_owner_a
     revoke(member, 0)
     world.wait(25, member)
     assert world.released_by == [(member, (tp(0),))]
-    writes = len(member.given(do.WriteOffsets))
+    writes = len(member.given(commands.WriteOffsets))
     world.succeed(run_id)
     world.wait(10, member)
-    assert len(member.given(do.WriteOffsets)) == writes
+    assert len(member.given(commands.WriteOffsets)) == writes
     assert world.kafka.commits == []
     heir = world.member(owns=1, settings=SETTINGS)
     world.wait(2, heir)

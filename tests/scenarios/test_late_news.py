@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.model.start_position import StartFrom
 from tests.core.world import World, tp
@@ -41,7 +40,7 @@ def test_ticks_that_stay_away_for_ten_minutes_cost_the_membership_and_no_work() 
     world.succeed(run_id)
     world.wait(TEN_MINUTES_S - 65, member)
     assert member.left is not None
-    assert len(member.given(do.LeaveGroup)) == 1
+    assert len(member.given(commands.LeaveGroup)) == 1
     world.kafka.produce(tp(0), 10)
     after = world.member(owns=1, settings=SETTINGS)
     for again in start_all(world, after):
@@ -54,7 +53,7 @@ def test_ticks_that_stay_away_for_ten_minutes_cost_the_membership_and_no_work() 
 def test_a_success_that_is_learned_ten_minutes_late_is_committed_once() -> None:
     """The runs themselves are read, again and again; no event has to arrive."""
     world, member, (run_id,) = at_work()
-    member.fails.add(do.ReadRuns)
+    member.fails.add(commands.ReadRuns)
     world.succeed(run_id)
     world.wait(TEN_MINUTES_S, member, step=1)
     assert world.kafka.commits == []
@@ -70,11 +69,11 @@ def test_a_success_that_is_learned_after_the_partition_went_is_not_committed_by_
 ):
     """The next one finds the run through the claim."""
     world, member, (run_id,) = at_work()
-    (asked,) = {type(command): command for command in member.given(do.ReadRuns)}.values()
-    assert isinstance(asked, do.ReadRuns)
-    member.feed(seen.PartitionsLost((tp(0),)))
+    (asked,) = {type(command): command for command in member.given(commands.ReadRuns)}.values()
+    assert isinstance(asked, commands.ReadRuns)
+    member.feed(events.PartitionsLost((tp(0),)))
     world.succeed(run_id)
-    member.feed(seen.RunsRead(asked.batch_ids, tuple(world.dagster.runs.values())))
+    member.feed(events.RunsRead(asked.batch_ids, tuple(world.dagster.runs.values())))
     world.wait(5, member)
     assert world.kafka.commits == []
     world.member(owns=1, settings=SETTINGS)
@@ -130,7 +129,7 @@ def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
         for member in members.values():
             running += start_all(world, member)
         old = members[seat]
-        old.feed(seen.LeaveRequested("a deploy"))
+        old.feed(events.LeaveRequested("a deploy"))
         for number in range(6):
             world.kafka.produce(tp(number), 10)
         world.wait(3, *members.values())

@@ -22,8 +22,7 @@ from dagster_rebalance.core.engine.directive_cancels import DirectiveCancels
 from dagster_rebalance.core.engine.refresh import Refresh
 from dagster_rebalance.core.engine.run_requests import asked_for_in, batches_under_way, offers_of
 from dagster_rebalance.core.engine.run_results import taken_in
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.directives import Directive, in_force, new_retries
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.member_events import Occurred
@@ -78,49 +77,49 @@ class Engine:
         self.forecast = Forecast()
         self._ordered_epoch = 0
         self._obedience = DirectiveCancels(settings.retry_s)
-        self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
-            seen.PartitionsAssigned: self._on_assigned,
-            seen.RevokeRequested: self._on_revoke_requested,
-            seen.PartitionsRevoked: self._on_revoked,
-            seen.PartitionsLost: self._on_lost,
-            seen.LeaveRequested: self._on_leave_requested,
-            seen.TickArrived: self._on_tick,
-            seen.TimePassed: self._on_time,
-            seen.StoredOffsetsRead: self._on_stored,
-            seen.DirectivesRead: self._on_orders,
-            seen.RunsRead: self._on_runs,
-            seen.DeadRunEnded: self._on_dead_run_ended,
-            seen.BoundsRead: self._on_bounds,
-            seen.OffsetsWritten: self._on_written,
-            seen.CommitRecorded: self._on_recorded,
-            seen.DeadLetterStored: self._on_letter,
-            seen.DeadLetterFailed: self._on_letter,
+        self._handlers: dict[type[object], Callable[..., Iterable[commands.Command]]] = {
+            events.PartitionsAssigned: self._on_assigned,
+            events.RevokeRequested: self._on_revoke_requested,
+            events.PartitionsRevoked: self._on_revoked,
+            events.PartitionsLost: self._on_lost,
+            events.LeaveRequested: self._on_leave_requested,
+            events.TickArrived: self._on_tick,
+            events.TimePassed: self._on_time,
+            events.StoredOffsetsRead: self._on_stored,
+            events.DirectivesRead: self._on_orders,
+            events.RunsRead: self._on_runs,
+            events.DeadRunEnded: self._on_dead_run_ended,
+            events.BoundsRead: self._on_bounds,
+            events.OffsetsWritten: self._on_written,
+            events.CommitRecorded: self._on_recorded,
+            events.DeadLetterStored: self._on_letter,
+            events.DeadLetterFailed: self._on_letter,
         }
 
-    def handle(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
+    def handle(self, event: events.Event, now: float) -> tuple[commands.Command, ...]:
         """Apply an event, and return the commands that follow."""
         return (*self.apply(event, now), *self.decide(now))
 
-    def apply(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
+    def apply(self, event: events.Event, now: float) -> tuple[commands.Command, ...]:
         """Apply an event. Call `decide` after the last one of those that arrive together."""
         self._now = now
         return tuple(self._handlers[type(event)](event, now))
 
-    def decide(self, now: float) -> tuple[do.Command, ...]:
+    def decide(self, now: float) -> tuple[commands.Command, ...]:
         """Return the commands that follow from all events so far."""
         self._now = now
-        commands: list[do.Command] = []
-        commands += self._store_letters(now)
-        commands += self._commit(now)
-        commands += self._record(now)
-        commands += self._given_up.advance(now)
-        commands += self._obedience.due(self.partitions.busy, now)
-        commands += self._claim_again(now)
-        commands += self._claim(now)
+        decided: list[commands.Command] = []
+        decided += self._store_letters(now)
+        decided += self._commit(now)
+        decided += self._record(now)
+        decided += self._given_up.advance(now)
+        decided += self._obedience.due(self.partitions.busy, now)
+        decided += self._claim_again(now)
+        decided += self._claim(now)
         # A run that works without being the work of a claim has no entry, and may be deleted, or
         # end in Dagster, before it is over.
         followed = self.pulse.batch_ids
-        commands += self._lookups.due(
+        decided += self._lookups.due(
             self.partitions,
             followed,
             now,
@@ -129,7 +128,7 @@ class Engine:
             holds=bool(self.holds),
             leaves=self.leaving is not None,
         )
-        return tuple(commands)
+        return tuple(decided)
 
     @property
     def offers(self) -> tuple[Offer, ...]:
@@ -194,7 +193,9 @@ class Engine:
 
     # What Kafka says
 
-    def _on_assigned(self, event: seen.PartitionsAssigned, _now: float) -> Iterable[do.Command]:
+    def _on_assigned(
+        self, event: events.PartitionsAssigned, _now: float
+    ) -> Iterable[commands.Command]:
         for partition in event.partitions:
             if partition in self.partitions:
                 msg = f"{partition} was assigned twice without being given up in between"
@@ -207,51 +208,59 @@ class Engine:
             )
         self._lookups.want_stored()
         self._lookups.want_orders()
-        yield do.Note(
+        yield commands.Note(
             f"assigned {named(event.partitions)}",
             Occurred.PARTITIONS_ASSIGNED,
             {"partitions": event.partitions},
         )
 
-    def _on_revoke_requested(self, event: seen.RevokeRequested, now: float) -> Iterable[do.Command]:
+    def _on_revoke_requested(
+        self, event: events.RevokeRequested, now: float
+    ) -> Iterable[commands.Command]:
         yield from self._given_up.revoke(event, now)
         self._lookups.want_runs()
 
-    def _on_leave_requested(self, event: seen.LeaveRequested, now: float) -> Iterable[do.Command]:
+    def _on_leave_requested(
+        self, event: events.LeaveRequested, now: float
+    ) -> Iterable[commands.Command]:
         was_leaving = self.leaving is not None
         yield from self._given_up.leave(event, now)
         if not was_leaving:
             self._lookups.want_runs()
 
-    def _on_revoked(self, event: seen.PartitionsRevoked, now: float) -> Iterable[do.Command]:
+    def _on_revoked(
+        self, event: events.PartitionsRevoked, now: float
+    ) -> Iterable[commands.Command]:
         """What was not released was taken away."""
         taken = tuple(owned.partition for owned in self.partitions.known(event.partitions))
-        return self._on_lost(seen.PartitionsLost(taken), now) if taken else ()
+        return self._on_lost(events.PartitionsLost(taken), now) if taken else ()
 
-    def _on_lost(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
+    def _on_lost(self, event: events.PartitionsLost, now: float) -> Iterable[commands.Command]:
         return self._given_up.lose(event, now)
 
     # What Dagster and the clock say
 
-    def _on_tick(self, _event: seen.TickArrived, now: float) -> Iterable[do.Command]:
+    def _on_tick(self, _event: events.TickArrived, now: float) -> Iterable[commands.Command]:
         if now - self._last_tick_at > self.settings.plan_patience_s:
             self._asked_since = {}
         self._last_tick_at = now
         self._asked_since = {offer: self._asked_since.get(offer, now) for offer in self.offers}
         return ()
 
-    def _on_time(self, _event: seen.TimePassed, now: float) -> Iterable[do.Command]:
+    def _on_time(self, _event: events.TimePassed, now: float) -> Iterable[commands.Command]:
         silence_s = now - self._last_tick_at
         if self.leaving is None and silence_s > self.settings.lease_s and not self.settings.worker:
             yield from self._on_leave_requested(
-                seen.LeaveRequested(f"its sensor has not ticked for {silence_s:.0f} s"), now
+                events.LeaveRequested(f"its sensor has not ticked for {silence_s:.0f} s"), now
             )
         if now - self._rechecked_at >= self.settings.recheck_s:
             self._rechecked_at = now
             for owned in [o for o in self.partitions.busy if o.waits_for_a_person]:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
-    def _on_stored(self, event: seen.StoredOffsetsRead, _now: float) -> Iterable[do.Command]:
+    def _on_stored(
+        self, event: events.StoredOffsetsRead, _now: float
+    ) -> Iterable[commands.Command]:
         for partition, epoch in event.epochs.items():
             owned = self.partitions.get(partition)
             if (
@@ -279,7 +288,7 @@ class Engine:
             if moved is not None:
                 yield moved
 
-    def _on_orders(self, event: seen.DirectivesRead, _now: float) -> Iterable[do.Command]:
+    def _on_orders(self, event: events.DirectivesRead, _now: float) -> Iterable[commands.Command]:
         knows_orders = self._ordered_epoch > 0
         self._ordered_epoch = max(event.epoch, self._ordered_epoch)
         if event.orders == self.orders:
@@ -299,13 +308,13 @@ class Engine:
             self._lookups.want_runs()
         for order, partitions in changed.items():
             said = "resumed, and goes on where it stood" if order is None else order
-            yield do.Note(
+            yield commands.Note(
                 f"{named(partitions)}: {said}",
                 Occurred.PARTITIONS_ORDERED,
                 {"partitions": tuple(partitions), "order": str(said)},
             )
 
-    def _retry(self, order: Directive) -> Iterable[do.Command]:
+    def _retry(self, order: Directive) -> Iterable[commands.Command]:
         exhausted_too = self.settings.dead_letter_topic is None
         covered = [owned for owned in self.partitions.values() if order.covers(owned.partition)]
         for owned in covered:
@@ -314,16 +323,16 @@ class Engine:
             self.partitions[owned.partition] = self._distrusted(tried) if is_stopped else tried
         if covered:
             partitions = tuple(owned.partition for owned in covered)
-            yield do.Note(
+            yield commands.Note(
                 f"{named(partitions)}: {order}",
                 Occurred.PARTITIONS_ORDERED,
                 {"partitions": partitions, "order": str(order)},
             )
 
-    def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
+    def _on_runs(self, event: events.RunsRead, now: float) -> Iterable[commands.Command]:
         return () if self._lookups.is_stale(event) else self._take_in_runs(event, now)
 
-    def _take_in_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
+    def _take_in_runs(self, event: events.RunsRead, now: float) -> Iterable[commands.Command]:
         if not event.is_own:
             event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
             yield from self._feel_pulse(event.runs, now)
@@ -335,7 +344,7 @@ class Engine:
                 news = taken_in(
                     owned, owned.ledger, event.batch_ids, runs, settings=self.settings, now=now
                 )
-                yield from map(do.Note, news.notes)
+                yield from map(commands.Note, news.notes)
                 self.partitions[owned.partition] = news.owned
                 is_known = event.with_live and news.covers_all
                 if owned.phase is Phase.RESTORING and is_known and self._is_ordered(owned):
@@ -347,7 +356,7 @@ class Engine:
         """Whether what people have ordered was read since the partition was assigned."""
         return owned.epoch <= self._ordered_epoch
 
-    def _feel_pulse(self, runs: Iterable[RunSeen], now: float) -> Iterable[do.Command]:
+    def _feel_pulse(self, runs: Iterable[RunSeen], now: float) -> Iterable[commands.Command]:
         mine = [
             run
             for run in runs
@@ -360,28 +369,30 @@ class Engine:
         ]
         self.pulse, dead = self.pulse.observe(mine, now)
         if dead:
-            yield do.EndDeadRuns(
+            yield commands.EndDeadRuns(
                 {run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead}
             )
 
-    def _doubt(self, owned: OwnedPartition, refused: frozenset[str]) -> Iterable[do.Command]:
+    def _doubt(self, owned: OwnedPartition, refused: frozenset[str]) -> Iterable[commands.Command]:
         new = refused - owned.doubted_by
         if new and owned.phase.is_kept and owned.pending is None:
-            yield do.Note(
+            yield commands.Note(
                 f"it is looked up whether the claims of {owned.partition} still stand, because "
                 f"{', '.join(sorted(new))} refused to work"
             )
             doubted = replace(owned, doubted_by=owned.doubted_by | new)
             self.partitions[owned.partition] = self._distrusted(doubted)
 
-    def _on_dead_run_ended(self, event: seen.DeadRunEnded, _now: float) -> Iterable[do.Command]:
+    def _on_dead_run_ended(
+        self, event: events.DeadRunEnded, _now: float
+    ) -> Iterable[commands.Command]:
         self.pulse = self.pulse.without(event.run_id)
         self._lookups.want_runs()  # a deleted run that was read before is not there any more
         return ()
 
     def _restore(
         self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float
-    ) -> Iterable[do.Command]:
+    ) -> Iterable[commands.Command]:
         claims = [(entry.range, entry.batch_id) for entry in owned.entries]
         streams = {batch.run_id for _, name in claims if (batch := StreamBatch.read(name))}
         blocked_by = (
@@ -393,19 +404,19 @@ class Engine:
             reason = self._not_ended(blocked) or owned.stop_reason
             self.partitions[owned.partition] = replace(blocked, stop_reason=reason)
             if is_news(reason, owned.stop_reason):
-                yield do.ShowStop(owned.partition, reason)
+                yield commands.ShowStop(owned.partition, reason)
             return
         self.partitions[owned.partition] = owned.restored(now)
         if owned.stop_reason:
             self.partitions[owned.partition] = replace(
                 self.partitions[owned.partition], stop_reason=""
             )
-            yield do.ShowStop(owned.partition, "")
+            yield commands.ShowStop(owned.partition, "")
         for entry in owned.entries:
             if isinstance(entry.progress, InFlight):
                 yield _adopted(entry.range, entry.batch_id, entry.progress)
 
-    def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
+    def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[commands.Command]:
         failed = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
         stuck = refused_write(owned) or why_hanging(owned.partition, owned.open_transaction)
         reason = failed or stuck or self._unanswered(owned) or self._not_ended(owned)
@@ -414,12 +425,12 @@ class Engine:
         elif reason is not None and owned.phase is Phase.STOPPED and reason != owned.stop_reason:
             self.partitions[owned.partition] = replace(owned, stop_reason=reason)
             if is_news(reason, owned.stop_reason):
-                yield do.ShowStop(owned.partition, reason)
+                yield commands.ShowStop(owned.partition, reason)
         elif reason is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
             self.partitions[owned.partition] = replace(
                 owned.changed(Change.STOP_CLEARED), stop_reason=""
             )
-            yield do.ShowStop(owned.partition, "")
+            yield commands.ShowStop(owned.partition, "")
 
     def _unanswered(self, owned: OwnedPartition) -> str | None:
         limit_s = self.settings.unanswered_s
@@ -433,14 +444,14 @@ class Engine:
         stuck = sorted(self.pulse.not_ended(self._now - limit_s) & waited_for)
         return not_ended(owned.partition, stuck[0], limit_s) if stuck else None
 
-    def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:
+    def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[commands.Command]:
         self.partitions[owned.partition] = replace(
             owned.changed(Change.STOP_CAUSED), stop_reason=reason, before=None
         )
         if is_news(reason, owned.stop_reason):
-            yield do.ShowStop(owned.partition, reason)
+            yield commands.ShowStop(owned.partition, reason)
 
-    def _on_bounds(self, event: seen.BoundsRead, now: float) -> Iterable[do.Command]:
+    def _on_bounds(self, event: events.BoundsRead, now: float) -> Iterable[commands.Command]:
         for partition, bounds in event.bounds.items():
             owned = self.partitions.get(partition)
             if owned is None or owned.ledger is None or (owned.is_idle and owned.bounds == bounds):
@@ -465,7 +476,7 @@ class Engine:
             if owned.phase is Phase.OWNED and owned.pending is None:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
-    def _on_written(self, event: seen.OffsetsWritten, now: float) -> Iterable[do.Command]:
+    def _on_written(self, event: events.OffsetsWritten, now: float) -> Iterable[commands.Command]:
         for write in event.written:
             owned = self.partitions.get(write.partition)
             if owned is not None and owned.epoch == write.epoch:
@@ -483,18 +494,18 @@ class Engine:
                 owned is None
                 or owned.pending is None
                 or owned.pending.write != write
-                or failure is not seen.WriteFailure.CHANGED
+                or failure is not events.WriteFailure.CHANGED
             ):
                 continue
             if owned.phase is Phase.DRAINING and owned.live_runs:
-                yield do.Note(
+                yield commands.Note(
                     f"the stored offset of {write.partition} is not what this member wrote: "
                     "nothing more is committed for it, and its runs are waited for"
                 )
                 overtaken = replace(owned, pending=None, unrecorded=None, is_overtaken=True)
                 self.partitions[write.partition] = overtaken
                 continue
-            yield do.Note(
+            yield commands.Note(
                 f"the stored offset of {write.partition} is not what this member wrote: it is "
                 "looked up again"
             )
@@ -503,7 +514,7 @@ class Engine:
 
     def _take_in_written(
         self, before: OwnedPartition, after: OwnedPartition
-    ) -> Iterable[do.Command]:
+    ) -> Iterable[commands.Command]:
         self.partitions[after.partition] = after
         if any(entry.taken_from for entry in after.entries):
             self._lookups.want_runs()
@@ -541,7 +552,7 @@ class Engine:
         )
         return distrusted.changed(Change.DISTRUSTED)
 
-    def _on_recorded(self, event: seen.CommitRecorded, now: float) -> Iterable[do.Command]:
+    def _on_recorded(self, event: events.CommitRecorded, now: float) -> Iterable[commands.Command]:
         partition = event.record.range.topic_partition
         owned = self.partitions.get(partition)
         if owned is not None and owned.unrecorded == event.record:
@@ -552,8 +563,8 @@ class Engine:
         return ()
 
     def _on_letter(
-        self, event: seen.DeadLetterStored | seen.DeadLetterFailed, now: float
-    ) -> Iterable[do.Command]:
+        self, event: events.DeadLetterStored | events.DeadLetterFailed, now: float
+    ) -> Iterable[commands.Command]:
         owned = dead_letters.answered(
             self.partitions.get(event.letter.range.topic_partition),
             event,
@@ -562,20 +573,20 @@ class Engine:
         )
         if owned is not None:
             self.partitions[owned.partition] = owned
-            if isinstance(event, seen.DeadLetterStored):
+            if isinstance(event, events.DeadLetterStored):
                 self._lookups.want_runs()
             yield from self._stop_or_go_on(owned)
 
     # What follows
 
-    def _store_letters(self, now: float) -> Iterable[do.Command]:
+    def _store_letters(self, now: float) -> Iterable[commands.Command]:
         for owned in self.partitions.busy if self.settings.dead_letter_topic else ():
             letter = dead_letters.due_letter(owned, now, self.settings.retry_s)
             if letter is not None:
                 self.partitions[owned.partition] = replace(owned, letter=letter)
                 yield letter.command
 
-    def _commit(self, now: float) -> Iterable[do.Command]:
+    def _commit(self, now: float) -> Iterable[commands.Command]:
         writes = []
         for owned in self.partitions.busy:
             pending = owned.pending
@@ -590,9 +601,9 @@ class Engine:
             if pending is not None and pending is not owned.pending:
                 self.partitions[owned.partition] = replace(owned, pending=pending)
                 writes.append(pending.write)
-        return [do.WriteOffsets(tuple(writes))] if writes else []
+        return [commands.WriteOffsets(tuple(writes))] if writes else []
 
-    def _record(self, now: float) -> Iterable[do.Command]:
+    def _record(self, now: float) -> Iterable[commands.Command]:
         for owned in self.partitions.busy:
             record = owned.unrecorded
             if record is None or owned.phase is Phase.RESTORING or not owned.is_record_due(now):
@@ -601,12 +612,12 @@ class Engine:
                 self.partitions[owned.partition] = replace(owned, recorded_at=now)
                 yield record
 
-    def _claim_again(self, now: float) -> Iterable[do.Command]:
+    def _claim_again(self, now: float) -> Iterable[commands.Command]:
         if self._streaming.may_write_again(self.partitions.busy):
             wanted = next(iter(self._wanted), None)
             yield from self._streaming.written_again(wanted, self.partitions, now)
 
-    def _claim(self, now: float) -> Iterable[do.Command]:
+    def _claim(self, now: float) -> Iterable[commands.Command]:
         if self.leaving is not None:
             return
         has_ticks = now - self._last_tick_at <= self.settings.plan_patience_s
@@ -633,20 +644,20 @@ class Engine:
                 writes.append(pending.write)
         if writes:
             self._streaming.is_new_next = False
-            yield do.WriteOffsets(tuple(writes))
+            yield commands.WriteOffsets(tuple(writes))
 
 
-def _passed_deletion(before: OwnedPartition) -> Iterable[do.Command]:
+def _passed_deletion(before: OwnedPartition) -> Iterable[commands.Command]:
     """Show that a partition goes on that looked stopped to others, if it did.
 
     Its runs had read in time what Kafka deleted, and a look at the whole group cannot know that.
     """
     if before.is_behind_deletion:
-        yield do.ShowStop(before.partition, "")
+        yield commands.ShowStop(before.partition, "")
 
 
-def _adopted(range_: OffsetRange, batch_id: str, progress: InFlight) -> do.Note:
-    return do.Note(
+def _adopted(range_: OffsetRange, batch_id: str, progress: InFlight) -> commands.Note:
+    return commands.Note(
         f"adopted {', '.join(progress.run_ids)}, which works on {range_}",
         Occurred.BATCH_ADOPTED,
         {"batch_id": batch_id, "run_ids": progress.run_ids, **range_.fields},

@@ -10,7 +10,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import commands
 from dagster_rebalance.core.partitions.state_machine import Phase
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Refresh:
         ordered_epoch: int,
         holds: bool,
         leaves: bool,
-    ) -> Iterable[do.Command]:
+    ) -> Iterable[commands.Command]:
         """The questions that are due.
 
         Args:
@@ -90,13 +90,13 @@ class Refresh:
         orders_s = settings.orders_s if are_orders_known else settings.retry_s
         if partitions and now - self._orders_at >= orders_s:
             self._orders_at = now
-            yield do.ReadDirectives(epoch)
+            yield commands.ReadDirectives(epoch)
         unread = {
             o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None
         }
         if unread and now - self._stored_at >= settings.retry_s:
             self._stored_at = now
-            yield do.ReadStoredOffsets(unread)
+            yield commands.ReadStoredOffsets(unread)
         restoring = any(o.phase is Phase.RESTORING and o.ledger is not None for o in owned)
         if now - self._runs_at >= self._runs_wait_s(owned, holds=holds):
             is_complete = self._runs_at == _AT_ONCE or now - self._quiet_at >= settings.recheck_s
@@ -127,7 +127,7 @@ class Refresh:
                     for batch_id in (e.looked_up_as if not e.is_own else e.looked_up_as[1:])
                 }
                 own = (batch_ids - others - followed) if settings.worker else frozenset()
-                yield do.ReadRuns(batch_ids, restoring, self._look, claims, own)
+                yield commands.ReadRuns(batch_ids, restoring, self._look, claims, own)
         if any((o.entries and o.order is None) or o.live_runs or o.has_more for o in owned):
             self._busy_at = now
         is_idle = now - self._busy_at >= _IDLE_AFTER_S
@@ -139,7 +139,7 @@ class Refresh:
             ]
             if readable:
                 self._bounds_at = now
-                yield do.ReadBounds(tuple(sorted(readable, key=_IN_ORDER)))
+                yield commands.ReadBounds(tuple(sorted(readable, key=_IN_ORDER)))
 
     def _runs_wait_s(self, owned: Iterable[OwnedPartition], *, holds: bool) -> float:
         """Return how many seconds a look at the runs is good for.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.member_events import SUCCEEDED, Occurred, Occurrence
 from dagster_rebalance.core.model.offsets import OffsetRange, named
 from dagster_rebalance.core.model.run import named_runs
@@ -39,49 +38,51 @@ REFUSED = "refused"
 
 
 def observed(
-    engine: Engine, events: Iterable[seen.Event], now: float
-) -> tuple[tuple[do.Command, ...], tuple[Occurrence, ...]]:
+    engine: Engine, arrived: Iterable[events.Event], now: float
+) -> tuple[tuple[commands.Command, ...], tuple[Occurrence, ...]]:
     """Apply events that arrived together to the engine, and let it decide once.
 
     Returns:
         The commands of the engine, and what has happened.
     """
     told: list[Occurrence] = []
-    commands: list[do.Command] = []
-    for event in events:
+    decided: list[commands.Command] = []
+    for event in arrived:
         told += _told_by(event, engine.partitions, now)
-        before = _working(engine.partitions) if isinstance(event, seen.RunsRead) else []
-        commands += engine.apply(event, now)
-        if isinstance(event, seen.RunsRead):
+        before = _working(engine.partitions) if isinstance(event, events.RunsRead) else []
+        decided += engine.apply(event, now)
+        if isinstance(event, events.RunsRead):
             told += _attempts(before, _working(engine.partitions), event.runs)
-    commands += engine.decide(now)
-    for command in commands:
+    decided += engine.decide(now)
+    for command in decided:
         told += _told_of(command)
-    return tuple(commands), tuple(told)
+    return tuple(decided), tuple(told)
 
 
-def _told_by(event: seen.Event, partitions: AssignedPartitions, now: float) -> Iterator[Occurrence]:
+def _told_by(
+    event: events.Event, partitions: AssignedPartitions, now: float
+) -> Iterator[Occurrence]:
     """What an event says, before the engine has heard of it."""
     match event:
-        case seen.OffsetsWritten(written, failed, refused):
+        case events.OffsetsWritten(written, failed, refused):
             yield from _written(written, partitions, now)
             for write, failure in failed:
                 yield _not_written(write.partition, failure.value)
             for write, _ in refused:
                 yield _not_written(write.partition, REFUSED)
-        case seen.CommitRecorded(record):
+        case events.CommitRecorded(record):
             yield Occurrence(
                 Occurred.OFFSETS_RECORDED,
                 f"{record.range} is recorded",
                 {**record.range.fields, "commits": len(record.ends)},
             )
-        case seen.DeadLetterStored(letter):
+        case events.DeadLetterStored(letter):
             yield Occurrence(
                 Occurred.DEAD_LETTER_STORED,
                 f"the dead-letter topic has {letter.range}",
                 _letter(letter),
             )
-        case seen.DeadLetterFailed(letter, reason):
+        case events.DeadLetterFailed(letter, reason):
             yield Occurrence(
                 Occurred.DEAD_LETTER_FAILED,
                 f"{letter.range} could not be sent to the dead-letter topic: {reason}",
@@ -92,7 +93,7 @@ def _told_by(event: seen.Event, partitions: AssignedPartitions, now: float) -> I
 
 
 def _written(
-    writes: Iterable[do.OffsetWrite], partitions: AssignedPartitions, now: float
+    writes: Iterable[commands.OffsetWrite], partitions: AssignedPartitions, now: float
 ) -> Iterator[Occurrence]:
     claimed: defaultdict[tuple[str, bool], list[OffsetRange]] = defaultdict(list)
     for write in writes:
@@ -147,7 +148,7 @@ def _not_written(partition: TopicPartition, failure: str) -> Occurrence:
     )
 
 
-def _letter(letter: do.StoreDeadLetter) -> dict[str, Any]:
+def _letter(letter: commands.StoreDeadLetter) -> dict[str, Any]:
     return {
         **letter.range.fields,
         "batch_id": letter.batch_id,
@@ -198,18 +199,18 @@ def _attempts(
         )
 
 
-def _told_of(command: do.Command) -> Iterator[Occurrence]:
+def _told_of(command: commands.Command) -> Iterator[Occurrence]:
     """What a command of the engine says."""
     match command:
-        case do.Note(text, what, fields):
+        case commands.Note(text, what, fields):
             yield Occurrence(what, text, fields)
-        case do.ShowHold(cause, partitions, run_ids, limit_s):
+        case commands.ShowHold(cause, partitions, run_ids, limit_s):
             yield Occurrence(
                 Occurred.HOLD_WAITING,
                 str(command),
                 {"cause": cause, "partitions": partitions, "run_ids": run_ids, "limit_s": limit_s},
             )
-        case do.RecordReceipt(receipt):
+        case commands.RecordReceipt(receipt):
             yield Occurrence(
                 Occurred.HOLD_ENDED,
                 str(receipt),
@@ -223,7 +224,7 @@ def _told_of(command: do.Command) -> Iterator[Occurrence]:
                     "handed_over": receipt.handed_over,
                 },
             )
-        case do.ShowStop(partition, reason):
+        case commands.ShowStop(partition, reason):
             fields = {"topic": partition.topic, "partition": partition.partition}
             yield (
                 Occurrence(Occurred.PARTITION_STOPPED, str(command), {**fields, "reason": reason})
@@ -234,11 +235,11 @@ def _told_of(command: do.Command) -> Iterator[Occurrence]:
                     {**fields, "is_released": command.is_released},
                 )
             )
-        case do.CancelRuns(run_ids, reason, is_again=False):
+        case commands.CancelRuns(run_ids, reason, is_again=False):
             yield Occurrence(
                 Occurred.RUNS_CANCELLED, str(command), {"run_ids": run_ids, "reason": reason}
             )
-        case do.EndDeadRuns(signs):
+        case commands.EndDeadRuns(signs):
             yield Occurrence(Occurred.RUNS_DEAD, str(command), {"run_ids": tuple(signs)})
         case _:
             return

@@ -17,8 +17,7 @@ from dagster_rebalance.core.batches.settings import (
     LeavePolicy,
     LossPolicy,
 )
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.member_events import Occurred
 from dagster_rebalance.core.model.offsets import named
 from dagster_rebalance.core.model.receipt import Cause, Outcome
@@ -69,16 +68,16 @@ class HeldPartitions:
             for partition in hold.epochs
         )
 
-    def revoke(self, event: seen.RevokeRequested, now: float) -> Iterable[do.Command]:
+    def revoke(self, event: events.RevokeRequested, now: float) -> Iterable[commands.Command]:
         """Begin to give up what Kafka asks back."""
-        yield do.Note(
+        yield commands.Note(
             f"Kafka asks for {named(event.partitions)} back",
             Occurred.REVOKE_REQUESTED,
             {"partitions": event.partitions},
         )
         self._hold(event.partitions, Cause.REVOKE, self._settings.budget, now)
 
-    def leave(self, event: seen.LeaveRequested, now: float) -> Iterable[do.Command]:
+    def leave(self, event: events.LeaveRequested, now: float) -> Iterable[commands.Command]:
         """Begin to give everything up, or hasten that."""
         hands_over = event.has_successor and self._settings.on_leave is LeavePolicy.RELEASE
         budget = self._settings.budget
@@ -89,7 +88,7 @@ class HeldPartitions:
             budget = budget.within(event.limit_s)
         if self.leaving is None:
             self.leaving = event.reason
-            yield do.Note(
+            yield commands.Note(
                 f"leaving the group: {event.reason}",
                 Occurred.MEMBER_LEAVING,
                 {"reason": event.reason},
@@ -118,15 +117,15 @@ class HeldPartitions:
             epochs[owned.partition] = owned.epoch
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
 
-    def lose(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
+    def lose(self, event: events.PartitionsLost, now: float) -> Iterable[commands.Command]:
         """Forget what the member does not own any more, whatever it waited for."""
-        is_superseded = event.reason is seen.LostReason.SUPERSEDED
+        is_superseded = event.reason is events.LostReason.SUPERSEDED
         change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
         outcome = Outcome.SUPERSEDED if is_superseded else Outcome.LOST
         gone = [owned.changed(change) for owned in self._partitions.known(event.partitions)]
         for owned in gone:
             del self._partitions[owned.partition]
-        yield do.Note(
+        yield commands.Note(
             f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more",
             Occurred.PARTITIONS_LOST,
             {"partitions": event.partitions, "reason": event.reason},
@@ -136,13 +135,13 @@ class HeldPartitions:
             # The worker stops in any case: nobody else can wait for a part of its batch.
             runs &= {self._settings.worker}
         if runs:
-            yield do.CancelRuns(tuple(sorted(runs)), f"their partitions were {outcome.value}")
+            yield commands.CancelRuns(tuple(sorted(runs)), f"their partitions were {outcome.value}")
         yield from self._left_to_others(gone)
         kept = []
         for hold in self.holds:
             taken, rest = hold.split(event.partitions)
             if taken.epochs:
-                yield do.RecordReceipt(taken.receipt(gone, now, outcome))
+                yield commands.RecordReceipt(taken.receipt(gone, now, outcome))
             if rest.epochs or hold.cause is Cause.LEAVE:
                 kept.append(rest)
         self.holds = tuple(kept)
@@ -167,7 +166,7 @@ class HeldPartitions:
             for hold in self.holds
         )
 
-    def advance(self, now: float) -> Iterable[do.Command]:
+    def advance(self, now: float) -> Iterable[commands.Command]:
         """Make a step of each hold, and end those that are over, those of revokes first.
 
         The revoke releases a partition that is in the hold of a leave as well.
@@ -186,16 +185,18 @@ class HeldPartitions:
             elif not hold.is_shown and now - hold.requested_at >= _SHOWN_AFTER_S:
                 yield self._shown(hold, held, now)
 
-    def _shown(self, hold: Hold, held: Iterable[OwnedPartition], now: float) -> do.ShowHold:
+    def _shown(self, hold: Hold, held: Iterable[OwnedPartition], now: float) -> commands.ShowHold:
         """Tell people of a hold that was not over at once."""
         runs = {run for owned in held for run in owned.live_runs}
         self.holds = tuple(
             replace(other, is_shown=True) if other is hold else other for other in self.holds
         )
         partitions, left_s = tuple(sorted(hold.epochs)), hold.limit_at - now
-        return do.ShowHold(hold.cause, partitions, tuple(sorted(runs)), left_s)
+        return commands.ShowHold(hold.cause, partitions, tuple(sorted(runs)), left_s)
 
-    def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
+    def _end(
+        self, hold: Hold, held: list[OwnedPartition], now: float
+    ) -> Iterable[commands.Command]:
         # Runs are still live when the limit of a leave ended the hold of a revoke before its own.
         left = Outcome.HANDED_OVER if hold.hands_over else Outcome.DEADLINE
         outcome = left if any(owned.live_runs for owned in held) else None
@@ -205,12 +206,12 @@ class HeldPartitions:
                 owned.changed(Change.RELEASE_COMPLETED)
                 del self._partitions[owned.partition]
         if hold.epochs:
-            yield do.RecordReceipt(hold.receipt(held, now, outcome))
+            yield commands.RecordReceipt(hold.receipt(held, now, outcome))
         yield from self._left_to_others(held)
         if hold.cause is Cause.LEAVE:
-            yield do.LeaveGroup(self.leaving or "asked to")
+            yield commands.LeaveGroup(self.leaving or "asked to")
 
-    def _left_to_others(self, partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:
+    def _left_to_others(self, partitions: Iterable[OwnedPartition]) -> Iterable[commands.Command]:
         """Tell what the next owners find, and clear the stop reasons.
 
         The owner of a partition shows why it is stopped: the next owner says it again if it still
@@ -220,4 +221,4 @@ class HeldPartitions:
         yield from self._streaming.left_behind(partitions)
         for owned in partitions:
             if owned.stop_reason:
-                yield do.ShowStop(owned.partition, "", is_released=True)
+                yield commands.ShowStop(owned.partition, "", is_released=True)

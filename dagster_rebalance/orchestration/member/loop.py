@@ -18,8 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.engine.dead_letters import is_wanted
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
@@ -214,17 +213,17 @@ class MemberLoop:
     def _turn(self) -> None:
         parts = self.parts
         self._answers_left = _ANSWERS_PER_TURN
-        events = self._poll(_POLL_S if parts.engine.partitions.busy else _IDLE_POLL_S)
+        arrived = self._poll(_POLL_S if parts.engine.partitions.busy else _IDLE_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
             # This process was suspended, perhaps for longer than its session. What it finds done by
             # its successor is not its own to record. A poll releases what was not delayed since the
             # last one.
             parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
-            events += self._told_within(_HEARTBEAT_S)
-        for event in events:
+            arrived += self._told_within(_HEARTBEAT_S)
+        for event in arrived:
             # One by one: a partition that is assigned and requested back in one poll drains.
             self._feed(event)
-            if isinstance(event, seen.PartitionsAssigned):
+            if isinstance(event, events.PartitionsAssigned):
                 self._show(
                     partial(
                         parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id
@@ -235,24 +234,24 @@ class MemberLoop:
         letters = (
             islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ()
         )
-        arrived = (
+        answers = (
             *(parts.work.ended() if parts.work is not None else ()),
             *letters,
             *told,
             *(answer for answer in self._from_storage() if answer is not None),
         )
-        if arrived:
-            self._feed(*arrived)
+        if answers:
+            self._feed(*answers)
         self._look_for_successor()
         self._keep_seat()
-        self._feed(seen.TimePassed())
+        self._feed(events.TimePassed())
         if parts.work is not None:
             self._see_to_work(parts.work)
         self._carry_out("looking up what is stopped in the group", self._report.step)
         self._storage.look_after()
         parts.consumer.delay_revoke(parts.engine.held)
         self._turned_at, self._stood_at = parts.clock(), self._standstill_clock()
-        self._tell_ticks(has_tick=any(isinstance(event, seen.TickArrived) for event in told))
+        self._tell_ticks(has_tick=any(isinstance(event, events.TickArrived) for event in told))
 
     def _tell_ticks(self, *, has_tick: bool) -> None:
         """Leave for the next tick what it offers and says."""
@@ -269,7 +268,7 @@ class MemberLoop:
         if has_just_settled:
             self._mailbox.settle()
 
-    def _poll(self, timeout_s: float) -> tuple[seen.AssignmentEvent, ...]:
+    def _poll(self, timeout_s: float) -> tuple[events.AssignmentEvent, ...]:
         """Poll Kafka; return what happened to the assignment.
 
         What a failed poll has found is told by the next one.
@@ -281,38 +280,40 @@ class MemberLoop:
             self._raise_unless_retriable(error)
             return ()
 
-    def _told_within(self, wait_s: float) -> tuple[seen.AssignmentEvent, ...]:
+    def _told_within(self, wait_s: float) -> tuple[events.AssignmentEvent, ...]:
         """Wait for what Kafka tells within a time, also when the member is woken meanwhile."""
         until = self.parts.clock() + wait_s
         for _ in range(_MOST_WOKEN):
-            events = self._poll(max(until - self.parts.clock(), 0.0))
-            if events or self.parts.clock() >= until:
-                return events
+            arrived = self._poll(max(until - self.parts.clock(), 0.0))
+            if arrived or self.parts.clock() >= until:
+                return arrived
         return ()
 
-    def _feed(self, *events: seen.Event) -> None:
+    def _feed(self, *arrived: events.Event) -> None:
         """Pass events that arrived together to the engine, and carry out its commands.
 
         The answers to these commands are the next events.
         """
-        while events:
-            commands, told = observed(self.parts.engine, events, self.parts.clock())
+        while arrived:
+            decided, told = observed(self.parts.engine, arrived, self.parts.clock())
             self._tell(*told)
-            answers: list[seen.Event | None] = []
-            for command in commands:
+            answers: list[events.Event | None] = []
+            for command in decided:
                 if self._mailbox.is_abandoned:
                     return
                 answers.append(self._carry_out(command.doing, partial(self._answer, command)))
                 answers += self._from_storage()
-            events = tuple(answer for answer in answers if answer is not None)
+            arrived = tuple(answer for answer in answers if answer is not None)
 
-    def _from_storage(self) -> Iterator[seen.Event | None]:
+    def _from_storage(self) -> Iterator[events.Event | None]:
         answers = self._storage.answers()
         while self._answers_left and (answer := next(answers, None)) is not None:
             self._answers_left -= 1
             yield self._carry_out("taking in what Dagster's storage answered", answer)
 
-    def _carry_out(self, what: str, action: Callable[[], seen.Event | None]) -> seen.Event | None:
+    def _carry_out(
+        self, what: str, action: Callable[[], events.Event | None]
+    ) -> events.Event | None:
         try:
             with self._timed(what):
                 return action()
@@ -325,78 +326,78 @@ class MemberLoop:
             logger.warning("%s failed and is tried again", what, exc_info=True)
         return None
 
-    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901, PLR0912 - one case for each command
+    def _answer(self, command: commands.Command) -> events.Event | None:  # noqa: C901, PLR0912 - one case for each command
         parts = self.parts
         match command:
-            case do.ReadStoredOffsets(epochs):
+            case commands.ReadStoredOffsets(epochs):
                 self._ask(
                     command,
                     partial(self._last_recorded, epochs, frozenset(parts.engine.partitions)),
                     partial(self._stored, epochs),
                     slot="offsets",
                 )
-            case do.ReadDirectives(epoch):
+            case commands.ReadDirectives(epoch):
                 self._ask(
                     command,
                     parts.catalogue.orders,
                     partial(self._ordered, epoch),
                     slot="orders",
                 )
-            case do.ReadRuns(batch_ids, live_too, look, claims, own):
+            case commands.ReadRuns(batch_ids, live_too, look, claims, own):
                 if parts.work is not None and own == batch_ids and not live_too:
                     known = parts.work.known(batch_ids, claims)
-                    return seen.RunsRead(batch_ids, known, look=look, is_own=True)
+                    return events.RunsRead(batch_ids, known, look=look, is_own=True)
                 self._ask(
                     command,
                     partial(parts.runs.read, batch_ids, live_too=live_too, claims=claims),
-                    lambda runs: seen.RunsRead(batch_ids, runs, live_too, look),
+                    lambda runs: events.RunsRead(batch_ids, runs, live_too, look),
                     slot="runs",
                 )
-            case do.ReadBounds(partitions):
+            case commands.ReadBounds(partitions):
                 bounds = self._bounds.read_beyond(partitions)
                 refused = frozenset(p for p in self._bounds.refused if p in partitions)
-                return seen.BoundsRead(bounds, refused)
-            case do.WriteOffsets(writes):
+                return events.BoundsRead(bounds, refused)
+            case commands.WriteOffsets(writes):
                 return self._written(writes)
-            case do.RecordCommit(range=range_):
+            case commands.RecordCommit(range=range_):
                 self._ask(
                     command,
                     partial(self._record, command),
                     lambda is_recorded: self._recorded(command) if is_recorded else None,
                     slot=("record", range_),
                 )
-            case do.StoreDeadLetter():
+            case commands.StoreDeadLetter():
                 self._ask_why(command)
-            case do.CancelRuns(run_ids, _, only_unstarted, is_again):
+            case commands.CancelRuns(run_ids, _, only_unstarted, is_again):
                 if not is_again:
                     self._mailbox.note(str(command))
                 if parts.work is not None and command.is_ordered and not only_unstarted:
                     parts.work.stop(run_ids)
                 self._ender.cancel(run_ids, only_unstarted=only_unstarted)
-            case do.EndDeadRuns(signs):
+            case commands.EndDeadRuns(signs):
                 self._mailbox.note(str(command))
                 self._ender.end_dead(signs)
-            case do.LeaveClaims(claims):
+            case commands.LeaveClaims(claims):
                 if parts.work is not None:
                     parts.work.leave(claims)
-            case do.ShowHold():
+            case commands.ShowHold():
                 self._show(partial(parts.catalogue.record_hold, command))
-            case do.RecordReceipt(receipt):
+            case commands.RecordReceipt(receipt):
                 self._mailbox.note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))
-            case do.ShowStop():
+            case commands.ShowStop():
                 self._mailbox.note(str(command))
                 self._report.add_news(is_stop=True)
-            case do.Note(text):
+            case commands.Note(text):
                 self._mailbox.note(text)
-            case do.LeaveGroup(reason):
+            case commands.LeaveGroup(reason):
                 self._left = reason
         return None
 
-    def _ordered(self, epoch: int, orders: tuple[Directive, ...]) -> seen.Event:
+    def _ordered(self, epoch: int, orders: tuple[Directive, ...]) -> events.Event:
         if orders != self.parts.engine.orders:
             self._report.add_news()
-        return seen.DirectivesRead(orders, epoch)
+        return events.DirectivesRead(orders, epoch)
 
     def _last_recorded(
         self, partitions: Collection[TopicPartition], assigned: Collection[TopicPartition]
@@ -408,7 +409,7 @@ class MemberLoop:
 
     def _stored(
         self, epochs: Mapping[TopicPartition, int], recorded: Mapping[TopicPartition, LastRecorded]
-    ) -> seen.Event:
+    ) -> events.Event:
         """Ask Kafka what it stores of partitions.
 
         It is asked last, and of what is still owned: the storage may have taken its time.
@@ -418,17 +419,19 @@ class MemberLoop:
         found = self._bounds.find(
             [p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch], recorded
         )
-        return seen.StoredOffsetsRead({partition: epochs[partition] for partition in found}, found)
+        return events.StoredOffsetsRead(
+            {partition: epochs[partition] for partition in found}, found
+        )
 
-    def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
+    def _written(self, writes: tuple[commands.OffsetWrite, ...]) -> events.Event:
         """Write offsets, after a look at what is stored: leave alone what nobody expects."""
         stored, unread = committed(
             self.parts.consumer, [write.partition for write in writes], PATIENCE_S
         )
-        done, due, changed = do.compared(
+        done, due, changed = commands.compared(
             [write for write in writes if write.partition in stored], stored
         )
-        failed = [(write, seen.WriteFailure.CHANGED) for write in changed]
+        failed = [(write, events.WriteFailure.CHANGED) for write in changed]
         refused = [
             (write, unread[write.partition]) for write in writes if write.partition in unread
         ]
@@ -444,13 +447,13 @@ class MemberLoop:
                 # A loss is told by the assignment, but for that of a topic.
                 is_lost = isinstance(error, PartitionLostError) and not error.topics
                 if error.retriable or is_lost:
-                    failed.append((write, seen.WriteFailure.RETRIABLE))
+                    failed.append((write, events.WriteFailure.RETRIABLE))
                     self._note(f"the offset of {write.partition} could not be written yet: {error}")
                 else:
                     refused.append((write, str(error)))
-        return seen.OffsetsWritten(tuple(done), tuple(failed), tuple(refused))
+        return events.OffsetsWritten(tuple(done), tuple(failed), tuple(refused))
 
-    def _record(self, commit: do.RecordCommit) -> bool:
+    def _record(self, commit: commands.RecordCommit) -> bool:
         """Record a commit, unless the next owner of its partition does, which would show it twice.
 
         The thread of the storage calls this, perhaps long after the member asked for it.
@@ -461,22 +464,22 @@ class MemberLoop:
         self.parts.catalogue.record_commit(commit)
         return True
 
-    def _recorded(self, commit: do.RecordCommit) -> seen.Event:
+    def _recorded(self, commit: commands.RecordCommit) -> events.Event:
         if commit.is_dead_letter:
             self._note(
                 f"{commit.range} is committed although no run succeeded: the dead-letter topic has "
                 "it"
             )
             self._report.add_news()  # another member may have shown it as stopped meanwhile
-        return seen.CommitRecorded(commit)
+        return events.CommitRecorded(commit)
 
-    def _ask_why(self, letter: do.StoreDeadLetter) -> None:
+    def _ask_why(self, letter: commands.StoreDeadLetter) -> None:
         letters = self.parts.dead_letters
         if letters is None or not letters.is_under_way(letter.range):
             why = partial(self.parts.runs.why_failed, letter.run_ids[-1], letter.batch_id)
             self._ask(letter, why, partial(self._store, letter), slot=("letter", letter.range))
 
-    def _store(self, letter: do.StoreDeadLetter, error: str) -> None:
+    def _store(self, letter: commands.StoreDeadLetter, error: str) -> None:
         if self.parts.dead_letters is None:
             msg = (
                 f"{letter.range} cannot be stored: the member was made without a producer of dead "
@@ -496,7 +499,7 @@ class MemberLoop:
         self._looked_for_successor_at = now
         self._show(self.parts.catalogue.leave_wanted, self._asked_to_leave, slot="successor")
 
-    def _asked_to_leave(self, wanted: seen.LeaveRequested | None) -> seen.Event | None:
+    def _asked_to_leave(self, wanted: events.LeaveRequested | None) -> events.Event | None:
         self.made_way = self.made_way or (wanted is not None and wanted.has_successor)
         return wanted
 
@@ -509,9 +512,9 @@ class MemberLoop:
 
     def _ask(
         self,
-        command: do.Command,
+        command: commands.Command,
         work: Callable[[], Any],
-        then: Callable[[Any], seen.Event | None],
+        then: Callable[[Any], events.Event | None],
         *,
         slot: Hashable,
     ) -> None:
@@ -526,7 +529,7 @@ class MemberLoop:
     def _show(
         self,
         work: Callable[[], Any],
-        then: Callable[[Any], seen.Event | None] = lambda _: None,
+        then: Callable[[Any], events.Event | None] = lambda _: None,
         *,
         slot: Hashable | None = None,
     ) -> None:
@@ -553,7 +556,7 @@ class MemberLoop:
         self._note(str(error))
 
     def _dead_run_ended(self, run_id: str) -> None:
-        self._mailbox.tell(seen.DeadRunEnded(run_id))
+        self._mailbox.tell(events.DeadRunEnded(run_id))
 
     def _note(self, text: str) -> None:
         self._mailbox.note(text)

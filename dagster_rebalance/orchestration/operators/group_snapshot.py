@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus, status_of
 from dagster_rebalance.kafka.log_bounds import READ_LIMIT_S, BoundsReader
@@ -93,21 +92,21 @@ def look_on(
         raise ConfigurationError(str(problem)) from problem
     # Its last tick is long ago, so that it claims nothing.
     engine = Engine(settings, new_batch_id=str, now=now - 2 * settings.plan_patience_s)
-    todo: deque[seen.Event] = deque([seen.PartitionsAssigned(whole.partitions)])
+    todo: deque[events.Event] = deque([events.PartitionsAssigned(whole.partitions)])
     while todo:
         for command in engine.handle(todo.popleft(), now):
             match command:
-                case do.ReadStoredOffsets(epochs):
+                case commands.ReadStoredOffsets(epochs):
                     known = {p: epoch for p, epoch in epochs.items() if p in found}
-                    todo.append(seen.StoredOffsetsRead(known, found))
-                case do.ReadDirectives(epoch):
-                    todo.append(seen.DirectivesRead(orders, epoch))
-                case do.ReadRuns(batch_ids, _, look, claims):
+                    todo.append(events.StoredOffsetsRead(known, found))
+                case commands.ReadDirectives(epoch):
+                    todo.append(events.DirectivesRead(orders, epoch))
+                case commands.ReadRuns(batch_ids, _, look, claims):
                     live = runs.read(batch_ids, live_too=True, claims=claims)
                     theirs = tuple(_strange(run, owners) for run in live)
-                    todo.append(seen.RunsRead(batch_ids, theirs, with_live=True, look=look))
-                case do.ReadBounds(those):
-                    todo.append(seen.BoundsRead({p: bounds[p] for p in those if p in bounds}))
+                    todo.append(events.RunsRead(batch_ids, theirs, with_live=True, look=look))
+                case commands.ReadBounds(those):
+                    todo.append(events.BoundsRead({p: bounds[p] for p in those if p in bounds}))
                 case _:
                     pass
     return GroupSeen(

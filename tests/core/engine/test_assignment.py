@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.events import Found, LastRecorded
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunState
@@ -18,7 +17,7 @@ from tests.core.world import Member, World, span, tp
 
 def notes(member: Member) -> list[str]:
     """All notes so far."""
-    return [command.text for command in member.done if isinstance(command, do.Note)]
+    return [command.text for command in member.done if isinstance(command, commands.Note)]
 
 
 def crashed(world: World, *, partitions: int = 1, runs: int = 1) -> tuple[Member, list[str]]:
@@ -32,8 +31,8 @@ def test_what_was_found_with_the_offset_is_claimed_at_once() -> None:
     """A partition that changes hands stands still for as long as its new owner takes."""
     world = World(records=100)
     member = world.member()
-    member.fails.add(do.ReadBounds)
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.fails.add(commands.ReadBounds)
+    member.feed(events.PartitionsAssigned((tp(0),)))
     assert world.kafka.claims(0) == [(100, "b1")]
 
 
@@ -42,10 +41,10 @@ def test_a_member_has_settled_when_it_has_claimed_what_is_ready() -> None:
     world = World(records=100)
     member = world.member()
     assert not member.engine.has_settled, "nothing is assigned"
-    member.fails.add(do.ReadStoredOffsets)
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.fails.add(commands.ReadStoredOffsets)
+    member.feed(events.PartitionsAssigned((tp(0),)))
     assert not member.engine.has_settled, "it is not taken in"
-    member.fails = {do.WriteOffsets}
+    member.fails = {commands.WriteOffsets}
     world.wait(2, member)
     assert not member.engine.has_settled, "its claim is not confirmed"
     member.fails = set()
@@ -103,8 +102,8 @@ def test_both_owners_of_a_batch_adopt_its_run_for_their_own_range() -> None:
     world = World(records=100, partitions=2)
     crashed_member, (run_id,) = crashed(world, partitions=2)
     blue, green = world.member(), world.member()
-    blue.feed(seen.PartitionsAssigned((tp(0),)))
-    green.feed(seen.PartitionsAssigned((tp(1),)))
+    blue.feed(events.PartitionsAssigned((tp(0),)))
+    green.feed(events.PartitionsAssigned((tp(1),)))
     assert blue.engine.offers == green.engine.offers == ()
     world.succeed(run_id)
     world.wait(1, blue, green)
@@ -118,8 +117,8 @@ def test_both_owners_of_a_failed_batch_request_their_own_part_of_it() -> None:
     _, (run_id,) = crashed(world, partitions=2)
     world.dagster.move(run_id, RunState.FAILED)
     blue, green = world.member(), world.member()
-    blue.feed(seen.PartitionsAssigned((tp(0),)))
-    green.feed(seen.PartitionsAssigned((tp(1),)))
+    blue.feed(events.PartitionsAssigned((tp(0),)))
+    green.feed(events.PartitionsAssigned((tp(1),)))
     (first,), (second,) = blue.tick(), green.tick()
     assert world.start(first) is None
     assert world.start(second) is None
@@ -134,7 +133,7 @@ def test_a_commit_that_was_never_recorded_is_recorded_once_by_the_next_owner() -
     """Its owner crashed between the commit and the materialisation."""
     world = World(records=100)
     member, (run_id,) = crashed(world)
-    member.fails.add(do.RecordCommit)
+    member.fails.add(commands.RecordCommit)
     world.succeed(run_id)
     world.wait(1, member)
     assert (world.kafka.offset(0), world.dagster.recorded) == (100, [])
@@ -166,27 +165,27 @@ def test_late_answers_of_an_earlier_epoch_are_ignored() -> None:
     """The partition was lost and came back: another owner may have written in between."""
     world = World(records=100)
     member = world.member()
-    member.unanswered |= {do.WriteOffsets}
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.unanswered |= {commands.WriteOffsets}
+    member.feed(events.PartitionsAssigned((tp(0),)))
     first = member.engine.partitions[tp(0)]
     assert first.pending is not None
-    late_write = seen.OffsetsWritten((first.pending.write,))
-    late_read = seen.StoredOffsetsRead(
+    late_write = events.OffsetsWritten((first.pending.write,))
+    late_read = events.StoredOffsetsRead(
         {tp(0): first.epoch, tp(9): 1},
         {tp(0): Found(OffsetAndMetadata(77), Bounds(0, 100), LastRecorded(77))},
     )
-    late_record = seen.CommitRecorded(
-        do.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None)
+    late_record = events.CommitRecorded(
+        commands.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None)
     )
-    member.feed(seen.PartitionsLost((tp(0),)))
-    for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): Bounds(0, 1)})):
+    member.feed(events.PartitionsLost((tp(0),)))
+    for event in (late_write, late_read, late_record, events.BoundsRead({tp(0): Bounds(0, 1)})):
         member.feed(event)
     assert member.engine.partitions == {}
-    member.fails.add(do.ReadStoredOffsets)
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.fails.add(commands.ReadStoredOffsets)
+    member.feed(events.PartitionsAssigned((tp(0),)))
     again = member.engine.partitions[tp(0)]
     assert again.epoch > first.epoch
-    for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): Bounds(0, 1)})):
+    for event in (late_write, late_read, late_record, events.BoundsRead({tp(0): Bounds(0, 1)})):
         member.feed(event)
     assert member.engine.partitions[tp(0)] == again
     assert member.engine.partitions[tp(0)].phase is Phase.RESTORING
@@ -197,7 +196,7 @@ def test_an_answer_that_was_asked_for_twice_is_taken_once() -> None:
     world = World(records=100)
     member = world.member(owns=1)
     owned = member.engine.partitions[tp(0)]
-    member.feed(seen.StoredOffsetsRead({tp(0): owned.epoch}, {tp(0): Found(None, Bounds(0, 5))}))
+    member.feed(events.StoredOffsetsRead({tp(0): owned.epoch}, {tp(0): Found(None, Bounds(0, 5))}))
     assert member.engine.partitions[tp(0)] == owned
 
 
@@ -206,14 +205,14 @@ def test_runs_are_known_before_a_partition_is_owned() -> None:
     world = World(records=100)
     _, (run_id,) = crashed(world)
     heir = world.member()
-    heir.fails.add(do.ReadRuns)
-    heir.feed(seen.PartitionsAssigned((tp(0),)))
+    heir.fails.add(commands.ReadRuns)
+    heir.feed(events.PartitionsAssigned((tp(0),)))
     run = world.dagster.runs[run_id]
-    heir.feed(seen.RunsRead(frozenset({"b1"}), (run,)))
+    heir.feed(events.RunsRead(frozenset({"b1"}), (run,)))
     assert heir.engine.partitions[tp(0)].phase is Phase.RESTORING
-    heir.feed(seen.RunsRead(frozenset(), (run,), with_live=True))
+    heir.feed(events.RunsRead(frozenset(), (run,), with_live=True))
     assert heir.engine.partitions[tp(0)].phase is Phase.RESTORING
-    heir.feed(seen.RunsRead(frozenset({"b1"}), (run,), with_live=True))
+    heir.feed(events.RunsRead(frozenset({"b1"}), (run,), with_live=True))
     assert heir.engine.partitions[tp(0)].phase is Phase.OWNED
 
 
@@ -221,10 +220,10 @@ def test_reads_that_are_not_answered_are_asked_for_again() -> None:
     """The broker or the database was away at the assignment."""
     world = World(records=100)
     member = world.member()
-    member.fails |= {do.ReadStoredOffsets, do.ReadRuns, do.ReadBounds}
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.fails |= {commands.ReadStoredOffsets, commands.ReadRuns, commands.ReadBounds}
+    member.feed(events.PartitionsAssigned((tp(0),)))
     world.wait(3, member)
-    assert 3 <= len(member.given(do.ReadStoredOffsets)) <= 4
+    assert 3 <= len(member.given(commands.ReadStoredOffsets)) <= 4
     member.fails.clear()
     member.tick()
     world.wait(2, member)
@@ -255,8 +254,8 @@ def test_a_partition_that_is_not_read_yet_does_not_disturb_the_others() -> None:
     world = World(records=100, partitions=2)
     member = world.member(owns=1)
     (run_id,) = member.tick(state=RunState.STARTED)
-    member.fails.add(do.ReadStoredOffsets)
-    member.feed(seen.PartitionsAssigned((tp(1),)))
+    member.fails.add(commands.ReadStoredOffsets)
+    member.feed(events.PartitionsAssigned((tp(1),)))
     world.succeed(run_id)
     world.wait(1, member)
     assert world.kafka.commits == [(tp(0), 100)]
@@ -269,14 +268,14 @@ def test_an_answer_to_a_write_that_is_not_under_way_changes_nothing() -> None:
     member = world.member(owns=1)
     (run_id,) = member.tick(state=RunState.STARTED)
     world.succeed(run_id)
-    member.unanswered.add(do.WriteOffsets)
+    member.unanswered.add(commands.WriteOffsets)
     world.wait(1, member)
     pending = member.engine.partitions[tp(0)].pending
     assert pending is not None
-    member.feed(seen.OffsetsWritten((pending.write,)))
+    member.feed(events.OffsetsWritten((pending.write,)))
     once = member.engine.partitions[tp(0)]
     member.feed(
-        seen.OffsetsWritten((pending.write,), ((pending.write, seen.WriteFailure.CHANGED),))
+        events.OffsetsWritten((pending.write,), ((pending.write, events.WriteFailure.CHANGED),))
     )
     assert member.engine.partitions[tp(0)] == once
     assert len(world.dagster.recorded) == 1

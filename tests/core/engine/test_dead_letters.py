@@ -12,8 +12,7 @@ import pytest
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.engine.dead_letters import is_wanted, why_stopped
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.receipt import Outcome
 from dagster_rebalance.core.model.run import RunState
@@ -63,32 +62,38 @@ def stage(
     world = World(records=records)
     member = world.member(owns=1, settings=settings)
     if not answers:
-        member.unanswered.add(do.StoreDeadLetter)
+        member.unanswered.add(commands.StoreDeadLetter)
     return world, member
 
 
-def letters(member: Member) -> list[do.Command]:
+def letters(member: Member) -> list[commands.Command]:
     """The letters that were asked for."""
-    return member.given(do.StoreDeadLetter)
+    return member.given(commands.StoreDeadLetter)
 
 
 def test_a_range_that_fails_too_often_is_stored_then_committed_and_the_partition_goes_on() -> None:
     """The record comes first: a crash in between repeats it, and loses nothing."""
     world, member = stage()
     runs = exhausted(world, member)
-    assert letters(member) == [do.StoreDeadLetter(FIRST, 1, "b1", runs)]
+    assert letters(member) == [commands.StoreDeadLetter(FIRST, 1, "b1", runs)]
     assert world.kafka.commits == [(tp(0), 10)]
     order = [
         type(c)
         for c in member.done
-        if isinstance(c, do.StoreDeadLetter | do.WriteOffsets | do.RecordCommit | do.ReadRuns)
+        if isinstance(
+            c,
+            commands.StoreDeadLetter
+            | commands.WriteOffsets
+            | commands.RecordCommit
+            | commands.ReadRuns,
+        )
     ]
-    here = order.index(do.StoreDeadLetter)
+    here = order.index(commands.StoreDeadLetter)
     assert order[here : here + 4] == [
-        do.StoreDeadLetter,
-        do.ReadRuns,
-        do.WriteOffsets,
-        do.RecordCommit,
+        commands.StoreDeadLetter,
+        commands.ReadRuns,
+        commands.WriteOffsets,
+        commands.RecordCommit,
     ]
     (record,) = world.dagster.recorded
     assert (record.range, record.is_dead_letter, record.run_id) == (FIRST, True, runs[-1])
@@ -105,8 +110,8 @@ def test_nothing_is_committed_before_the_topic_has_the_record() -> None:
     assert world.kafka.commits == []
     assert len(letters(member)) == 6
     (asked,) = set(letters(member))
-    assert isinstance(asked, do.StoreDeadLetter)
-    member.feed(seen.DeadLetterStored(asked))
+    assert isinstance(asked, commands.StoreDeadLetter)
+    member.feed(events.DeadLetterStored(asked))
     assert world.kafka.commits == [(tp(0), 10)]
 
 
@@ -114,17 +119,17 @@ def test_a_letter_is_wanted_until_it_is_stored_or_its_partition_must_be_given_up
     """What the last run failed with is looked up before it is sent, and that may take long."""
     world, member = stage(answers=False)
     assert not is_wanted(
-        member.engine.partitions.get(tp(0)), do.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2"))
+        member.engine.partitions.get(tp(0)), commands.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2"))
     )
     exhausted(world, member)
     (asked,) = letters(member)
-    assert isinstance(asked, do.StoreDeadLetter)
+    assert isinstance(asked, commands.StoreDeadLetter)
     assert is_wanted(member.engine.partitions[tp(0)], asked)
     assert not is_wanted(member.engine.partitions[tp(0)], replace(asked, range=span(0, 10, 20)))
     assert not is_wanted(replace(member.engine.partitions[tp(0)], phase=Phase.DRAINING), asked)
     assert not is_wanted(None, asked)
-    member.fails.add(do.ReadRuns)
-    member.feed(seen.DeadLetterStored(asked))
+    member.fails.add(commands.ReadRuns)
+    member.feed(events.DeadLetterStored(asked))
     assert not is_wanted(member.engine.partitions[tp(0)], asked)
 
 
@@ -134,7 +139,7 @@ def test_a_crash_between_record_and_commit_repeats_the_record_under_the_same_key
     fails(world, member)
     world.wait(1, member)
     fails(world, member)
-    member.fails.add(do.WriteOffsets)
+    member.fails.add(commands.WriteOffsets)
     world.wait(1, member)
     assert world.kafka.commits == []
     heir = world.member(owns=1, settings=SETTINGS)
@@ -146,7 +151,7 @@ def test_a_crash_between_record_and_commit_repeats_the_record_under_the_same_key
 def test_the_next_owner_records_a_dead_letter_that_was_only_committed() -> None:
     """The note beside the offset says what the commit was."""
     world, member = stage()
-    member.fails.add(do.RecordCommit)
+    member.fails.add(commands.RecordCommit)
     exhausted(world, member)
     assert world.dagster.recorded == []
     world.wait(1, world.member(owns=1, settings=SETTINGS))
@@ -160,9 +165,9 @@ def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again()
     runs = exhausted(world, member)
     times = []
     (asked,) = letters(member)
-    assert isinstance(asked, do.StoreDeadLetter)
+    assert isinstance(asked, commands.StoreDeadLetter)
     for _ in range(9):
-        member.feed(seen.DeadLetterFailed(asked, "the topic is away; bring it back"))
+        member.feed(events.DeadLetterFailed(asked, "the topic is away; bring it back"))
         seen_before, since = len(letters(member)), world.now
         while len(letters(member)) == seen_before:
             world.wait(0.25, member)
@@ -176,9 +181,9 @@ def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again()
         "dead: the topic is away; bring it back. It is tried again"
     )
     assert member.shown == [(tp(0), owned.stop_reason)]
-    member.feed(seen.DeadLetterFailed(asked, "the right to write is missing; grant it"))
+    member.feed(events.DeadLetterFailed(asked, "the right to write is missing; grant it"))
     assert "grant it" in member.shown[-1][1]
-    member.feed(seen.DeadLetterStored(asked))
+    member.feed(events.DeadLetterStored(asked))
     assert world.kafka.commits == [(tp(0), 10)]
     assert member.shown[-1] == (tp(0), "")
     assert member.engine.partitions[tp(0)].phase is Phase.OWNED
@@ -258,8 +263,8 @@ def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
     again = world.dagster.add("b1", (FIRST,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     (asked,) = set(letters(member))
-    assert isinstance(asked, do.StoreDeadLetter)
-    member.feed(seen.DeadLetterStored(asked))
+    assert isinstance(asked, commands.StoreDeadLetter)
+    member.feed(events.DeadLetterStored(asked))
     world.wait(5, member)
     assert world.kafka.commits == []
     world.succeed(again)
@@ -269,7 +274,7 @@ def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
     notes = [
         command.text
         for command in member.done
-        if isinstance(command, do.Note) and "obsolete" in command.text
+        if isinstance(command, commands.Note) and "obsolete" in command.text
     ]
     assert notes == [
         (
@@ -288,14 +293,18 @@ def test_a_letter_that_cannot_be_stored_makes_no_look_at_runs_void() -> None:
     world, member = stage(answers=False)
     exhausted(world, member)
     (asked,) = set(letters(member))
-    assert isinstance(asked, do.StoreDeadLetter)
+    assert isinstance(asked, commands.StoreDeadLetter)
     looks = {
-        command.look for command in member.given(do.ReadRuns) if isinstance(command, do.ReadRuns)
+        command.look
+        for command in member.given(commands.ReadRuns)
+        if isinstance(command, commands.ReadRuns)
     }
-    member.feed(seen.DeadLetterFailed(asked, "forbidden"))
+    member.feed(events.DeadLetterFailed(asked, "forbidden"))
     world.wait(2, member)
     assert {
-        command.look for command in member.given(do.ReadRuns) if isinstance(command, do.ReadRuns)
+        command.look
+        for command in member.given(commands.ReadRuns)
+        if isinstance(command, commands.ReadRuns)
     } == looks
 
 
@@ -304,11 +313,11 @@ def test_a_letter_is_not_asked_for_again_nor_a_stop_shown_on_once_it_is_stored()
     world, member = stage(answers=False)
     exhausted(world, member)
     (asked,) = set(letters(member))
-    assert isinstance(asked, do.StoreDeadLetter)
-    member.feed(seen.DeadLetterFailed(asked, "away"))
+    assert isinstance(asked, commands.StoreDeadLetter)
+    member.feed(events.DeadLetterFailed(asked, "away"))
     assert member.shown[-1][1] != ""
-    member.fails.add(do.ReadRuns)
-    member.feed(seen.DeadLetterStored(asked))
+    member.fails.add(commands.ReadRuns)
+    member.feed(events.DeadLetterStored(asked))
     assert member.shown[-1] == (tp(0), "")
     asked_for = len(letters(member))
     world.wait(70, member)
@@ -323,9 +332,9 @@ def test_that_a_letter_is_obsolete_is_said_once() -> None:
     again = world.dagster.add("b1", (FIRST,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     (asked,) = set(letters(member))
-    assert isinstance(asked, do.StoreDeadLetter)
-    member.feed(seen.DeadLetterStored(asked))
-    member.fails.add(do.WriteOffsets)
+    assert isinstance(asked, commands.StoreDeadLetter)
+    member.feed(events.DeadLetterStored(asked))
+    member.fails.add(commands.WriteOffsets)
     world.succeed(again)
     world.wait(10, member)
     assert (
@@ -333,7 +342,7 @@ def test_that_a_letter_is_obsolete_is_said_once() -> None:
             [
                 command
                 for command in member.done
-                if isinstance(command, do.Note) and "obsolete" in command.text
+                if isinstance(command, commands.Note) and "obsolete" in command.text
             ]
         )
         == 1
@@ -347,8 +356,8 @@ def test_a_run_that_a_person_started_meanwhile_and_that_fails_too_needs_no_secon
     again = world.dagster.add("b1", (FIRST,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     (asked,) = set(letters(member))
-    assert isinstance(asked, do.StoreDeadLetter)
-    member.feed(seen.DeadLetterStored(asked))
+    assert isinstance(asked, commands.StoreDeadLetter)
+    member.feed(events.DeadLetterStored(asked))
     asked_for = len(letters(member))
     world.dagster.move(again, RunState.FAILED)
     world.wait(1, member)
@@ -361,7 +370,7 @@ def test_a_hold_does_not_wait_for_a_letter() -> None:
     world, member = stage(answers=False)
     exhausted(world, member)
     asked_for = len(letters(member))
-    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(events.RevokeRequested((tp(0),)))
     world.wait(1, member)
     (receipt,) = member.receipts
     assert (receipt.outcome, receipt.handed_over) == (Outcome.NOTHING_TO_DO, (tp(0),))
@@ -377,7 +386,7 @@ def test_no_letter_is_begun_while_a_partition_has_to_be_given_up() -> None:
     world.wait(1, member)
     (run_id,) = member.tick(state=RunState.STARTED)
     world.wait(1, member)
-    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(events.RevokeRequested((tp(0),)))
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(1, member)
     assert letters(member) == []
@@ -391,10 +400,10 @@ def test_a_letter_that_is_stored_when_the_partition_is_asked_for_is_committed_in
     world, member = stage(answers=False)
     exhausted(world, member)
     (asked,) = set(letters(member))
-    assert isinstance(asked, do.StoreDeadLetter)
-    member.fails.add(do.ReadRuns)
-    member.feed(seen.DeadLetterStored(asked))
-    member.feed(seen.RevokeRequested((tp(0),)))
+    assert isinstance(asked, commands.StoreDeadLetter)
+    member.fails.add(commands.ReadRuns)
+    member.feed(events.DeadLetterStored(asked))
+    member.feed(events.RevokeRequested((tp(0),)))
     assert world.released_by == []
     member.fails.clear()
     world.wait(1, member)
@@ -407,21 +416,21 @@ def test_a_letter_that_is_stored_when_the_partition_is_asked_for_is_committed_in
 
 
 @pytest.mark.parametrize(
-    "kind", [seen.DeadLetterStored, lambda letter: seen.DeadLetterFailed(letter, "away")]
+    "kind", [events.DeadLetterStored, lambda letter: events.DeadLetterFailed(letter, "away")]
 )
 @pytest.mark.parametrize("case", ["another epoch", "another range", "not asked for", "not owned"])
-def test_a_late_answer_changes_nothing(kind: type[seen.DeadLetterStored], case: str) -> None:
+def test_a_late_answer_changes_nothing(kind: type[events.DeadLetterStored], case: str) -> None:
     """It may come seconds later, when the partition has gone and come back."""
     world, member = stage(answers=False)
     if case != "not asked for":
         exhausted(world, member)
-    letter = do.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
+    letter = commands.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
     if case == "another epoch":
         letter = replace(letter, epoch=7)
     if case == "another range":
         letter = replace(letter, range=OffsetRange("orders", 0, 0, 9))
     if case == "not owned":
-        member.feed(seen.PartitionsLost((tp(0),)))
+        member.feed(events.PartitionsLost((tp(0),)))
     before = dict(member.engine.partitions)
     member.feed(kind(letter))
     assert member.engine.partitions == before
@@ -432,9 +441,9 @@ def test_a_stored_letter_is_forgotten_when_somebody_moved_the_offset() -> None:
     world, member = stage(answers=False)
     exhausted(world, member)
     (asked,) = set(letters(member))
-    assert isinstance(asked, do.StoreDeadLetter)
+    assert isinstance(asked, commands.StoreDeadLetter)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(15)
-    member.feed(seen.DeadLetterStored(asked))
+    member.feed(events.DeadLetterStored(asked))
     assert member.engine.partitions[tp(0)].letter is None
     world.wait(2, member)
     assert world.kafka.offset(0) == 15

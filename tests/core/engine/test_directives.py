@@ -10,8 +10,7 @@ import pytest
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.dead_letters import is_wanted
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunState
@@ -39,7 +38,7 @@ def give(world: World, action: Action, partitions: str = "orders:0", by: str = "
 
 def notes(member: Member) -> list[str]:
     """What a member has noted."""
-    return [command.text for command in member.done if isinstance(command, do.Note)]
+    return [command.text for command in member.done if isinstance(command, commands.Note)]
 
 
 def heard(world: World, *members: Member) -> None:
@@ -79,7 +78,7 @@ def test_what_is_at_work_ends_and_is_committed_although_the_partition_is_paused(
     world.start(run)
     give(world, Action.PAUSE)
     heard(world, member)
-    assert member.given(do.CancelRuns) == []
+    assert member.given(commands.CancelRuns) == []
     world.succeed(run)
     world.kafka.produce(tp(0), 5)
     heard(world, member)
@@ -113,12 +112,12 @@ def test_stop_cancels_what_is_at_work_and_counts_no_attempt() -> None:
     give(world, Action.STOP)
     heard(world, member)
     assert world.dagster.runs[run].state is RunState.CANCELING
-    cancel = member.given(do.CancelRuns)[0]
-    assert isinstance(cancel, do.CancelRuns)
+    cancel = member.given(commands.CancelRuns)[0]
+    assert isinstance(cancel, commands.CancelRuns)
     assert cancel.reason == (
         "orders:0 was stopped by ada since 2023-11-14 22:13:20 UTC: the warehouse is away"
     )
-    assert len(member.given(do.CancelRuns)) < 5, "asked for again, but not each turn"
+    assert len(member.given(commands.CancelRuns)) < 5, "asked for again, but not each turn"
     world.dagster.move(run, RunState.CANCELED)
     heard(world, member)
     assert member.tick() == []
@@ -136,10 +135,10 @@ def test_a_run_that_no_launcher_reaches_is_asked_to_end_less_and_less_often() ->
     world.start(run)
     give(world, Action.STOP)
     for _ in range(24):
-        member.feed(seen.TickArrived())
+        member.feed(events.TickArrived())
         world.dagster.move(run, RunState.STARTED, heartbeat=f"at {world.now}")
         world.wait(5.0, member)
-    assert 3 < len(member.given(do.CancelRuns)) < 12
+    assert 3 < len(member.given(commands.CancelRuns)) < 12
 
 
 def test_stop_cancels_a_run_that_a_partition_waits_for_before_it_is_taken_in() -> None:
@@ -150,8 +149,8 @@ def test_stop_cancels_a_run_that_a_partition_waits_for_before_it_is_taken_in() -
     world.start(run)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(50)
     lost = (tp(0),)
-    member.feed(seen.PartitionsLost(lost))
-    member.feed(seen.PartitionsAssigned(lost))
+    member.feed(events.PartitionsLost(lost))
+    member.feed(events.PartitionsAssigned(lost))
     world.wait(5, member)
     assert owned(member).blocked_by == (run,)
     give(world, Action.STOP)
@@ -180,7 +179,7 @@ def test_a_paused_partition_is_given_back_and_its_next_owner_knows_before_it_cla
     first = world.member(owns=1)
     give(world, Action.PAUSE)
     heard(world, first)
-    first.feed(seen.RevokeRequested((tp(0),)))
+    first.feed(events.RevokeRequested((tp(0),)))
     heard(world, first)
     assert tp(0) not in first.engine.partitions
     second = world.member(owns=1)
@@ -196,7 +195,7 @@ def test_stop_cancels_what_a_hold_waits_for() -> None:
     member.pass_time()
     (run,) = member.tick()
     world.start(run)
-    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(events.RevokeRequested((tp(0),)))
     give(world, Action.STOP)
     heard(world, member)
     assert world.dagster.runs[run].state is RunState.CANCELING
@@ -206,12 +205,14 @@ def test_nothing_is_claimed_until_it_is_known_what_people_have_ordered() -> None
     """The storage could not be read since the partition was assigned: it may well be paused."""
     world = World(records=5)
     member = world.member()
-    member.fails.add(do.ReadDirectives)
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.fails.add(commands.ReadDirectives)
+    member.feed(events.PartitionsAssigned((tp(0),)))
     heard(world, member)
     assert owned(member).phase is Phase.RESTORING
     assert "for orders to pause" in explain_partition(owned(member), world.now)
-    assert len(member.given(do.ReadDirectives)) >= 3, "it is asked for often until it is known"
+    assert len(member.given(commands.ReadDirectives)) >= 3, (
+        "it is asked for often until it is known"
+    )
     member.fails.clear()
     heard(world, member)
     assert member.engine.offers
@@ -221,8 +222,8 @@ def test_what_was_read_before_the_assignment_is_not_enough() -> None:
     """Another member may have heard of an order since."""
     world = World(records=5, partitions=2)
     member = world.member(owns=1)
-    member.fails.add(do.ReadDirectives)
-    member.feed(seen.PartitionsAssigned((tp(1),)))
+    member.fails.add(commands.ReadDirectives)
+    member.feed(events.PartitionsAssigned((tp(1),)))
     heard(world, member)
     assert owned(member, 0).phase is Phase.OWNED
     assert owned(member, 1).phase is Phase.RESTORING
@@ -233,9 +234,9 @@ def test_a_read_that_fails_later_keeps_the_last_known_orders() -> None:
     world = World(records=5, partitions=2)
     give(world, Action.PAUSE)
     member = world.member(owns=2, settings=_NOT_TOGETHER)
-    member.fails.add(do.ReadDirectives)
+    member.fails.add(commands.ReadDirectives)
     world.wait(30.0, member)
-    member.feed(seen.TickArrived())
+    member.feed(events.TickArrived())
     world.wait(1.0, member)
     assert [offer.ranges for offer in member.engine.offers] == [(span(1, 0, 5),)]
 
@@ -245,10 +246,10 @@ def test_orders_are_read_every_few_seconds_and_not_without_partitions() -> None:
     world = World()
     member = world.member()
     world.wait(10.0, member)
-    assert member.given(do.ReadDirectives) == []
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    assert member.given(commands.ReadDirectives) == []
+    member.feed(events.PartitionsAssigned((tp(0),)))
     world.wait(30.0, member)
-    assert len(member.given(do.ReadDirectives)) == 11
+    assert len(member.given(commands.ReadDirectives)) == 11
 
 
 def test_a_range_whose_attempts_are_exhausted_is_not_tried_again_meanwhile() -> None:
@@ -297,14 +298,14 @@ def test_a_dead_letter_that_waits_for_its_error_is_dropped_when_the_partition_is
     """The error of the last run is looked up first, which may take long."""
     world = World(records=5)
     member = world.member(owns=1, settings=EngineSettings(max_attempts=1, dead_letter_topic="dead"))
-    member.fails.add(do.StoreDeadLetter)
+    member.fails.add(commands.StoreDeadLetter)
     member.pass_time()
     (run,) = member.tick()
     world.start(run)
     world.dagster.move(run, RunState.FAILED, has_started=True)
     heard(world, member)
-    letter = member.given(do.StoreDeadLetter)[-1]
-    assert isinstance(letter, do.StoreDeadLetter)
+    letter = member.given(commands.StoreDeadLetter)[-1]
+    assert isinstance(letter, commands.StoreDeadLetter)
     assert is_wanted(owned(member), letter)
     give(world, Action.PAUSE)
     heard(world, member)
@@ -338,7 +339,7 @@ def test_changes_are_noted_once_for_all_partitions_of_an_order() -> None:
     heard(world, member)
     give(world, Action.RESUME, "orders:1")
     heard(world, member)
-    notes = [c.text for c in member.given(do.Note) if isinstance(c, do.Note)]
+    notes = [c.text for c in member.given(commands.Note) if isinstance(c, commands.Note)]
     assert "orders-0..2: paused by ada since 2023-11-14 22:13:20 UTC: the warehouse is away" in (
         notes
     )
@@ -355,10 +356,10 @@ def test_a_paused_partition_with_records_asks_no_more_often_than_an_idle_one() -
     give(world, Action.PAUSE)
     heard(world, member)
     world.wait(10.0, member)
-    bounds, runs = len(member.given(do.ReadBounds)), len(member.given(do.ReadRuns))
+    bounds, runs = len(member.given(commands.ReadBounds)), len(member.given(commands.ReadRuns))
     world.wait(60.0, member)
-    assert len(member.given(do.ReadBounds)) - bounds <= 13
-    assert len(member.given(do.ReadRuns)) - runs <= 7
+    assert len(member.given(commands.ReadBounds)) - bounds <= 13
+    assert len(member.given(commands.ReadRuns)) - runs <= 7
 
 
 # Streaming runs
@@ -532,11 +533,14 @@ def test_a_retry_looks_again_at_what_waits_for_a_person() -> None:
     world.wait(4.0, member)
     assert owned(member).phase is Phase.STOPPED
     give(world, Action.RETRY, "*")
-    reads = len(member.given(do.ReadStoredOffsets))
+    reads = len(member.given(commands.ReadStoredOffsets))
     world.wait(3.5, member)
-    assert len(member.given(do.ReadStoredOffsets)) > reads
+    assert len(member.given(commands.ReadStoredOffsets)) > reads
     pending = PendingWrite(
-        do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0)), 5.0, again_at=7.0, refused="no right"
+        commands.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0)),
+        5.0,
+        again_at=7.0,
+        refused="no right",
     )
     tried = replace(owned(member), pending=pending, ledger=None).tried_now(exhausted_too=True)
     assert tried.pending is not None

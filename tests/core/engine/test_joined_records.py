@@ -12,8 +12,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import LastCommit, decode
 from dagster_rebalance.core.model.commands import recorded_commits
 from dagster_rebalance.core.model.errors import IllegalStateError
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
 
 SETTINGS = EngineSettings(limits=BatchLimits(max_records_per_range=10), record_every_s=60)
-COMMIT = do.RecordCommit(
+COMMIT = commands.RecordCommit(
     span(0, 0, 30), 1, "b3", "r3", 0, None, None, joined=((10, "r1"), (20, "r2"))
 )
 
@@ -79,11 +78,15 @@ def test_what_is_not_recorded_is_recorded_before_a_release() -> None:
     world = World(records=30)
     member = world.member(owns=1, settings=SETTINGS)
     runs = work_off(world, member, 3)
-    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(events.RevokeRequested((tp(0),)))
     world.wait(2, member)
     assert recorded(world)[1:] == [(span(0, 10, 30), runs[2])]
-    order = [type(c) for c in member.done if isinstance(c, do.RecordCommit | do.RecordReceipt)]
-    assert order[-2:] == [do.RecordCommit, do.RecordReceipt]
+    order = [
+        type(c)
+        for c in member.done
+        if isinstance(c, commands.RecordCommit | commands.RecordReceipt)
+    ]
+    assert order[-2:] == [commands.RecordCommit, commands.RecordReceipt]
 
 
 def test_what_is_not_recorded_is_recorded_when_the_partition_stops() -> None:
@@ -118,7 +121,7 @@ def test_a_record_that_was_asked_for_grows_no_more() -> None:
     """
     world = World(records=40)
     member = world.member(owns=1, settings=SETTINGS)
-    member.unanswered.add(do.RecordCommit)
+    member.unanswered.add(commands.RecordCommit)
     work_off(world, member, 1)
     world.wait(1, member)
     (run_id,) = member.tick()
@@ -138,7 +141,7 @@ def test_a_record_of_a_stopped_partition_grows_no_more_when_it_goes_on() -> None
     member = world.member(owns=1, settings=replace(SETTINGS, max_attempts=1))
     work_off(world, member, 2)
     (failed,) = member.tick()
-    member.unanswered.add(do.RecordCommit)
+    member.unanswered.add(commands.RecordCommit)
     world.dagster.move(failed, RunState.FAILED, is_over=True)
     world.wait(2, member)
     mended = world.dagster.add("b3", (span(0, 20, 30),), RunState.SUCCEEDED)
@@ -175,11 +178,11 @@ def test_a_commit_under_way_is_in_no_second_record() -> None:
     (run_id,) = blue.tick()
     world.start(run_id)
     world.succeed(run_id)
-    blue.unanswered.add(do.WriteOffsets)
+    blue.unanswered.add(commands.WriteOffsets)
     world.wait(1, blue)
     assert world.kafka.offset(0) == 30
-    blue.fails.add(do.WriteOffsets)
-    blue.feed(seen.RevokeRequested((tp(0),)))
+    blue.fails.add(commands.WriteOffsets)
+    blue.feed(events.RevokeRequested((tp(0),)))
     world.wait(310, blue)
     assert world.released_by, "the limit of the hold has passed"
     green = world.member(owns=1, settings=SETTINGS)
@@ -198,14 +201,14 @@ def test_a_commit_that_reaches_kafka_after_the_next_owner_looked_is_in_one_recor
     (run_id,) = blue.tick()
     world.start(run_id)
     world.succeed(run_id)
-    blue.fails.add(do.WriteOffsets)
+    blue.fails.add(commands.WriteOffsets)
     world.wait(1, blue)
     green = world.member(settings=SETTINGS)
-    green.fails.add(do.WriteOffsets)
-    green.feed(seen.PartitionsAssigned((tp(0),)))
+    green.fails.add(commands.WriteOffsets)
+    green.feed(events.PartitionsAssigned((tp(0),)))
     world.wait(1, green)
     blue.fails.clear()
-    blue.feed(seen.RevokeRequested((tp(0),)))
+    blue.feed(events.RevokeRequested((tp(0),)))
     world.wait(5, blue)
     assert [bounds for bounds, _ in recorded(world)] == [
         span(0, 0, 10),

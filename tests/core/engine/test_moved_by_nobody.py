@@ -11,8 +11,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import Bounds, Log, OffsetAndMetadata
 from dagster_rebalance.core.model.start_position import StartFrom
@@ -47,7 +46,7 @@ def batch(world: World, member: Member) -> None:
 def rest(world: World, member: Member) -> None:
     """Time passes, with ticks, until a stopped partition was looked at again."""
     for _ in range(6):
-        member.feed(seen.TickArrived())
+        member.feed(events.TickArrived())
         world.wait(5, member)
 
 
@@ -167,7 +166,7 @@ def test_a_clean_election_changes_nothing_but_the_stored_epoch() -> None:
 def test_a_claim_is_not_planned_on_the_bounds_of_a_new_leader() -> None:
     """Its end would be stored beside an epoch in which the log never reached it."""
     world, member = at_the_end()
-    member.fails.add(do.ReadStoredOffsets)
+    member.fails.add(commands.ReadStoredOffsets)
     world.kafka.elect(0)
     world.kafka.produce(tp(0), 10)
     world.wait(5, member)
@@ -186,7 +185,7 @@ def test_nothing_is_planned_on_a_new_leader_when_a_stop_ends() -> None:
 def test_a_new_leader_is_looked_into_when_no_write_is_under_way() -> None:
     """A claim whose answer is lost is given again, with what it said of the log."""
     world, member = at_the_end()
-    member.unanswered.add(do.WriteOffsets)
+    member.unanswered.add(commands.WriteOffsets)
     world.kafka.produce(tp(0), 10)
     world.wait(5, member)
     world.kafka.elect(0)
@@ -213,7 +212,7 @@ def test_a_first_position_says_which_log_it_belongs_to() -> None:
     world = World(records=20)
     world.kafka.topic_id = "id-1"
     member = world.member(settings=replace(SETTINGS, start_from=StartFrom.LATEST))
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.feed(events.PartitionsAssigned((tp(0),)))
     assert decode(world.kafka.stored[tp(0)]).log == Log("id-1")
     assert world.kafka.offset(0) == 20
 
@@ -224,7 +223,7 @@ def test_a_commit_is_recorded_late_also_after_a_rewind() -> None:
     world, member = at_the_end()
     move(world, 5)
     member = world.member(owns=1, settings=settings)
-    member.fails.add(do.RecordCommit)
+    member.fails.add(commands.RecordCommit)
     batch(world, member)
     assert world.kafka.offset(0) == 15
     other = world.member(owns=1, settings=settings)

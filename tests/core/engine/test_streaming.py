@@ -9,8 +9,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.receipt import Outcome as ReceiptOutcome
@@ -31,18 +30,18 @@ if TYPE_CHECKING:
 def move(world: World, source: Member, target: Member, *numbers: int) -> None:
     """Kafka moves partitions, and the source releases them in order."""
     partitions = tuple(tp(number) for number in numbers)
-    source.feed(seen.RevokeRequested(partitions))
+    source.feed(events.RevokeRequested(partitions))
     for _ in range(20):
         source.pass_time()
         world.now += 0.25
-    target.feed(seen.PartitionsAssigned(partitions))
+    target.feed(events.PartitionsAssigned(partitions))
 
 
 def lose(source: Member, target: Member, *numbers: int) -> None:
     """Kafka takes partitions away and gives them to another member."""
     partitions = tuple(tp(number) for number in numbers)
-    source.feed(seen.PartitionsLost(partitions))
-    target.feed(seen.PartitionsAssigned(partitions))
+    source.feed(events.PartitionsLost(partitions))
+    target.feed(events.PartitionsAssigned(partitions))
 
 
 def test_all_ready_partitions_are_one_batch_and_the_next_one_follows_its_commit() -> None:
@@ -151,7 +150,7 @@ def test_ranges_that_only_shared_a_batch_with_a_killer_are_not_counted_with_it()
         stream = Stream(world, name)
         streams.append(stream)
         if len(streams) == 1:
-            stream.feed(seen.PartitionsAssigned(tuple(tp(number) for number in range(3))))
+            stream.feed(events.PartitionsAssigned(tuple(tp(number) for number in range(3))))
         else:
             lose(streams[-2], stream, 0, 1, 2)
         stream.turn()
@@ -174,7 +173,7 @@ def test_a_revoke_waits_for_the_batch_at_work_and_the_rest_goes_on() -> None:
     world = World(records=5, partitions=2)
     first = Stream(world, "r1", owns=range(2))
     first.turn()
-    first.feed(seen.RevokeRequested((tp(1),)))
+    first.feed(events.RevokeRequested((tp(1),)))
     assert first.turn() is None
     assert first.engine.held == {tp(1)}
     world.kafka.produce(tp(0), 1)
@@ -192,11 +191,11 @@ def test_a_batch_that_outlives_its_hold_is_interrupted_and_its_next_owner_is_tol
     first = Stream(world, "r1", owns=[0], settings=EngineSettings(budget=HoldBudget(10.0, 2.0)))
     second = Stream(world, "r2")
     first.turn()
-    first.feed(seen.RevokeRequested((tp(0),)))
+    first.feed(events.RevokeRequested((tp(0),)))
     world.wait(8.5, first)
     assert first.interrupts > 0
     world.wait(2.0, first)
-    second.feed(seen.PartitionsAssigned((tp(0),)))
+    second.feed(events.PartitionsAssigned((tp(0),)))
     assert second.turn() is None
     assert world.notes == {}, "it is still at work"
     first.end(Outcome.INTERRUPTED)
@@ -357,7 +356,7 @@ def test_a_leave_whose_batch_was_interrupted_for_a_revoke_did_not_drain() -> Non
     world = World(records=5)
     stream = Stream(world, "r1", owns=[0], settings=EngineSettings(budget=HoldBudget(30.0, 5.0)))
     stream.turn()
-    stream.feed(seen.LeaveRequested("a signal", 60.0))
+    stream.feed(events.LeaveRequested("a signal", 60.0))
     stream.end(Outcome.INTERRUPTED)
     world.wait(1.0, stream)
     (receipt,) = stream.receipts
@@ -385,7 +384,7 @@ def test_a_claim_of_another_run_that_lives_takes_no_room_from_the_own_batches() 
     first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2", owns=[])
     first.turn()
     lose(first, second, 0)
-    second.feed(seen.PartitionsAssigned((tp(1),)))
+    second.feed(events.PartitionsAssigned((tp(1),)))
     begun = second.turn() or second.turn()
     assert begun is not None
     assert begun.ranges == (span(1, 0, 5),)
@@ -401,9 +400,9 @@ def test_a_frozen_run_is_ended_before_its_claim_is_done_again() -> None:
         assert second.turn(1.0) is None
     for _ in range(40):
         second.turn(1.0)
-    dead = second.given(do.EndDeadRuns)
+    dead = second.given(commands.EndDeadRuns)
     assert dead
-    assert isinstance(dead[0], do.EndDeadRuns)
+    assert isinstance(dead[0], commands.EndDeadRuns)
     assert dict(dead[0].signs) == {"r1": "1"}
 
 
@@ -413,12 +412,12 @@ def test_a_frozen_run_is_ended_also_while_the_own_batches_go_on() -> None:
     first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
     first.turn()
     lose(first, second, 0)
-    second.feed(seen.PartitionsAssigned((tp(1),)))
+    second.feed(events.PartitionsAssigned((tp(1),)))
     for _ in range(80):
         world.kafka.produce(tp(1), 1)
         if second.turn(1.0):
             second.end()
-    assert second.given(do.EndDeadRuns)
+    assert second.given(commands.EndDeadRuns)
 
 
 def test_a_run_that_looked_at_the_claim_before_it_was_taken_is_waited_for() -> None:
@@ -429,9 +428,9 @@ def test_a_run_that_looked_at_the_claim_before_it_was_taken_is_waited_for() -> N
     batch = world.dagster.runs[failed]
     world.dagster.move(failed, RunState.CANCELED, is_taken_back=True)
     stream = Stream(world, "r1")
-    sensor.feed(seen.PartitionsLost((tp(0),)))
-    stream.fails.add(do.WriteOffsets)
-    stream.feed(seen.PartitionsAssigned((tp(0),)))
+    sensor.feed(events.PartitionsLost((tp(0),)))
+    stream.fails.add(commands.WriteOffsets)
+    stream.feed(events.PartitionsAssigned((tp(0),)))
     again = world.dagster.add(batch.batch_id, batch.ranges)
     assert world.start(again) is None, "the claim stands"
     stream.fails.clear()
@@ -456,9 +455,9 @@ def test_a_run_that_is_deleted_while_its_range_is_committed_ends_no_member() -> 
     batch = world.dagster.runs[failed]
     world.dagster.move(failed, RunState.CANCELED, is_taken_back=True)
     stream = Stream(world, "r1")
-    sensor.feed(seen.PartitionsLost((tp(0),)))
-    stream.fails.add(do.WriteOffsets)
-    stream.feed(seen.PartitionsAssigned((tp(0),)))
+    sensor.feed(events.PartitionsLost((tp(0),)))
+    stream.fails.add(commands.WriteOffsets)
+    stream.feed(events.PartitionsAssigned((tp(0),)))
     again = world.dagster.add(batch.batch_id, batch.ranges)
     stream.fails.clear()
     for _ in range(4):
@@ -466,7 +465,7 @@ def test_a_run_that_is_deleted_while_its_range_is_committed_ends_no_member() -> 
     assert world.kafka.claims(0) == [(5, "s.r1.1.1")]
     world.succeed(again)
     world.done_by_streams.add(("s.r1.1.1", span(0, 0, 5)))  # by that run
-    stream.fails.add(do.WriteOffsets)
+    stream.fails.add(commands.WriteOffsets)
     for _ in range(8):
         assert stream.turn(1.0) is None
     assert stream.engine.partitions[tp(0)].committing is not None
@@ -549,7 +548,9 @@ def test_a_run_that_dagster_created_and_nobody_submits_is_cancelled_and_its_batc
     stream = Stream(world, "r1")
     lose(sensor, stream, 0)
     stream.turn()
-    cancels = [c.run_ids for c in stream.given(do.CancelRuns) if isinstance(c, do.CancelRuns)]
+    cancels = [
+        c.run_ids for c in stream.given(commands.CancelRuns) if isinstance(c, commands.CancelRuns)
+    ]
     assert cancels == [(run_id,)]
     world.dagster.move(run_id, RunState.CANCELED, is_taken_back=True)
     assert (stream.turn(1.0) or stream.turn(1.0)) is not None
@@ -605,9 +606,9 @@ def test_end_offsets_are_read_seldom_while_nothing_is_there_to_be_read() -> None
     stream = Stream(world, "r1", owns=[0], settings=settings)
 
     def looks(seconds: float) -> int:
-        before = len(stream.given(do.ReadBounds))
+        before = len(stream.given(commands.ReadBounds))
         world.wait(seconds, stream, step=0.1)
-        return len(stream.given(do.ReadBounds)) - before
+        return len(stream.given(commands.ReadBounds)) - before
 
     stream.turn()
     assert looks(2.0) >= 18, "a batch is at work"
@@ -624,7 +625,7 @@ def test_a_leave_waits_for_the_batch_at_work() -> None:
     world = World(records=5, partitions=2)
     stream = Stream(world, "r1", owns=range(2))
     stream.turn()
-    stream.feed(seen.LeaveRequested("asked to", 30.0))
+    stream.feed(events.LeaveRequested("asked to", 30.0))
     assert stream.turn(1.0) is None
     assert stream.left is None
     stream.end()
@@ -641,7 +642,7 @@ def test_a_batch_whose_claims_are_written_in_part_is_not_begun() -> None:
     first.turn()
     lose(first, second, 0, 1)
     first.end(Outcome.INTERRUPTED)
-    second.fails.add(do.WriteOffsets)
+    second.fails.add(commands.WriteOffsets)
     assert second.turn(2.0) is None
     assert second.turn(0.1) is None
     second.fails.clear()
@@ -655,9 +656,9 @@ def test_an_id_that_was_told_to_others_is_never_begun_again() -> None:
     world = World(records=5)
     first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
     first.turn()
-    first.feed(seen.PartitionsLost((tp(0),)))
+    first.feed(events.PartitionsLost((tp(0),)))
     first.end(Outcome.INTERRUPTED)
-    first.feed(seen.PartitionsAssigned((tp(0),)))
+    first.feed(events.PartitionsAssigned((tp(0),)))
     assert first.turn(1.0) or first.turn(1.0)
     assert world.kafka.claims(0) == [(5, "s.r1.1000000002.1")]
     lose(first, second, 0)
@@ -674,19 +675,19 @@ def test_a_run_remembers_what_it_has_told_of_a_partition_that_comes_back() -> No
         assert stream.turn(1.0) or stream.turn(1.0) or stream.turn(1.0)
         stream.end(Outcome.FAILED)
         attempts += 1
-        stream.feed(seen.PartitionsLost((tp(0),)))
+        stream.feed(events.PartitionsLost((tp(0),)))
         stream.turn()
-        stream.feed(seen.PartitionsAssigned((tp(0),)))
+        stream.feed(events.PartitionsAssigned((tp(0),)))
         stream.pass_time()
     assert attempts == 3
 
     world = World(records=5)
     stream = Stream(world, "r1", owns=[0])
     stream.turn()
-    stream.feed(seen.PartitionsLost((tp(0),)))
+    stream.feed(events.PartitionsLost((tp(0),)))
     stream.end(Outcome.SUCCEEDED)
     stream.turn()
-    stream.feed(seen.PartitionsAssigned((tp(0),)))
+    stream.feed(events.PartitionsAssigned((tp(0),)))
     assert stream.turn(1.0) is None
     assert world.kafka.offset(0) == 5
 
@@ -697,10 +698,10 @@ def test_a_partition_whose_claim_is_refused_keeps_no_other_back() -> None:
     stream = Stream(world, "r1", owns=range(2))
     refused = stream._written
 
-    def written(writes: tuple[do.OffsetWrite, ...]) -> seen.Event | None:
+    def written(writes: tuple[commands.OffsetWrite, ...]) -> events.Event | None:
         bad = tuple(write for write in writes if write.partition == tp(1) and write.new.metadata)
         answer = refused(tuple(write for write in writes if write not in bad))
-        assert isinstance(answer, seen.OffsetsWritten)
+        assert isinstance(answer, events.OffsetsWritten)
         return replace(answer, refused=tuple((write, "no right") for write in bad))
 
     stream._written = written  # type: ignore[method-assign]
@@ -728,15 +729,15 @@ def test_a_claim_that_cannot_be_taken_over_keeps_no_other_partition_back(*, has_
         stream = Stream(world, "r2")
     stored = stream._written
 
-    def written(writes: tuple[do.OffsetWrite, ...]) -> seen.Event | None:
+    def written(writes: tuple[commands.OffsetWrite, ...]) -> events.Event | None:
         bad = tuple(write for write in writes if write.partition == tp(0))
         answer = stored(tuple(write for write in writes if write not in bad))
-        assert isinstance(answer, seen.OffsetsWritten)
+        assert isinstance(answer, events.OffsetsWritten)
         return replace(answer, refused=tuple((write, "no right") for write in bad))
 
     stream._written = written  # type: ignore[method-assign]
     if has_left:
-        stream.feed(seen.PartitionsAssigned(tuple(map(tp, range(3)))))
+        stream.feed(events.PartitionsAssigned(tuple(map(tp, range(3)))))
         for _ in range(5):
             assert stream.turn(1.0) is None
         for number in (1, 2):
@@ -775,14 +776,14 @@ def test_a_success_under_the_old_id_outlives_the_run_that_took_the_claim() -> No
     (run_id,) = sensor.tick(state=RunState.STARTED)
     world.dagster.move(run_id, RunState.STARTED, heartbeat="1")
     first, second = Stream(world, "r1"), Stream(world, "r2")
-    sensor.feed(seen.PartitionsLost((tp(0),)))
+    sensor.feed(events.PartitionsLost((tp(0),)))
     world.kafka.stored[tp(0)] = encode(
         StoredPartition(0, (Claim(5, "s.r1.1.1", world.dagster.runs[run_id].batch_id),))
     )
     world.succeed(run_id)
     first.die()
     world.done_by_streams.add(("s.r1.1.1", span(0, 0, 5)))  # by that run
-    second.feed(seen.PartitionsAssigned((tp(0),)))
+    second.feed(events.PartitionsAssigned((tp(0),)))
     for _ in range(4):
         assert second.turn(1.0) is None
     assert world.kafka.offset(0) == 5
@@ -793,11 +794,11 @@ def test_a_claim_waits_for_the_write_before_it() -> None:
     world = World(records=5)
     first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
     first.turn()
-    first.feed(seen.PartitionsLost((tp(0),)))
+    first.feed(events.PartitionsLost((tp(0),)))
     first.end(Outcome.INTERRUPTED)
     world.kafka.topic_id = "made-later"
-    second.unanswered.add(do.WriteOffsets)
-    second.feed(seen.PartitionsAssigned((tp(0),)))
+    second.unanswered.add(commands.WriteOffsets)
+    second.feed(events.PartitionsAssigned((tp(0),)))
     assert second.turn(0.1) is None
     assert world.kafka.claims(0) == [(5, "s.r1.1.1")]
     second.unanswered.clear()

@@ -23,8 +23,7 @@ from dagster_rebalance.core.batches.settings import (
     HoldBudget,
     LossPolicy,
 )
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.run import WORKING, RunState
 from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import Member, World, tp
@@ -50,12 +49,12 @@ EVERYDAY = (
 )
 REBALANCES = (*["revoke"] * 8, *["notice"] * 4, "fence", "supersede", "supersede", "kill")
 FRAGILE = (
-    do.WriteOffsets,
-    do.RecordCommit,
-    do.ReadRuns,
-    do.ReadStoredOffsets,
-    do.CancelRuns,
-    do.StoreDeadLetter,
+    commands.WriteOffsets,
+    commands.RecordCommit,
+    commands.ReadRuns,
+    commands.ReadStoredOffsets,
+    commands.CancelRuns,
+    commands.StoreDeadLetter,
 )
 
 sides = st.integers(0, 1)
@@ -75,7 +74,7 @@ class TwoMembers(RuleBasedStateMachine):
         self.world = World(partitions=len(PARTITIONS))
         self.members = [self._join(0), self._join(1)]
         self.owner: dict[TopicPartition, Member] = {}
-        self.unnoticed: list[tuple[Member, seen.PartitionsLost]] = []
+        self.unnoticed: list[tuple[Member, events.PartitionsLost]] = []
         self.offered: list[Offer] = []
         self.unchecked: set[str] = set()
         self.working: set[str] = set()
@@ -166,7 +165,7 @@ class TwoMembers(RuleBasedStateMachine):
         )
         if free and not member.is_fenced:
             self.owner.update(dict.fromkeys(free, member))
-            member.feed(seen.PartitionsAssigned(free))
+            member.feed(events.PartitionsAssigned(free))
             self._take_in_releases()
 
     def a_revoke_is_requested(self, which: set[TopicPartition]) -> None:
@@ -180,7 +179,7 @@ class TwoMembers(RuleBasedStateMachine):
                 )
             )
             if asked and not member.engine.held and not member.is_fenced:
-                member.feed(seen.RevokeRequested(asked))
+                member.feed(events.RevokeRequested(asked))
                 self._take_in_releases()
 
     def a_member_is_fenced(self, side: int) -> None:
@@ -192,7 +191,7 @@ class TwoMembers(RuleBasedStateMachine):
         if not member.is_fenced:
             member.is_fenced = True
             self._free(member)
-            self.unnoticed.append((member, seen.PartitionsLost(tuple(member.engine.partitions))))
+            self.unnoticed.append((member, events.PartitionsLost(tuple(member.engine.partitions))))
 
     def a_hold_is_superseded(self, side: int) -> None:
         """Free the held partitions of a member at once.
@@ -204,7 +203,9 @@ class TwoMembers(RuleBasedStateMachine):
         if held:
             for partition in held:
                 del self.owner[partition]
-            self.unnoticed.append((member, seen.PartitionsLost(held, seen.LostReason.SUPERSEDED)))
+            self.unnoticed.append(
+                (member, events.PartitionsLost(held, events.LostReason.SUPERSEDED))
+            )
 
     def a_loss_is_noticed(self) -> None:
         """The probe during a hold, or the callback."""
@@ -217,8 +218,8 @@ class TwoMembers(RuleBasedStateMachine):
                 for p in event.partitions
                 if p in member.engine.partitions and self.owner.get(p) is not member
             )
-            member.feed(seen.PartitionsLost(gone, event.reason))
-            if event.reason is not seen.LostReason.SUPERSEDED:
+            member.feed(events.PartitionsLost(gone, event.reason))
+            if event.reason is not events.LostReason.SUPERSEDED:
                 member.is_fenced = False
 
     def a_process_is_killed(self, side: int) -> None:
@@ -252,7 +253,7 @@ class TwoMembers(RuleBasedStateMachine):
 
     def a_sensor_ticks(self, side: int, *, arrives: bool) -> None:
         """A tick whose requests arrive at once, or not."""
-        self.members[side].feed(seen.TickArrived())
+        self.members[side].feed(events.TickArrived())
         self._take_in_releases()
         for offer in self.members[side].engine.offers:
             self.offered.append(offer)
@@ -284,7 +285,7 @@ class TwoMembers(RuleBasedStateMachine):
         kind=st.sampled_from(FRAGILE),
         how=st.sampled_from(["is back", "is back", "fails", "is not answered"]),
     )
-    def a_backend_goes_away(self, side: int, kind: type[do.Command], how: str) -> None:
+    def a_backend_goes_away(self, side: int, kind: type[commands.Command], how: str) -> None:
         """Commands fail, or are done without an answer."""
         if how == "is back":
             self.the_backends_are_back(side)

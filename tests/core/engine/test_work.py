@@ -11,8 +11,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings, ForeignMetadata
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunState
@@ -31,8 +30,8 @@ def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_reco
     """The order that makes a crash at any point harmless."""
     world = World(records=100)
     member = world.member()
-    member.fails.add(do.WriteOffsets)
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.fails.add(commands.WriteOffsets)
+    member.feed(events.PartitionsAssigned((tp(0),)))
     assert member.engine.offers == ()
     member.fails.clear()
     world.wait(1.25, member)
@@ -49,9 +48,9 @@ def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_reco
     kinds = [
         type(command)
         for command in member.done
-        if isinstance(command, do.WriteOffsets | do.RecordCommit)
+        if isinstance(command, commands.WriteOffsets | commands.RecordCommit)
     ]
-    assert kinds[-2:] == [do.WriteOffsets, do.RecordCommit]
+    assert kinds[-2:] == [commands.WriteOffsets, commands.RecordCommit]
     assert member.engine.partitions[tp(0)].entries == ()
 
 
@@ -123,7 +122,7 @@ def test_a_claim_that_still_stands_is_kept_when_a_run_refuses_itself() -> None:
     world.wait(10, member)
     assert world.kafka.claims(0) == [(100, "b1")]
     assert [offer.attempt for offer in member.engine.offers] == [2]
-    assert len(member.given(do.ReadStoredOffsets)) == 2
+    assert len(member.given(commands.ReadStoredOffsets)) == 2
 
 
 def test_a_batch_is_offered_under_the_same_key_until_its_run_exists() -> None:
@@ -132,7 +131,7 @@ def test_a_batch_is_offered_under_the_same_key_until_its_run_exists() -> None:
     member = world.member(owns=1)
     offered = member.engine.offers
     for _ in range(5):
-        member.feed(seen.TickArrived())
+        member.feed(events.TickArrived())
         world.wait(5, member)
         assert member.engine.offers == offered
     member.tick()
@@ -212,15 +211,15 @@ def test_the_runs_of_a_stopped_partition_are_read_seldom() -> None:
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(2, member)
     assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
-    before = len(member.given(do.ReadRuns))
+    before = len(member.given(commands.ReadRuns))
     _turns(world, member, 60)
-    assert 5 <= len(member.given(do.ReadRuns)) - before <= 7
+    assert 5 <= len(member.given(commands.ReadRuns)) - before <= 7
     again = world.dagster.add("b1", (span(0, 0, 10),))
     world.dagster.move(again, RunState.STARTED, parent_id=run_id)
     _turns(world, member, 11)
-    before = len(member.given(do.ReadRuns))
+    before = len(member.given(commands.ReadRuns))
     _turns(world, member, 5)
-    assert len(member.given(do.ReadRuns)) - before == 5, "what is at work is followed"
+    assert len(member.given(commands.ReadRuns)) - before == 5, "what is at work is followed"
 
 
 def test_partitions_that_are_taken_in_again_keep_their_room() -> None:
@@ -237,7 +236,7 @@ def test_partitions_that_are_taken_in_again_keep_their_room() -> None:
     world.wait(3, member)
     for number in (0, 1):
         world.kafka.elect(number)
-    member.fails.add(do.ReadStoredOffsets)
+    member.fails.add(commands.ReadStoredOffsets)
     world.wait(2, member)
     member.tick(state=RunState.STARTED)
     member.fails.clear()
@@ -250,15 +249,15 @@ def test_runs_are_looked_up_sooner_while_more_waits_to_be_claimed() -> None:
     world = World(records=100)
     member = world.member(owns=1)
     (run_id,) = member.tick(state=RunState.STARTED)
-    before = len(member.given(do.ReadRuns))
+    before = len(member.given(commands.ReadRuns))
     _turns(world, member, 10)
-    assert len(member.given(do.ReadRuns)) - before == 10
+    assert len(member.given(commands.ReadRuns)) - before == 10
     world.kafka.produce(tp(0), 100)
     _turns(world, member, 1)
     world.succeed(run_id)
-    before = len(member.given(do.WriteOffsets))
+    before = len(member.given(commands.WriteOffsets))
     world.wait(0.5, member)
-    assert len(member.given(do.WriteOffsets)) - before == 2, (
+    assert len(member.given(commands.WriteOffsets)) - before == 2, (
         "it is committed, and the next range is claimed"
     )
 
@@ -281,7 +280,7 @@ def test_a_stopped_partition_takes_no_room_from_the_others() -> None:
     assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
     world.kafka.produce(tp(1), 5)
     member.tick()
-    member.feed(seen.PartitionsAssigned((tp(1),)))
+    member.feed(events.PartitionsAssigned((tp(1),)))
     world.wait(1, member)
     assert world.kafka.claims(1) == [(5, "b3")]
 
@@ -326,7 +325,7 @@ def test_a_commit_whose_answer_was_lost_is_tried_again_and_counts_once() -> None
     member = world.member(owns=1)
     (run_id,) = member.tick(state=RunState.STARTED)
     world.succeed(run_id)
-    member.unanswered.add(do.WriteOffsets)
+    member.unanswered.add(commands.WriteOffsets)
     world.wait(1, member)
     assert world.kafka.offset(0) == 100
     assert world.dagster.recorded == []
@@ -343,15 +342,15 @@ def test_a_write_that_failed_for_now_is_tried_again_only_after_a_while() -> None
     member = world.member(owns=1)
     (run_id,) = member.tick(state=RunState.STARTED)
     world.succeed(run_id)
-    member.fails.add(do.WriteOffsets)
+    member.fails.add(commands.WriteOffsets)
     world.wait(1, member)
     write = member.engine.partitions[tp(0)].pending
     assert write is not None
-    before = len(member.given(do.WriteOffsets))
-    member.feed(seen.OffsetsWritten((), ((write.write, seen.WriteFailure.RETRIABLE),)))
-    assert len(member.given(do.WriteOffsets)) == before
+    before = len(member.given(commands.WriteOffsets))
+    member.feed(events.OffsetsWritten((), ((write.write, events.WriteFailure.RETRIABLE),)))
+    assert len(member.given(commands.WriteOffsets)) == before
     world.wait(1.25, member)
-    assert len(member.given(do.WriteOffsets)) == before + 1
+    assert len(member.given(commands.WriteOffsets)) == before + 1
 
 
 def test_the_next_commit_waits_until_the_last_one_is_recorded() -> None:
@@ -365,10 +364,10 @@ def test_the_next_commit_waits_until_the_last_one_is_recorded() -> None:
     world.wait(1, member)
     for run_id in member.tick(state=RunState.STARTED):
         world.succeed(run_id)
-    member.fails.add(do.RecordCommit)
+    member.fails.add(commands.RecordCommit)
     world.wait(3, member)
     assert world.kafka.commits == [(tp(0), 10)]
-    assert 2 <= len(member.given(do.RecordCommit)) <= 4
+    assert 2 <= len(member.given(commands.RecordCommit)) <= 4
     member.fails.clear()
     world.wait(2, member)
     assert world.kafka.commits == [(tp(0), 10), (tp(0), 20)]
@@ -387,7 +386,7 @@ def test_a_stored_value_that_somebody_changed_is_taken_in_again_and_not_overwrit
     assert world.kafka.offset(0) == 50
     assert world.kafka.commits == []
     assert world.kafka.claims(0) == [(100, "b2")]
-    notes = [note.text for note in member.given(do.Note) if isinstance(note, do.Note)]
+    notes = [note.text for note in member.given(commands.Note) if isinstance(note, commands.Note)]
     assert (
         "the stored offset of orders-0 is not what this member wrote: it is looked up again"
         in notes
@@ -402,8 +401,8 @@ def test_a_run_at_work_without_a_claim_is_waited_for_before_anything_starts() ->
     assert world.start(run_id) is None
     world.kafka.produce(tp(0), 20)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(50)
-    member.feed(seen.PartitionsLost((tp(0),)))
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.feed(events.PartitionsLost((tp(0),)))
+    member.feed(events.PartitionsAssigned((tp(0),)))
     world.wait(5, member)
     owned = member.engine.partitions[tp(0)]
     assert (owned.phase, owned.blocked_by) == (Phase.RESTORING, (run_id,))
@@ -424,11 +423,11 @@ def test_a_dead_run_is_ended_and_its_batch_asked_for_again() -> None:
     for _ in range(58):
         member.tick()
         world.wait(1, member)
-    assert member.given(do.EndDeadRuns) == []
+    assert member.given(commands.EndDeadRuns) == []
     for _ in range(8):
         member.tick()
         world.wait(1, member)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
+    assert member.given(commands.EndDeadRuns) == [commands.EndDeadRuns({run_id: "begun"})]
     assert world.dagster.runs["run2"].ranges == (span(0, 0, 100),)
 
 
@@ -444,15 +443,18 @@ def test_a_dead_run_that_cannot_be_ended_stops_its_partition_until_it_can() -> N
     member = world.member(owns=1)
     (run_id,) = member.tick()
     assert world.start(run_id) is None
-    member.fails.add(do.EndDeadRuns)
+    member.fails.add(commands.EndDeadRuns)
     _turns(world, member, 650)
-    assert not member.given(do.ShowStop)
+    assert not member.given(commands.ShowStop)
     _turns(world, member, 30)
     why = member.engine.partitions[tp(0)].stop_reason
     assert why.startswith(f"orders-0: run {run_id} gives no sign of life, and could not be ended")
     member.fails.clear()
     _turns(world, member, 40)
-    assert member.given(do.ShowStop) == [do.ShowStop(tp(0), why), do.ShowStop(tp(0), "")]
+    assert member.given(commands.ShowStop) == [
+        commands.ShowStop(tp(0), why),
+        commands.ShowStop(tp(0), ""),
+    ]
     assert world.dagster.runs["run2"].ranges == (span(0, 0, 100),)
 
 
@@ -462,17 +464,20 @@ def test_a_partition_that_waits_for_such_a_run_before_it_is_taken_in_is_stopped_
     run_id = world.dagster.add("x", (span(0, 0, 100),))
     world.dagster.move(run_id, RunState.STARTED, heartbeat="begun")
     member = world.member()
-    member.fails.add(do.EndDeadRuns)
-    member.feed(seen.PartitionsAssigned((tp(0),)))
+    member.fails.add(commands.EndDeadRuns)
+    member.feed(events.PartitionsAssigned((tp(0),)))
     _turns(world, member, 650)
-    assert not member.given(do.ShowStop)
+    assert not member.given(commands.ShowStop)
     _turns(world, member, 30)
     assert member.engine.partitions[tp(0)].phase is Phase.RESTORING
     why = member.engine.partitions[tp(0)].stop_reason
     assert why.startswith(f"orders-0: run {run_id} gives no sign of life, and could not be ended")
     member.fails.clear()
     _turns(world, member, 40)
-    assert member.given(do.ShowStop) == [do.ShowStop(tp(0), why), do.ShowStop(tp(0), "")]
+    assert member.given(commands.ShowStop) == [
+        commands.ShowStop(tp(0), why),
+        commands.ShowStop(tp(0), ""),
+    ]
     assert world.kafka.claims(0) == [(100, "b1")]
 
 
@@ -489,13 +494,13 @@ def test_a_run_that_ended_in_dagster_only_has_no_company() -> None:
     world.dagster.move(run_id, RunState.FAILED, is_over=False)
     _turns(world, member, 50)
     assert list(world.dagster.runs) == [run_id]
-    assert member.given(do.EndDeadRuns) == []
+    assert member.given(commands.EndDeadRuns) == []
     assert any(
         "run run1 has ended in Dagster, and its process may still be running" in line
         for line in summary(member.engine, world.now)
     )
     _turns(world, member, 15)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
+    assert member.given(commands.EndDeadRuns) == [commands.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == [run_id, "run2"]
 
 
@@ -511,7 +516,7 @@ def test_a_run_that_says_itself_that_it_is_finished_is_tried_again_at_once() -> 
     world.wait(1, member)
     world.dagster.move(run_id, RunState.FAILED, is_gone=True, is_over=False)
     _turns(world, member, 4)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
+    assert member.given(commands.EndDeadRuns) == [commands.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == [run_id, "run2"]
 
 
@@ -522,13 +527,13 @@ def test_the_next_owner_does_not_begin_before_a_run_is_over_either() -> None:
     (run_id,) = first.tick()
     assert world.start(run_id) is None
     world.wait(1, first)
-    first.feed(seen.PartitionsLost((tp(0),)))
+    first.feed(events.PartitionsLost((tp(0),)))
     world.dagster.move(run_id, RunState.CANCELED, is_over=False)
     second = world.member(owns=1)
     _turns(world, second, 50)
     assert list(world.dagster.runs) == [run_id]
     _turns(world, second, 15)
-    assert second.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
+    assert second.given(commands.EndDeadRuns) == [commands.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == [run_id, "run2"]
 
 
@@ -547,7 +552,7 @@ def test_a_run_that_is_deleted_while_it_works_has_no_company() -> None:
     _turns(world, member, 50)
     assert not world.dagster.runs
     _turns(world, member, 15)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
+    assert member.given(commands.EndDeadRuns) == [commands.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == ["run2"]
 
 
@@ -582,7 +587,7 @@ def test_a_deleted_run_whose_process_is_known_to_be_gone_keeps_nobody_waiting() 
     world.dagster.move(run_id, RunState.DELETED, is_over=False, is_gone=True)
     world.dagster.keys.clear()
     _turns(world, member, 4)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
+    assert member.given(commands.EndDeadRuns) == [commands.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == ["run2"]
     assert member.engine.pulse.unconfirmed == {}
 
@@ -599,7 +604,7 @@ def test_a_silent_run_on_partitions_of_others_is_theirs_to_end() -> None:
         world.dagster.move(run_id, RunState.STARTED, heartbeat="begun")
     member = world.member(owns=1)
     _turns(world, member, 65)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({blocking: "begun"})]
+    assert member.given(commands.EndDeadRuns) == [commands.EndDeadRuns({blocking: "begun"})]
 
 
 def test_the_first_batch_of_a_partition_waits_for_no_more_records() -> None:
@@ -677,15 +682,15 @@ def test_a_batch_of_which_a_claim_is_not_written_yet_is_not_requested() -> None:
     world = World(records=10, partitions=2)
     settings = EngineSettings(limits=BatchLimits(max_runs_in_flight=1))
     member = world.member(settings=settings)
-    member.fails.add(do.WriteOffsets)
-    member.feed(seen.PartitionsAssigned((tp(0), tp(1))))
+    member.fails.add(commands.WriteOffsets)
+    member.feed(events.PartitionsAssigned((tp(0), tp(1))))
     first = [owned.pending for owned in member.engine.partitions.values()]
-    member.feed(seen.OffsetsWritten(tuple(pending.write for pending in first if pending)))
+    member.feed(events.OffsetsWritten(tuple(pending.write for pending in first if pending)))
     claims = [owned.pending.write for owned in member.engine.partitions.values() if owned.pending]
     assert len(claims) == 2
-    member.feed(seen.OffsetsWritten((claims[0],), ((claims[1], seen.WriteFailure.RETRIABLE),)))
+    member.feed(events.OffsetsWritten((claims[0],), ((claims[1], events.WriteFailure.RETRIABLE),)))
     assert not member.engine.offers
-    member.feed(seen.OffsetsWritten((claims[1],)))
+    member.feed(events.OffsetsWritten((claims[1],)))
     assert [offer.ranges for offer in member.engine.offers] == [(span(0, 0, 10), span(1, 0, 10))]
 
 
@@ -763,7 +768,7 @@ def test_an_illegal_event_raises() -> None:
     member = world.member(owns=1)
     before = dict(member.engine.partitions)
     with pytest.raises(IllegalStateError, match="orders-0 was assigned twice"):
-        member.feed(seen.PartitionsAssigned((tp(1), tp(0))))
+        member.feed(events.PartitionsAssigned((tp(1), tp(0))))
     assert member.engine.partitions == before
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import get_args
 
-from dagster_rebalance.core.model import commands as do
+from dagster_rebalance.core.model import commands
 
 
 def test_each_command_has_a_phrase_of_its_own_in_plain_words() -> None:
     """The notes of a tick begin with it, such as `reading the runs of batches took 9.9 s`."""
-    commands = get_args(do.Command)
-    phrases = [command.doing for command in commands]
-    assert len(set(phrases)) == len(commands)
+    kinds = get_args(commands.Command)
+    phrases = [command.doing for command in kinds]
+    assert len(set(phrases)) == len(kinds)
     assert not [phrase for phrase in phrases if not phrase.split()[0].endswith("ing")]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -43,7 +42,7 @@ def test_idle_partitions_need_no_look() -> None:
     assert summary(member.engine, world.now) == (
         "owns orders-0..2 (3 partitions), lag 5; no run working",
     )
-    member.feed(seen.PartitionsLost((tp(1),)))
+    member.feed(events.PartitionsLost((tp(1),)))
     assert busy_of(member) == []
     assert set(member.engine.partitions) == {tp(0), tp(2)}
 
@@ -56,7 +55,9 @@ def test_of_very_many_idle_partitions_a_thousand_are_asked_for_news_each_second(
     member.done.clear()
     world.wait(3, member)
     looks = [
-        command for command in member.given(do.ReadBounds) if isinstance(command, do.ReadBounds)
+        command
+        for command in member.given(commands.ReadBounds)
+        if isinstance(command, commands.ReadBounds)
     ]
     assert len(looks) == 3
     assert all(len(look.partitions) == 1_001 for look in looks)
@@ -76,10 +77,12 @@ def test_the_answer_that_a_commit_is_recorded_costs_one_look_at_what_is_busy(
     world.wait(1.5, member)
     for run_id in member.tick(state=RunState.STARTED):
         world.succeed(run_id)
-    member.unanswered = {do.RecordCommit}
+    member.unanswered = {commands.RecordCommit}
     world.wait(1.5, member)
-    recorded = member.given(do.RecordCommit)[:3]
-    assert len({record.range for record in recorded if isinstance(record, do.RecordCommit)}) == 3
+    recorded = member.given(commands.RecordCommit)[:3]
+    assert (
+        len({record.range for record in recorded if isinstance(record, commands.RecordCommit)}) == 3
+    )
     looks: list[TopicPartition] = []
     real = OwnedPartition.commit_write
 
@@ -89,9 +92,9 @@ def test_the_answer_that_a_commit_is_recorded_costs_one_look_at_what_is_busy(
 
     monkeypatch.setattr(OwnedPartition, "commit_write", commit_write)
     for record in recorded:
-        assert isinstance(record, do.RecordCommit)
+        assert isinstance(record, commands.RecordCommit)
         looks.clear()
         busy = busy_of(member)
-        member.engine.handle(seen.CommitRecorded(record), world.now)
+        member.engine.handle(events.CommitRecorded(record), world.now)
         assert len(looks) <= len(busy) <= 3
     assert busy_of(member) == []

@@ -10,8 +10,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence, plain
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
@@ -122,7 +121,7 @@ def test_a_claim_that_was_taken_over_has_no_known_age() -> None:
     """Its owner before has written it; the log has null, and the histogram nothing."""
     world = World(records=100)
     first, run_id = at_work(world)
-    first.feed(seen.PartitionsLost((tp(0),)))
+    first.feed(events.PartitionsLost((tp(0),)))
     second = world.member(owns=1)
     world.wait(1, second)
     (adopted,) = second.said(Occurred.BATCH_ADOPTED)
@@ -132,7 +131,7 @@ def test_a_claim_that_was_taken_over_has_no_known_age() -> None:
     (committed,) = second.said(Occurred.OFFSETS_COMMITTED)
     assert committed["claim_to_commit_s"] is None
     assert first.said(Occurred.PARTITIONS_LOST) == [
-        {"partitions": (tp(0),), "reason": seen.LostReason.SESSION}
+        {"partitions": (tp(0),), "reason": events.LostReason.SESSION}
     ]
 
 
@@ -140,7 +139,7 @@ def test_a_hold_is_told_when_it_waits_and_when_it_ends() -> None:
     """With the words of its receipt."""
     world = World(records=100)
     member, run_id = at_work(world)
-    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(events.RevokeRequested((tp(0),)))
     world.wait(3, member)
     assert member.said(Occurred.REVOKE_REQUESTED) == [{"partitions": (tp(0),)}]
     assert [said["run_ids"] for said in member.said(Occurred.HOLD_WAITING)] == [(run_id,)]
@@ -157,7 +156,7 @@ def test_what_is_left_to_the_next_owner_is_named() -> None:
     """A hand-over is a receipt with partitions whose claims stay."""
     world = World(records=100)
     member, run_id = at_work(world)
-    member.feed(seen.LeaveRequested("a newer process", has_successor=True))
+    member.feed(events.LeaveRequested("a newer process", has_successor=True))
     world.wait(1, member)
     assert member.said(Occurred.MEMBER_LEAVING) == [{"reason": "a newer process"}]
     (ended,) = member.said(Occurred.HOLD_ENDED)
@@ -187,13 +186,13 @@ def test_writes_that_were_not_done_are_told_with_why() -> None:
     """Somebody else wrote, Kafka did not answer, or it refuses."""
     world = World(records=100)
     member = world.member(owns=1)
-    write = do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(5))
+    write = commands.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(5))
     _, told = observed(
         member.engine,
         [
-            seen.OffsetsWritten(
+            events.OffsetsWritten(
                 (write,),
-                ((write, seen.WriteFailure.CHANGED), (write, seen.WriteFailure.RETRIABLE)),
+                ((write, events.WriteFailure.CHANGED), (write, events.WriteFailure.RETRIABLE)),
                 ((write, "no rights"),),
             )
         ],
@@ -210,13 +209,13 @@ def test_a_late_answer_to_another_write_is_no_news() -> None:
     member = world.member(owns=1)
     world.wait(1, member)
     world.kafka.produce(tp(0), 100)
-    member.fails.add(do.WriteOffsets)
+    member.fails.add(commands.WriteOffsets)
     world.wait(5, member)
     pending = member.engine.partitions[tp(0)].pending
     assert pending is not None
     assert pending.claiming
     late = replace(pending.write, new=OffsetAndMetadata(5))
-    _, told = observed(member.engine, [seen.OffsetsWritten((late,))], world.now)
+    _, told = observed(member.engine, [events.OffsetsWritten((late,))], world.now)
     assert told == ()
 
 
@@ -238,12 +237,12 @@ def test_dead_letters_are_told_when_they_are_stored_and_when_they_fail() -> None
     (run_id,) = member.tick()
     world.start(run_id)
     world.wait(1, member)
-    member.fails.add(do.StoreDeadLetter)
+    member.fails.add(commands.StoreDeadLetter)
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(1, member)
-    (letter,) = set(member.given(do.StoreDeadLetter))
-    assert isinstance(letter, do.StoreDeadLetter)
-    member.feed(seen.DeadLetterFailed(letter, "no leader"))
+    (letter,) = set(member.given(commands.StoreDeadLetter))
+    assert isinstance(letter, commands.StoreDeadLetter)
+    member.feed(events.DeadLetterFailed(letter, "no leader"))
     assert [said["reason"] for said in member.said(Occurred.DEAD_LETTER_FAILED)] == ["no leader"]
     member.fails.clear()
     world.wait(10, member)
@@ -271,7 +270,7 @@ def test_runs_that_are_cancelled_or_dead_are_told() -> None:
     world.wait(1.25, member)
     (run_id,) = member.tick()
     world.wait(1, member)
-    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(events.RevokeRequested((tp(0),)))
     (cancelled,) = member.said(Occurred.RUNS_CANCELLED)
     assert cancelled["run_ids"] == (run_id,)
     other = World(records=100)
@@ -319,7 +318,7 @@ def test_a_run_that_is_cancelled_again_and_again_is_told_once(
     member.tick()
     world.wait(1, member)
     monkeypatch.setattr(world.dagster, "cancel", lambda *_, **__: None)
-    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(events.RevokeRequested((tp(0),)))
     world.wait(10, member)
-    assert len(member.given(do.CancelRuns)) > 2
+    assert len(member.given(commands.CancelRuns)) > 2
     assert len(member.said(Occurred.RUNS_CANCELLED)) == 1

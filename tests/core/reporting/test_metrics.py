@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.member_events import Occurred, Occurrence
 from dagster_rebalance.core.model.run import RunState
@@ -71,7 +71,7 @@ def test_a_claim_that_was_taken_over_has_no_duration() -> None:
     """It would be that of another member's clock."""
     world = World(records=100)
     first, run_id = at_work(world)
-    first.feed(seen.PartitionsLost((tp(0),), seen.LostReason.FENCED))
+    first.feed(events.PartitionsLost((tp(0),), events.LostReason.FENCED))
     second = world.member(owns=1)
     world.wait(1, second)
     world.succeed(run_id)
@@ -86,7 +86,7 @@ def test_a_hold_is_a_gauge_while_it_lasts_and_a_duration_afterwards() -> None:
     world = World(records=100)
     member, run_id = at_work(world)
     assert read(member, Metric.HOLDS) == []
-    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(events.RevokeRequested((tp(0),)))
     world.wait(10, member)
     assert read(member, Metric.HOLDS) == [(1, {CAUSE: "revoke"})]
     ((remaining, _),) = read(member, Metric.HOLD_REMAINING)
@@ -134,7 +134,7 @@ def test_a_partition_whose_lag_is_not_known_has_none() -> None:
     """0 would look as if nothing waited."""
     world = World(records=100)
     member = world.member()
-    member.engine.handle(seen.PartitionsAssigned((tp(0),)), world.now)
+    member.engine.handle(events.PartitionsAssigned((tp(0),)), world.now)
     assert read(member, Metric.LAG) == read(member, Metric.LAG_MAX) == []
     assert read(member, Metric.PARTITION_LAG) == []
     assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "restoring"})]

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.partitions.state_machine import Phase
@@ -317,9 +317,9 @@ def test_time_without_ticks_does_not_count_as_waiting_for_dagster() -> None:
     """Nobody was there to start the run."""
     world = World(records=10)
     member = world.member(owns=1, settings=EngineSettings(unanswered_s=60.0, lease_s=1000.0))
-    member.feed(seen.TickArrived())
+    member.feed(events.TickArrived())
     world.wait(100, member)
-    member.feed(seen.TickArrived())
+    member.feed(events.TickArrived())
     world.wait(2, member)
     assert member.engine.partitions[tp(0)].phase is Phase.OWNED
 

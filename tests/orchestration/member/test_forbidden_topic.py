@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.orchestration.member import group_report
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 from dagster_rebalance.orchestration.member.loop import MemberLoop
@@ -186,7 +186,7 @@ def test_runs_for_batches_go_on_without_a_topic_that_may_not_be_read(
             ).run()
 
     def offered(topic: str) -> Offer | None:
-        mailbox.tell(seen.TickArrived())
+        mailbox.tell(events.TickArrived())
         offers = mailbox.mail.offers
         return next((o for o in offers if topic in {r.topic for r in o.ranges}), None)
 
@@ -215,6 +215,6 @@ def test_runs_for_batches_go_on_without_a_topic_that_may_not_be_read(
         done(shop.closed)
         wait_until(lambda: not shop.told(instance), timeout_s=60, what="the check to pass")
     finally:
-        mailbox.tell(seen.LeaveRequested("the test is over", limit_s=5.0))
+        mailbox.tell(events.LeaveRequested("the test is over", limit_s=5.0))
         thread.join(60)
     assert not thread.is_alive()

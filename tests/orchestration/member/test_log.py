@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence
 from dagster_rebalance.orchestration.member.log import MemberLog
 from tests.orchestration.bench import Bench, Status
@@ -94,7 +94,7 @@ def test_what_is_the_rule_is_logged_only_for_those_who_want_it(
     bench = Bench(instance)
     with caplog.at_level(logging.INFO, LOGGER):
         bench.offers()
-        bench.member.told(seen.PartitionsLost((tp(0),), seen.LostReason.FENCED))
+        bench.member.told(events.PartitionsLost((tp(0),), events.LostReason.FENCED))
         bench.turn()
     assert [(line["level"], line["event_name"].rpartition(".")[2]) for line in lines(caplog)] == [
         ("INFO", "assigned"),

@@ -17,8 +17,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import BrokerError
@@ -150,19 +149,19 @@ def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind
     bench.turn(20)
     answers, apply = bench.member_loop._storage._answers, bench.engine.apply
 
-    def given(*orders: Directive) -> Callable[[], seen.Event]:
-        return lambda: seen.DirectivesRead(orders, 0)
+    def given(*orders: Directive) -> Callable[[], events.Event]:
+        return lambda: events.DirectivesRead(orders, 0)
 
-    def handled(event: seen.Event, now: float) -> tuple[do.Command, ...]:
+    def handled(event: events.Event, now: float) -> tuple[commands.Command, ...]:
         """The first answer has a command that takes long: a newer one comes meanwhile."""
-        if isinstance(event, seen.TickArrived):
+        if isinstance(event, events.TickArrived):
             answers.put(given(PAUSE, RESUME))
-            return (do.Note("takes long"),)
+            return (commands.Note("takes long"),)
         return apply(event, now)
 
     monkeypatch.setattr(bench.engine, "apply", handled)
     bench.ticks = False
-    answers.put(seen.TickArrived)
+    answers.put(events.TickArrived)
     answers.put(given(PAUSE))
     bench.turn()
     assert bench.engine.orders == (PAUSE, RESUME)
@@ -179,12 +178,12 @@ def test_a_storage_that_always_has_an_answer_does_not_keep_the_member_from_its_p
     bench.turn(20)
     answers, taken = bench.member_loop._storage._answers, list[int]()
 
-    def answered() -> seen.Event:
+    def answered() -> events.Event:
         """The next answer is there as soon as this one is taken."""
         assert len(taken) < 10_000, "the turn does not end"
         taken.append(1)
         answers.put(answered)
-        return seen.TimePassed()
+        return events.TimePassed()
 
     answers.put(answered)
     bench.turn()
@@ -203,8 +202,8 @@ def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.Dagster
     bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
     bench.member.told(PartitionsAssigned((tp(0),)))
     bench.turn()
-    told = bench.engine.heard(seen.PartitionsAssigned, seen.PartitionsLost)
-    assert told[1:] == [seen.PartitionsLost((tp(0),)), seen.PartitionsAssigned((tp(0),))]
+    told = bench.engine.heard(events.PartitionsAssigned, events.PartitionsLost)
+    assert told[1:] == [events.PartitionsLost((tp(0),)), events.PartitionsAssigned((tp(0),))]
     assert set(bench.engine.partitions) == {tp(0)}
 
 
@@ -217,9 +216,9 @@ def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None
     bench.joined_by_another()
     bench.until(lambda: bench.engine.holds)
     bench.group.supersede(bench.member)
-    bench.until(lambda: bench.engine.heard(seen.PartitionsLost))
-    assert bench.engine.heard(seen.PartitionsLost) == [
-        seen.PartitionsLost((tp(0), tp(1)), LostReason.SUPERSEDED)
+    bench.until(lambda: bench.engine.heard(events.PartitionsLost))
+    assert bench.engine.heard(events.PartitionsLost) == [
+        events.PartitionsLost((tp(0), tp(1)), LostReason.SUPERSEDED)
     ]
     assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
         "superseded"
@@ -235,9 +234,9 @@ def test_a_lost_member_is_told_as_lost(instance: dg.DagsterInstance) -> None:
     bench.joined_by_another()
     bench.until(lambda: bench.engine.holds)
     bench.group.fence(bench.member)
-    bench.until(lambda: bench.engine.heard(seen.PartitionsLost))
-    assert bench.engine.heard(seen.PartitionsLost) == [
-        seen.PartitionsLost((tp(0), tp(1)), LostReason.FENCED)
+    bench.until(lambda: bench.engine.heard(events.PartitionsLost))
+    assert bench.engine.heard(events.PartitionsLost) == [
+        events.PartitionsLost((tp(0), tp(1)), LostReason.FENCED)
     ]
 
 
@@ -254,7 +253,7 @@ def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(
     (held,) = bench.engine.held
     bench.turn(20)
     assert bench.group.owner(held) is bench.member, "delayed while its run works"
-    assert len(bench.engine.heard(seen.RevokeRequested)) == 1, "asked once"
+    assert len(bench.engine.heard(events.RevokeRequested)) == 1, "asked once"
     bench.succeed(runs[held.partition])
     bench.until(lambda: bench.group.owner(held) is not bench.member)
     assert bench.offset(held.partition) == 10
@@ -262,7 +261,7 @@ def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(
     assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
         "drained"
     ]
-    assert len(bench.engine.heard(seen.RevokeRequested)) == 1
+    assert len(bench.engine.heard(events.RevokeRequested)) == 1
 
 
 def test_a_revoke_without_work_is_released_by_the_next_poll(instance: dg.DagsterInstance) -> None:
@@ -308,7 +307,7 @@ def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstan
     bench.group.committed[tp(0)] = OffsetAndMetadata(5)
     writes = len(bench.consumer.writes)
     bench.succeed(run)
-    bench.until(lambda: any(event.failed for event in bench.engine.heard(seen.OffsetsWritten)))
+    bench.until(lambda: any(event.failed for event in bench.engine.heard(events.OffsetsWritten)))
     assert [write[tp(0)].offset for write in bench.consumer.writes[writes:]] == [5], (
         "it is taken in again, and claimed from there on"
     )
@@ -327,7 +326,7 @@ def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(
     bench.until(lambda: not bench.mailbox.mail.offers)
     bench.group.answers_commits = False
     bench.succeed(run)
-    bench.until(lambda: any(event.failed for event in bench.engine.heard(seen.OffsetsWritten)))
+    bench.until(lambda: any(event.failed for event in bench.engine.heard(events.OffsetsWritten)))
     assert not bench.materialised()
     bench.group.answers_commits = True
     bench.until(bench.materialised)
@@ -358,7 +357,7 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
     bench.succeed(run)
     bench.until(bench.materialised)
     assert len(bench.consumer.writes) == writes + 1
-    assert not any(event.failed for event in bench.engine.heard(seen.OffsetsWritten))
+    assert not any(event.failed for event in bench.engine.heard(events.OffsetsWritten))
     assert bench.materialised() == [("orders-0", 0, 10)]
 
 
@@ -575,7 +574,7 @@ def test_a_slow_command_is_noted_in_plain_words(instance: dg.DagsterInstance) ->
     bench.until(lambda: bench.consumer.writes)
     notes = " ".join(bench.mailbox.take_notes())
     assert "writing offsets to Kafka took 9.9 s" in notes
-    assert not any(command.__name__ in notes for command in get_args(do.Command))
+    assert not any(command.__name__ in notes for command in get_args(commands.Command))
 
 
 class SlowStorage:
@@ -692,7 +691,7 @@ def test_asked_to_leave_it_drains_first(instance: dg.DagsterInstance) -> None:
     bench = Bench(instance)
     bench.offers()
     run = bench.run(Status.STARTED)
-    bench.mailbox.tell(seen.LeaveRequested("its process ends", 30.0))
+    bench.mailbox.tell(events.LeaveRequested("its process ends", 30.0))
     bench.turn(50)
     assert bench.member_loop._left is None
     assert not bench.mailbox.mail.offers
@@ -756,7 +755,7 @@ def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(
     bench.catalogue.record_joined()
     bench.offers()
     bench.run(Status.STARTED)
-    bench.mailbox.tell(seen.LeaveRequested("its process ends", 40.0))
+    bench.mailbox.tell(events.LeaveRequested("its process ends", 40.0))
     bench.turn(20)
     assert bench.member_loop._left is None, "nobody is there who could adopt the run"
     Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()

@@ -13,8 +13,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import commands as do
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.model.events import (
     LostReason,
@@ -209,7 +208,7 @@ def test_a_stopped_partition_that_is_given_up_is_not_said_to_go_on(
     bench = Bench(instance)
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     bench.until(lambda: any(owned.stop_reason for owned in bench.engine.partitions.values()))
-    bench.mailbox.tell(seen.LeaveRequested("its process ends", 30.0))
+    bench.mailbox.tell(events.LeaveRequested("its process ends", 30.0))
     bench.until(lambda: bench.member_loop._left)
     notes = bench.mailbox.take_notes()
     assert not [note for note in notes if note.endswith("goes on")]
@@ -245,7 +244,7 @@ def test_a_partition_that_was_lost_came_back_and_is_asked_for_in_one_turn_is_dra
     bench.member.told(RevokeRequested((held,)))
     bench.turn()
     assert bench.engine.held == {held}
-    assert len(bench.engine.heard(seen.RevokeRequested)) == 2
+    assert len(bench.engine.heard(events.RevokeRequested)) == 2
     bench.turn(20)
     assert held in bench.consumer.assignment(), "delayed while its run works"
 
@@ -371,11 +370,11 @@ def test_a_commit_that_is_lost_with_its_topic_is_refused_and_one_of_a_lost_parti
     """No assignment tells the loss of the topic during a hold, which would wait to its end."""
     bench = Bench(instance)
     bench.until(lambda: tp(0) in bench.engine.partitions)
-    write = do.OffsetWrite(tp(0), 1, bench.group.committed.get(tp(0)), OffsetAndMetadata(7))
+    write = commands.OffsetWrite(tp(0), 1, bench.group.committed.get(tp(0)), OffsetAndMetadata(7))
     error = PartitionLostError("it is gone", topics=topics)
     vars(bench.consumer)["commit_offsets"] = lambda *_: CommitResult(frozenset(), {tp(0): error})
     event = bench.member_loop._written((write,))
-    assert isinstance(event, seen.OffsetsWritten)
+    assert isinstance(event, events.OffsetsWritten)
     assert bool(event.refused) is bool(topics)
     assert bool(event.failed) is not bool(topics)
 
@@ -402,9 +401,9 @@ def test_offsets_that_may_not_be_read_stop_their_partition_alone(
     why = "reading failed: grant the ACL READ"
     refusal = BrokerError(why, partitions={tp(0): why}, topics=["orders"])
     bench.consumer.committed_fails = [refusal]
-    write = do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0))
+    write = commands.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0))
     event = bench.member_loop._written((write,))
-    assert isinstance(event, seen.OffsetsWritten)
+    assert isinstance(event, events.OffsetsWritten)
     assert event.refused == ((write, why),)
 
 

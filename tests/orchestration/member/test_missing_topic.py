@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.member import group_report
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
@@ -181,7 +181,7 @@ def test_runs_for_batches_go_on_without_a_deleted_topic(
             ).run()
 
     def offered(topic: str) -> Offer | None:
-        mailbox.tell(seen.TickArrived())
+        mailbox.tell(events.TickArrived())
         offers = mailbox.mail.offers
         return next((o for o in offers if topic in {r.topic for r in o.ranges}), None)
 
@@ -210,6 +210,6 @@ def test_runs_for_batches_go_on_without_a_deleted_topic(
         done(shop.kept)
         wait_until(lambda: shop.is_told(instance), timeout_s=90, what="the missing topic told")
     finally:
-        mailbox.tell(seen.LeaveRequested("the test is over", limit_s=5.0))
+        mailbox.tell(events.LeaveRequested("the test is over", limit_s=5.0))
         thread.join(60)
     assert not thread.is_alive()

@@ -20,7 +20,7 @@ from dagster_rebalance.core.batches.settings import (
     HoldBudget,
     LossPolicy,
 )
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.reporting.lag import Standing
@@ -337,7 +337,7 @@ def test_a_member_polls_between_the_answers_to_many_letters(
     bench.producer.end()
     for taken in (1, 2):
         bench.turn()
-        assert len(bench.engine.heard(seen.DeadLetterStored)) == taken
+        assert len(bench.engine.heard(events.DeadLetterStored)) == taken
     bench.until(lambda: bench.offset(0) == bench.offset(1) == 10)
     assert len(bench.producer.sent) == 2
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.member.storage_worker import Job, StorageWorker
 from dagster_rebalance.orchestration.runs.canceller import in_thread
@@ -48,7 +48,7 @@ class Desk:
         return Job(
             name,
             lambda: self.done.append(name),
-            lambda _: seen.TickArrived(),
+            lambda _: events.TickArrived(),
             slot=slot,
             subject=subject,
             can_wait=can_wait,
@@ -63,7 +63,7 @@ class Desk:
             assert self.let_go.wait(60)
             self.done.append(name)
 
-        self.worker.ask(Job(name, work, lambda _: seen.TickArrived(), subject=subject))
+        self.worker.ask(Job(name, work, lambda _: events.TickArrived(), subject=subject))
         assert began.wait(60)
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -93,7 +93,7 @@ def test_jobs_are_done_in_order_and_never_two_at_a_time(desk: Desk) -> None:
     desk.let_go.set()
     desk.until(lambda: len(desk.done) == 21)
     assert desk.done == ["first", *map(str, range(20))]
-    assert [answer() for answer in desk.worker.answers()] == [seen.TickArrived()] * 21
+    assert [answer() for answer in desk.worker.answers()] == [events.TickArrived()] * 21
 
 
 def test_what_the_work_depends_on_comes_before_what_people_see(desk: Desk) -> None:

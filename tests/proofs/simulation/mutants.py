@@ -14,7 +14,7 @@ from dagster_rebalance.core.engine import run_results as run_news_module
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.engine.run_requests import offers_of
 from dagster_rebalance.core.model import directives as control_module
-from dagster_rebalance.core.model import events as seen
+from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.receipt import Cause
 from dagster_rebalance.core.model.run import RunSeen, RunState
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dagster_rebalance.core.model import commands as do
+    from dagster_rebalance.core.model import commands
     from dagster_rebalance.core.model.claims import LastCommit
     from dagster_rebalance.core.model.commands import OffsetWrite
     from dagster_rebalance.core.runs.offer import Offer
@@ -63,11 +63,11 @@ def no_start_check(patch: pytest.MonkeyPatch) -> None:
 def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
     """The member loop writes without comparing what is stored."""
 
-    def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> seen.Event:
+    def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> events.Event:
         result = self.parts.consumer.commit_offsets(
             {write.partition: write.new for write in writes}, 10.0
         )
-        return seen.OffsetsWritten(
+        return events.OffsetsWritten(
             tuple(write for write in writes if write.partition in result.committed)
         )
 
@@ -230,7 +230,7 @@ def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
 
     def end(
         self: HeldPartitions, hold: Hold, held: list[OwnedPartition], now: float
-    ) -> Iterable[do.Command]:
+    ) -> Iterable[commands.Command]:
         yield from real(self, hold, held, now)
         if hold.cause is Cause.LEAVE:
             self.holds = (*self.holds, hold)
@@ -321,9 +321,9 @@ def one_refused_partition_ends_the_member(patch: pytest.MonkeyPatch) -> None:
     """A right that is missing on one partition takes the others along."""
     real = MemberLoop._written
 
-    def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> seen.Event:
+    def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> events.Event:
         event = real(self, writes)
-        if isinstance(event, seen.OffsetsWritten) and event.refused:
+        if isinstance(event, events.OffsetsWritten) and event.refused:
             message = "the right is missing"
             raise BrokerError(message, retriable=False)
         return event
@@ -347,7 +347,7 @@ def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
 
     def end(
         self: HeldPartitions, hold: Hold, held: list[OwnedPartition], now: float
-    ) -> Iterable[do.Command]:
+    ) -> Iterable[commands.Command]:
         kept.append(hold)
         self.kept = kept  # type: ignore[attr-defined]
         return real(self, hold, held, now)
