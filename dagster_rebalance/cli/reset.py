@@ -28,7 +28,7 @@ from dagster_rebalance.cli.target import (
 from dagster_rebalance.core.model.directives import EVERYTHING, check_lengths
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.offsets import named
-from dagster_rebalance.core.operators.reset_offsets import AtWork, moves, unreadable
+from dagster_rebalance.core.operators.reset_offsets import GroupWork, plan_moves, unreadable
 from dagster_rebalance.orchestration.operators.reruns import time_of
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def reset(
             for range_, batch_id in seen.statuses[partition].claims
         ]
         known = [partition for partition in those if partition in seen.found]
-        planned = moves(
+        planned = plan_moves(
             # Of the others it is told that their leaders do not answer.
             dict.fromkeys(those, 0) | place.offsets(known, seen.found, look.consumer.cluster),
             seen.found,
@@ -133,7 +133,7 @@ def reset(
                 "there are none."
             )
         batch_ids = {batch_id for batch_id, _ in claims}
-        work = AtWork(
+        work = GroupWork(
             owners,
             look.runs.read(batch_ids, live_too=True, claims=claims),
             look.runs.written_off(),

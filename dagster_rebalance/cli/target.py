@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.reporting.group_status import SensorSeen
+    from dagster_rebalance.core.reporting.group_status import SensorState
     from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
@@ -189,7 +189,7 @@ class Look:
             )
         return seen, owners
 
-    def sensors(self) -> tuple[SensorSeen, ...]:
+    def sensors(self) -> tuple[SensorState, ...]:
         """The sensors that keep members of the group.
 
         Raises:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import Log, OffsetRange, TopicPartition
     from dagster_rebalance.core.model.receipt import Receipt
     from dagster_rebalance.core.model.run import RunSeen
-    from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, Standing
+    from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.reporting.metrics import MemberState
     from dagster_rebalance.core.runs.offer import Offer
     from dagster_rebalance.core.runs.stream_batch import Outcome
@@ -183,7 +183,7 @@ class CataloguePort(GroupRecords, Protocol):
     def record_receipt(self, receipt: Receipt) -> None:
         """Show how a hold ended."""
 
-    def show_stopped(self, standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
+    def show_stopped(self, standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
         """Show which partitions and topics of the group cannot go on, each with its reason.
 
         Args:

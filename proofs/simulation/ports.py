@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.core.model.receipt import Receipt
     from dagster_rebalance.core.model.run import RunSeen
-    from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, Standing
+    from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.runs.stream_batch import Outcome
     from dagster_rebalance.orchestration.ports import RunError
     from proofs.simulation.dagster_runs import SimulatedDagster
@@ -143,12 +143,12 @@ class SimulatedCatalogue:
         self._process.must_reach("dagster")
         return orders
 
-    def show_stopped(self, standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
+    def show_stopped(self, standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
         """Show what is stopped, and what people have paused."""
         self._process.must_reach("dagster")
         self._dagster.stopped = {**standing.ordered, **standing.stopped}
         stopped = standing.stopped
-        self._dagster.shown_stops = ShownStops(stopped, len(stopped), standing.told)
+        self._dagster.shown_stops = ShownStops(stopped, len(stopped), standing.reported)
         self._dagster.stopped_said_by = self._process.incarnation
 
     def shown_stops(self) -> ShownStops:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.engine.run_requests import batches_under_way
+from dagster_rebalance.core.engine.run_requests import batches_in_flight
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import ClaimError
@@ -177,7 +177,7 @@ class Progress:
             return Wait("", self._slack_s)
         has_room = (
             len(
-                batches_under_way(
+                batches_in_flight(
                     engine.partitions.values(),
                     now,
                     worker=engine.settings.worker,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.runs.stream_batch import Outcome
-    from dagster_rebalance.core.streaming.worker import BegunBatch
+    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.weather import Weather

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import RunsRead
     from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.runs.offer import Offer
-    from dagster_rebalance.core.streaming.worker import BegunBatch
+    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 
 _AGAIN_S = 0.5

@@ -10,14 +10,14 @@ from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids, is_batch_of
-from dagster_rebalance.core.streaming.worker import Worker
+from dagster_rebalance.core.streaming.stream_worker import Worker
 from tests.core.world import AT_ONCE, Member, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dagster_rebalance.core.runs.retry import RetryPace
-    from dagster_rebalance.core.streaming.worker import BegunBatch
+    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from tests.core.world import World
 
 
@@ -78,9 +78,9 @@ class Stream(Member):
         self.feed(events.RunsRead(frozenset({batch_id}), found, is_own=True))
 
     def _tell(self) -> None:
-        told = self.work.untold
+        told = self.work.unreported
         self.world.notes |= told
-        self.work.told(told)
+        self.work.mark_reported(told)
 
     def stream_runs(
         self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]
@@ -96,7 +96,7 @@ class Stream(Member):
                 self.interrupts += 1
                 return None
             case commands.LeaveClaims(claims):
-                self.work.leave(claims)
+                self.work.abandon(claims)
                 return None
             case _:
                 return super()._carry_out(command)

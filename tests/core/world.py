@@ -32,7 +32,7 @@ from dagster_rebalance.core.model.offsets import (
 )
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.partitions.recovery import position_to_verify
-from dagster_rebalance.core.reporting.diff import observed
+from dagster_rebalance.core.reporting.event_recorder import record_events
 from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.core.runs.start_check import refusal
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
@@ -207,7 +207,7 @@ class Member:
         first = len(self.done)
         while todo:
             epochs = {partition: owned.epoch for partition, owned in self.engine.partitions.items()}
-            decided, told = observed(self.engine, [todo.popleft()], self.world.now)
+            decided, told = record_events(self.engine, [todo.popleft()], self.world.now)
             for occurrence in told:
                 assert tuple(occurrence.fields) == KINDS[occurrence.what].fields, occurrence
                 json.dumps({name: plain(value) for name, value in occurrence.fields.items()})

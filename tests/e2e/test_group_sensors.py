@@ -17,7 +17,7 @@ from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.reporting.group_status import SensorSeen
+    from dagster_rebalance.core.reporting.group_status import SensorState
 
 pytestmark = pytest.mark.e2e
 GROUP = GroupAssets.of("etl").group
@@ -47,7 +47,7 @@ def test_the_sensors_of_a_group_are_seen_with_their_last_tick(dagster: DagsterDe
         for name in ("failing_sensor", "skipping_sensor"):
             dagster.ui.start_sensor("shop", name)
 
-        def failing() -> SensorSeen | None:
+        def failing() -> SensorState | None:
             (seen,) = sensors_of(instance, GROUP)
             return seen if seen.error else None
 

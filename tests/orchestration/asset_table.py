@@ -5,7 +5,7 @@ tests.orchestration.asset_table` writes the table of docs/assets.md from it.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of assets.
-# ruff: noqa: ANN001, ANN201, ANN401, ARG001, D101, D102, D103, FBT003 - a row says what it is
+# ruff: noqa: ANN001, ANN201, ANN401, ARG001, FBT003 - a row says what it is
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import asyncio

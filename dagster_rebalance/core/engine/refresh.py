@@ -1,8 +1,7 @@
-"""What a member looks up again, and when: stored offsets, orders, runs, and bounds of the log.
+"""Refresh: when a member reads stored offsets, directives, runs and log bounds again.
 
-Owns how often Kafka and Dagster are asked. What waits for a person, or for a time that has not
-come, is asked for seldom: a group of which a thousand partitions are stopped must not read their
-runs each second.
+Stopped partitions and delayed ranges are read rarely: a group with a thousand stopped partitions
+must not read their runs each second.
 """
 
 from __future__ import annotations
@@ -14,140 +13,143 @@ from dagster_rebalance.core.model import commands
 from dagster_rebalance.core.partitions.state_machine import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dagster_rebalance.core.batches.settings import EngineSettings
     from dagster_rebalance.core.model.events import RunsRead
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
-_IDLE_READ = 1_000
-"""So many idle partitions are asked for news at a time, so that a member with very many has not to
-ask for all each second."""
+_MAX_IDLE_PER_READ = 1_000
+"""Idle partitions take turns, so a member with many of them does not read all each second."""
 _AT_ONCE = float("-inf")
-_IN_ORDER = attrgetter("topic", "partition")
-"""As partitions are ordered, without a call for each comparison."""
+_PARTITION_ORDER = attrgetter("topic", "partition")  # faster than TopicPartition.__lt__
 _IDLE_AFTER_S = 3.0
 
 
 class Refresh:
-    """Says which questions are due.
+    """The reads of one member and when they are due."""
 
-    Args:
-        settings: How often.
-    """
-
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, partitions: AssignedPartitions) -> None:
         self._settings = settings
+        self._partitions = partitions
         self._look = 0
-        self._runs_at = self._quiet_at = self._bounds_at = self._stored_at = _AT_ONCE
-        self._busy_at = self._orders_at = _AT_ONCE
+        self._runs_at = self._all_runs_at = self._bounds_at = self._stored_at = _AT_ONCE
+        self._busy_at = self._directives_at = _AT_ONCE
 
-    def want_orders(self) -> None:
-        """Read the orders of people at once: they are not known for what was assigned just now."""
-        self._orders_at = _AT_ONCE
+    def read_directives(self) -> None:
+        """Read the directives at once: they are unknown for new partitions."""
+        self._directives_at = _AT_ONCE
 
-    def want_stored(self) -> None:
-        """Read the stored offsets of what is taken in at once."""
+    def read_stored_offsets(self) -> None:
+        """Read the stored offsets of restoring partitions at once."""
         self._stored_at = _AT_ONCE
 
-    def want_runs(self) -> None:
-        """Read all runs at once; what was read before says nothing about now."""
+    def read_runs(self) -> None:
+        """Read all runs at once, and ignore the result of earlier reads."""
         self._look += 1
         self._runs_at = _AT_ONCE
 
     def is_stale(self, event: RunsRead) -> bool:
-        """Whether the runs were read before they were wanted."""
+        """Whether the runs were read before the last call of `read_runs`."""
         return event.look is not None and event.look < self._look
 
     def due(
         self,
-        partitions: AssignedPartitions,
         followed: frozenset[str],
         now: float,
         *,
         epoch: int,
-        ordered_epoch: int,
-        holds: bool,
-        leaves: bool,
+        directives_epoch: int,
+        is_holding: bool,
+        is_leaving: bool,
     ) -> Iterable[commands.Command]:
-        """The questions that are due.
+        """Return the reads that are due.
 
         Args:
-            partitions: What the member owns.
-            followed: Batches whose runs are wanted although no claim names them.
-            now: On the member's clock.
+            followed: Batches whose runs are read although no claim names them.
+            now: The current time.
             epoch: The newest epoch.
-            ordered_epoch: Up to this epoch it is known what people have ordered.
-            holds: Whether a hold waits for runs.
-            leaves: Whether the member claims nothing any more.
+            directives_epoch: The newest epoch for which the directives are known.
+            is_holding: Whether a hold waits for runs.
+            is_leaving: Whether the member has stopped claiming.
         """
-        settings = self._settings
-        owned = partitions.busy
-        are_orders_known = all(
-            o.epoch <= ordered_epoch for o in owned if o.phase is Phase.RESTORING
-        )
-        orders_s = settings.orders_s if are_orders_known else settings.retry_s
-        if partitions and now - self._orders_at >= orders_s:
-            self._orders_at = now
+        owned = self._partitions.busy
+        if self._partitions and now - self._directives_at >= self._directives_interval_s(
+            owned, directives_epoch
+        ):
+            self._directives_at = now
             yield commands.ReadDirectives(epoch)
         unread = {
             o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None
         }
-        if unread and now - self._stored_at >= settings.retry_s:
+        if unread and now - self._stored_at >= self._settings.retry_s:
             self._stored_at = now
             yield commands.ReadStoredOffsets(unread)
-        restoring = any(o.phase is Phase.RESTORING and o.ledger is not None for o in owned)
-        if now - self._runs_at >= self._runs_wait_s(owned, holds=holds):
-            is_complete = self._runs_at == _AT_ONCE or now - self._quiet_at >= settings.recheck_s
-            # Not up to the time at which a run is due: a person may have begun one a moment before.
-            soon = now + settings.recheck_s
-            wanted = [
-                batch_id
-                for o in owned
-                for e in o.entries
-                if is_complete or not o.is_quiet(e, soon)
-                for batch_id in e.looked_up_as
-            ]
-            batch_ids = followed.union(wanted)
-            self._quiet_at = now if is_complete else self._quiet_at
-            if batch_ids or restoring:
-                self._runs_at = now
-                claims = frozenset(
-                    (batch_id, e.range)
-                    for o in owned
-                    for e in o.entries
-                    for batch_id in e.looked_up_as
-                    if batch_id in batch_ids
-                )
-                others = {
-                    batch_id
-                    for o in owned
-                    for e in o.known_entries
-                    for batch_id in (e.looked_up_as if not e.is_own else e.looked_up_as[1:])
-                }
-                own = (batch_ids - others - followed) if settings.worker else frozenset()
-                yield commands.ReadRuns(batch_ids, restoring, self._look, claims, own)
+        if now - self._runs_at >= self._runs_interval_s(owned, is_holding=is_holding):
+            yield from self._runs(owned, followed, now)
         if any((o.entries and o.order is None) or o.live_runs or o.has_more for o in owned):
             self._busy_at = now
-        is_idle = now - self._busy_at >= _IDLE_AFTER_S
-        look_s = settings.idle_look_s if is_idle else settings.look_s
-        if not leaves and now - self._bounds_at >= look_s:
-            readable = [
-                *(o.partition for o in owned if o.ledger is not None),
-                *partitions.next_idle(_IDLE_READ),
-            ]
-            if readable:
-                self._bounds_at = now
-                yield commands.ReadBounds(tuple(sorted(readable, key=_IN_ORDER)))
+        if not is_leaving:
+            yield from self._bounds(owned, now)
 
-    def _runs_wait_s(self, owned: Iterable[OwnedPartition], *, holds: bool) -> float:
-        """Return how many seconds a look at the runs is good for.
+    def _directives_interval_s(
+        self, owned: Iterable[OwnedPartition], directives_epoch: int
+    ) -> float:
+        is_known = all(o.epoch <= directives_epoch for o in owned if o.phase is Phase.RESTORING)
+        return self._settings.orders_s if is_known else self._settings.retry_s
 
-        The time is shorter while a hold or a partition with more records waits for one of them to
-        end.
-        """
-        if holds:
+    def _runs_interval_s(self, owned: Iterable[OwnedPartition], *, is_holding: bool) -> float:
+        """Shorter while a hold, or a partition with more records, waits for the end of a run."""
+        if is_holding:
             return self._settings.poll_s / 4
         has_more = any(o.has_more and o.phase is Phase.OWNED for o in owned)
         return self._settings.poll_s / 2 if has_more else self._settings.poll_s
+
+    def _runs(
+        self, owned: Sequence[OwnedPartition], followed: frozenset[str], now: float
+    ) -> Iterable[commands.Command]:
+        restoring = any(o.phase is Phase.RESTORING and o.ledger is not None for o in owned)
+        recheck_s = self._settings.recheck_s
+        is_complete = self._runs_at == _AT_ONCE or now - self._all_runs_at >= recheck_s
+        # An operator may have re-executed a run shortly before the next attempt is due.
+        soon = now + recheck_s
+        batch_ids = followed.union(
+            batch_id
+            for o in owned
+            for e in o.entries
+            if is_complete or not o.is_quiet(e, soon)
+            for batch_id in e.looked_up_as
+        )
+        self._all_runs_at = now if is_complete else self._all_runs_at
+        if not (batch_ids or restoring):
+            return
+        self._runs_at = now
+        claims = frozenset(
+            (batch_id, e.range)
+            for o in owned
+            for e in o.entries
+            for batch_id in e.looked_up_as
+            if batch_id in batch_ids
+        )
+        others = {
+            batch_id
+            for o in owned
+            for e in o.known_entries
+            for batch_id in (e.looked_up_as if not e.is_own else e.looked_up_as[1:])
+        }
+        own = (batch_ids - others - followed) if self._settings.worker else frozenset()
+        yield commands.ReadRuns(batch_ids, restoring, self._look, claims, own)
+
+    def _bounds(self, owned: Sequence[OwnedPartition], now: float) -> Iterable[commands.Command]:
+        is_idle = now - self._busy_at >= _IDLE_AFTER_S
+        interval_s = self._settings.idle_look_s if is_idle else self._settings.look_s
+        if now - self._bounds_at < interval_s:
+            return
+        readable = [
+            *(o.partition for o in owned if o.ledger is not None),
+            *self._partitions.next_idle(_MAX_IDLE_PER_READ),
+        ]
+        if readable:
+            self._bounds_at = now
+            yield commands.ReadBounds(tuple(sorted(readable, key=_PARTITION_ORDER)))

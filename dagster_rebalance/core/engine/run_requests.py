@@ -1,11 +1,9 @@
-"""Offers: batches that wait for Dagster to start a run.
+"""Run requests: the claimed ranges that wait for a run.
 
-An offer is made again on every tick until a run for it exists, because a tick that times out or is
-interrupted throws its requests away. Its run key is the same each time, so asking twice starts one
-run; it changes with the attempt and with the ranges, because Dagster ignores a key that it has
-seen, for ever and whatever became of the run. A range that has failed gets runs of its own from
-then on, so that one bad record keeps no other range of its batch back. Not every range may be asked
-for at any time: `retry` has the delays.
+A request is repeated on every tick until its run exists, because Dagster drops the requests of a
+tick that times out. Its run key stays the same, so one run starts; the key changes with the attempt
+and the ranges, because Dagster never starts a run for a known key. A failed range gets separate
+runs, so one bad record does not block the other ranges of its batch.
 """
 
 from __future__ import annotations
@@ -27,109 +25,104 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 
-def offers_of(
+def due_requests(
     partitions: Iterable[OwnedPartition],
     now: float,
     *,
-    most_runs: int,
+    max_runs: int,
     orders: Sequence[Directive] = (),
     worker: str = "",
 ) -> tuple[Offer, ...]:
-    """Return the runs that Dagster shall start now.
+    """Return the runs to request now.
 
-    One run takes the ranges of a batch that are at the same attempt, and one run takes each range
-    that has failed; with a `worker`, also each range whose batch was interrupted. A batch is not
-    offered while one of its claims is still being written, so that it is not split over two runs.
-    Failed ranges are offered in the order in which they have waited, the longest first, while fewer
-    than `most_runs` runs are at work or requested; with a `worker`, no other run counts. A run that
-    Dagster has created and not submitted is not requested again while `orders` keep one of its
-    partitions from being worked on, whoever owns that.
+    One run processes the ranges of a batch that have the same attempt; a failed range gets a run
+    alone, and with a `worker` so does an interrupted one. A batch is not requested while one of its
+    claims is still being written, so it is not split over two runs.
+
+    Failed ranges are requested while fewer than `max_runs` runs are working or requested, the one
+    that has waited longest first; with a `worker`, other runs do not count. A run that Dagster has
+    created but not submitted is not requested again while `orders` pause one of its partitions,
+    whoever owns that partition.
     """
     partitions = tuple(partitions)
-    in_part = {
+    partly_claimed = {
         batch_id
         for owned in partitions
         if owned.phase.may_plan and owned.pending and (batch_id := owned.pending.claiming)
     }
     together: dict[tuple[str, int, bool], list[OffsetRange]] = {}
-    again: list[tuple[float, Offer]] = []
-    offers: dict[Offer, None] = {}
+    alone: list[tuple[float, Offer]] = []
+    requests: dict[Offer, None] = {}
     for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
         match entry.progress:
             case InFlight(unsubmitted=RunSeen() as run):
                 if not any(in_force(orders, range_.topic_partition) for range_ in run.ranges):
-                    offers[Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)] = (
-                        None
-                    )
+                    request = Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)
+                    requests[request] = None
             case ToRequest(attempt, failures=0) as wanted if not (worker and wanted.interruptions):
-                if entry.batch_id in in_part:
-                    continue
-                key = (entry.batch_id, attempt, entry.is_own)
-                together.setdefault(key, []).append(entry.range)
+                if entry.batch_id not in partly_claimed:
+                    key = (entry.batch_id, attempt, entry.is_own)
+                    together.setdefault(key, []).append(entry.range)
             case _:
-                again.append((entry.due_at, _alone(entry)))
-    offers |= dict.fromkeys(
-        Offer(batch_id, attempt, tuple(sorted(found)), is_own=is_own)
-        for (batch_id, attempt, is_own), found in together.items()
+                alone.append((entry.due_at, _request_alone(entry)))
+    requests |= dict.fromkeys(
+        Offer(batch_id, attempt, tuple(sorted(ranges)), is_own=is_own)
+        for (batch_id, attempt, is_own), ranges in together.items()
     )
-    live = {
+    working = {
         run_id
         for owned in partitions
         for entry in owned.known_entries
-        for run_id in _at_work(entry)
+        for run_id in _working(entry)
         if worker in {"", run_id}
     }
-    room = max(0, most_runs - len(live) - len(offers))
-    again.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
-    return (*offers, *(offer for _, offer in again[:room]))
+    room = max(0, max_runs - len(working) - len(requests))
+    alone.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
+    return (*requests, *(request for _, request in alone[:room]))
 
 
-def asked_for_in(
-    owned: OwnedPartition, offers: Collection[Offer], now: float
+def requested_range(
+    owned: OwnedPartition, requests: Collection[Offer], now: float
 ) -> tuple[OffsetRange, Offer] | None:
-    """Return the first range of a partition that one of the offers requests, and that offer.
-
-    Return None where the run has come, or no offer wants it.
-    """
-    wanted = {
-        (offer.batch_id, offer.attempt, range_): offer
-        for offer in offers
-        for range_ in offer.ranges
+    """Return the first range of a partition that is in one of the requests, and that request."""
+    by_range = {
+        (request.batch_id, request.attempt, range_): request
+        for request in requests
+        for range_ in request.ranges
     }
-    asked = (
-        (entry.range, wanted.get((*_asked_as(entry), entry.range)))
+    found = (
+        (entry.range, by_range.get((*_run_of(entry), entry.range)))
         for entry in _requestable(owned, now)
     )
-    return next(((range_, offer) for range_, offer in asked if offer is not None), None)
+    return next(((range_, request) for range_, request in found if request is not None), None)
 
 
-def batches_under_way(
+def batches_in_flight(
     partitions: Iterable[OwnedPartition], now: float, *, worker: str = "", retries: bool = True
 ) -> frozenset[str]:
-    """Return the batches that take room among the runs in flight.
+    """Return the batches that count towards the limit of runs in flight.
 
-    A run works on them, or is or will be requested. A batch that is not requested, because its
-    delay is not over, or its partition is stopped or has to be given up, takes no room from the
-    others. With a `worker`, neither does one that another run works on. Ranges that have failed and
-    are due count only with `retries`.
+    A run works on them, or is or will be requested. A batch whose delay is not over, or whose
+    partition is stopped or draining, does not count; with a `worker`, neither does the batch of
+    another run. Failed ranges that are due count only with `retries`.
     """
-    found = set()
+    batch_ids = set()
     for owned in partitions:
         if owned.pending is not None and owned.is_claiming:
-            found.add(owned.pending.claiming)
-        found |= {
+            batch_ids.add(owned.pending.claiming)
+        batch_ids |= {
             entry.batch_id
             for entry in owned.known_entries
             if isinstance(entry.progress, InFlight)
             and (not worker or worker in entry.progress.run_ids)
         }
-        found |= {entry.batch_id for entry in owned.entries if entry.is_in_question}
-        found |= {
+        batch_ids |= {entry.batch_id for entry in owned.entries if entry.is_in_question}
+        batch_ids |= {
             entry.batch_id
             for entry in _requestable(owned, now)
             if retries or not _has_failed(entry)
         }
-    return frozenset(found)
+    return frozenset(batch_ids)
 
 
 def _has_failed(entry: Entry) -> bool:
@@ -140,11 +133,10 @@ def _has_failed(entry: Entry) -> bool:
 
 
 def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
-    """The ranges of a partition that a run may be asked for.
+    """The ranges of a partition for which a run may be requested.
 
-    Of a stopped one that is the first that is not done; of one that a person has paused, none, and
-    of one for which Kafka refuses what is to be stored, none: nothing could be committed, and who
-    works on the claims could not be stored.
+    A stopped partition has only its first undone range. A paused partition has none, and neither
+    has one whose write Kafka refuses: its results could not be committed.
     """
     if owned.order is not None or (owned.pending is not None and owned.pending.refused):
         return []
@@ -153,11 +145,21 @@ def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
         undone = undone[:1]
     elif not owned.phase.may_plan:
         undone = []
-    return [entry for entry in undone if entry.due_at <= now and _is_asked_for(entry)]
+    return [entry for entry in undone if entry.due_at <= now and _needs_run(entry)]
 
 
-def _asked_as(entry: Entry) -> tuple[str, int]:
-    """The batch and the number of the run that may be asked for."""
+def _needs_run(entry: Entry) -> bool:
+    """A range taken from another batch waits until no run works on it for that batch.
+
+    Only an unsubmitted run of the other batch is requested: nothing else would end it.
+    """
+    if isinstance(entry.progress, InFlight):
+        return entry.progress.unsubmitted is not None
+    return isinstance(entry.progress, ToRequest | Exhausted) and not entry.taken_from
+
+
+def _run_of(entry: Entry) -> tuple[str, int]:
+    """The batch id and attempt of the run to request."""
     progress = entry.progress
     run = progress.unsubmitted if isinstance(progress, InFlight) else None
     if run is not None:
@@ -165,35 +167,18 @@ def _asked_as(entry: Entry) -> tuple[str, int]:
     return entry.batch_id, progress.attempt if isinstance(progress, ToRequest | Exhausted) else 0
 
 
-def _is_asked_for(entry: Entry) -> bool:
-    """A range that was taken from another batch waits until nothing works on it for that one.
-
-    Only a run that Dagster has created for the other batch and not submitted is asked for: nothing
-    else would end it.
-    """
-    if isinstance(entry.progress, InFlight):
-        return entry.progress.unsubmitted is not None
-    return isinstance(entry.progress, ToRequest | Exhausted) and not entry.taken_from
-
-
-def _alone(entry: Entry) -> Offer:
-    """The offer of one range that has failed, or whose batch was interrupted."""
+def _request_alone(entry: Entry) -> Offer:
     progress = entry.progress
     wanted = progress if isinstance(progress, ToRequest) else ToRequest()
     failures = progress.attempts if isinstance(progress, Exhausted) else wanted.failures
-    batch_id, attempt = _asked_as(entry)
+    batch_id, attempt = _run_of(entry)
     return Offer(
-        batch_id,
-        attempt,
-        (entry.range,),
-        failures,
-        wanted.interruptions,
-        is_own=entry.is_own,
+        batch_id, attempt, (entry.range,), failures, wanted.interruptions, is_own=entry.is_own
     )
 
 
-def _at_work(entry: Entry) -> tuple[str, ...]:
-    """The runs that are there without being asked for any more."""
+def _working(entry: Entry) -> tuple[str, ...]:
+    """The runs of an entry that exist and need no request."""
     progress = entry.progress
     return (
         progress.run_ids if isinstance(progress, InFlight) and progress.unsubmitted is None else ()

@@ -1,14 +1,11 @@
-"""A look at the runs tells how far each claimed range of one partition is.
-
-It also tells whether the claims of the partition are in doubt.
-"""
+"""Run results: apply a snapshot of Dagster runs to the claimed ranges of one partition."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.engine import dead_letters
+from dagster_rebalance.core.engine import dead_letter_policy
 from dagster_rebalance.core.runs.progress import (
     Exhausted,
     InFlight,
@@ -35,14 +32,13 @@ if TYPE_CHECKING:
 
 
 class RunResults(NamedTuple):
-    """The partition after a look at its runs.
+    """A partition after a snapshot of runs.
 
     Attributes:
         owned: The partition.
-        covers_all: Whether the runs of all its claims were looked up.
-        refused: The runs that refused themselves and have no successor, so that the claims are to
-            be looked up again.
-        notes: Sentences for people.
+        covers_all: Whether the snapshot has the runs of all its claims.
+        refused: Runs that refused themselves and have no successor, so the claims are read again.
+        notes: Sentences for the log of the member.
     """
 
     owned: OwnedPartition
@@ -51,7 +47,7 @@ class RunResults(NamedTuple):
     notes: tuple[str, ...]
 
 
-def taken_in(
+def apply_runs(
     owned: OwnedPartition,
     ledger: OffsetLedger,
     batch_ids: frozenset[str],
@@ -60,28 +56,19 @@ def taken_in(
     settings: EngineSettings,
     now: float,
 ) -> RunResults:
-    """Note what the runs say of the claimed ranges of a partition.
-
-    Args:
-        owned: The partition.
-        ledger: Its ledger.
-        batch_ids: The batches whose runs were read.
-        runs: The runs of each batch that has some, oldest first.
-        settings: How often a range is tried, and how fast.
-        now: On the member's clock.
-    """
+    """Apply the runs of `batch_ids`, oldest first by batch, to the ranges of a partition."""
     refused: set[str] = set()
     notes = []
     for entry in ledger.entries:
         if not batch_ids.issuperset(entry.looked_up_as):
             continue
-        mine, earlier = runs.get(entry.batch_id, ()), entry.earlier
+        own_runs, earlier = runs.get(entry.batch_id, ()), entry.earlier
         progress = progress_of(
-            entry.range, entry.batch_id, mine, max_attempts=settings.max_attempts
+            entry.range, entry.batch_id, own_runs, max_attempts=settings.max_attempts
         )
         before: Progress | None = None
         if entry.taken_from:
-            # A run that had looked at the claim before it was taken may work on the range.
+            # A run that read the claim before it was taken over may work on the range.
             before = progress_of(
                 entry.range,
                 entry.taken_from,
@@ -93,18 +80,18 @@ def taken_in(
         else:
             if isinstance(before, ToRequest | Exhausted):
                 ledger, earlier = ledger.taken(entry.range, before), before.next_attempt
-            progress = _after(earlier, entry, progress, mine)
-        settled = dead_letters.settled(owned, entry.range, progress)
+            progress = _after(earlier, entry, progress, own_runs)
+        settled = dead_letter_policy.settled(owned, entry.range, progress)
         ledger = ledger.note(
             owned.epoch,
             entry.range,
             settled,
-            due_at=_due_at(owned, entry, settled, mine, settings=settings, now=now),
+            due_at=_due_at(owned, entry, settled, own_runs, settings=settings, now=now),
             since=_since(entry, settled, now),
         )
         if isinstance(progress, ToRequest | Exhausted):
-            refused |= refused_last(entry.range, entry.batch_id, mine)
-        obsolete = dead_letters.obsolete(owned, entry, progress)
+            refused |= refused_last(entry.range, entry.batch_id, own_runs)
+        obsolete = dead_letter_policy.why_obsolete(owned, entry, progress)
         if obsolete is not None:
             notes.append(obsolete)
     covers_all = batch_ids >= {
@@ -117,9 +104,9 @@ def taken_in(
 def _after(
     earlier: ToRequest | Exhausted | None, entry: Entry, progress: Progress, runs: Sequence[RunSeen]
 ) -> Progress:
-    """How far a range is, given what is known of it from before it was given to its batch.
+    """Combine the progress of a range with its progress before this batch took it over.
 
-    The id of the batch counts the attempts before it, and does not name their runs.
+    The batch id has the number of earlier attempts, but not their runs.
     """
     batch = StreamBatch.read(entry.batch_id)
     if earlier is None or batch is None:
@@ -139,11 +126,11 @@ def _due_at(
     settings: EngineSettings,
     now: float,
 ) -> float:
-    """When a run may be asked for.
+    """When a run may be requested.
 
-    A new owner tries at once what a run of another owner could not do. It waits where the process
-    of a streaming run died, or too many runs were interrupted, because its own may end as well,
-    unless its code is newer.
+    A new owner retries a failed range at once. If the process of a streaming run died, or too many
+    runs were interrupted, it waits, because its own process may end as well, unless its code is
+    newer.
     """
     wait_s = settings.pace.wait_s(progress, has_dead_letters=settings.dead_letter_topic is not None)
     if entry.is_own or entry.progress != ToRequest() or wait_s == NEVER:
@@ -160,10 +147,10 @@ def _due_at(
 
 
 def _since(entry: Entry, progress: Progress, now: float) -> float | None:
-    """Since when a run works on a range."""
+    """When the current run began to work on a range."""
     if not isinstance(progress, InFlight):
         return None
     if progress.works_for_s is not None:
         return now - progress.works_for_s
-    # A streaming run claims a range again right before it begins it.
+    # A streaming run claims a range again right before it begins.
     return entry.claimed_at

@@ -1,8 +1,8 @@
-"""The next steps of reruns: which runs are started, which batches are done, and what is halted.
+"""The next steps of reruns: runs to start, finished batches, and runs to cancel.
 
-Everything follows from the batches that are not finished, from the runs that Dagster shows, and
-from the orders of people. A run that fails halts its rerun: the same code would most likely fail on
-the next batch, too. It goes on when that run was executed again with success.
+The steps follow from the unfinished batches, the runs that Dagster shows, and the directives of
+operators. A failed run halts its rerun, because the next batch would most likely fail as well. The
+rerun continues when that run was re-executed with success.
 """
 
 from __future__ import annotations
@@ -28,25 +28,20 @@ if TYPE_CHECKING:
 
 
 class Cancel(NamedTuple):
-    """A run that people do not want to work now.
-
-    Attributes:
-        run_id: The run.
-        only_unstarted: Whether it is left alone once it has started.
-    """
+    """A run to cancel; with `only_unstarted`, a started one is left running."""
 
     run_id: str
     only_unstarted: bool
 
 
 class RerunSteps(NamedTuple):
-    """What is to be done for all reruns of a group.
+    """The next steps of all reruns of a group.
 
     Attributes:
-        offers: The runs to be started.
-        done: The batches that are done, each with its run.
-        cancels: The runs to be cancelled, because people have paused or stopped a partition.
-        notes: How each rerun stands, as a sentence.
+        offers: The runs to start.
+        done: The finished batches, each with its run.
+        cancels: The runs to cancel, because of a directive.
+        notes: A sentence about each rerun.
     """
 
     offers: tuple[Offer, ...]
@@ -55,25 +50,33 @@ class RerunSteps(NamedTuple):
     notes: tuple[str, ...]
 
 
+class _BatchState(NamedTuple):
+    """A batch, its progress, and the directive that blocks it."""
+
+    batch: RerunBatch
+    progress: Progress
+    directive: Directive | None
+
+
 def steps(
     batches: Sequence[RerunBatch], runs: Iterable[RunSeen], orders: Sequence[Directive]
 ) -> RerunSteps:
-    """The next steps.
+    """Return the next steps.
 
     Args:
-        batches: The batches that are not finished, in the order in which they were asked for.
+        batches: The unfinished batches, in the order of their requests.
         runs: All runs of these batches.
-        orders: What people have ordered, oldest first.
+        orders: The directives of operators, oldest first.
     """
-    runs_of: dict[str, list[RunSeen]] = {}
+    runs_by_batch: dict[str, list[RunSeen]] = {}
     for run in runs:
-        runs_of.setdefault(run.batch_id, []).append(run)
-    looks_of: dict[str, list[_Look]] = {}
+        runs_by_batch.setdefault(run.batch_id, []).append(run)
+    by_rerun: dict[str, list[_BatchState]] = {}
     for batch in batches:
-        progress = _progress(batch, runs_of.get(batch.batch_id, ()))
-        look = _Look(batch, progress, _order_on(batch, orders))
-        looks_of.setdefault(batch.rerun.rerun_id, []).append(look)
-    found = [_steps_of(looks) for looks in looks_of.values()]
+        progress = _progress(batch, runs_by_batch.get(batch.batch_id, ()))
+        state = _BatchState(batch, progress, _directive_on(batch, orders))
+        by_rerun.setdefault(batch.rerun.rerun_id, []).append(state)
+    found = [_steps_of(states) for states in by_rerun.values()]
     return RerunSteps(
         offers=tuple(offer for one in found for offer in one.offers),
         done=tuple(done for one in found for done in one.done),
@@ -82,72 +85,63 @@ def steps(
     )
 
 
-class _Look(NamedTuple):
-    """A batch, how far it is, and the order of a person that keeps it from being processed."""
-
-    batch: RerunBatch
-    progress: Progress
-    order: Directive | None
-
-
-def _steps_of(looks: Sequence[_Look]) -> RerunSteps:
+def _steps_of(states: Sequence[_BatchState]) -> RerunSteps:
     """The steps of one rerun."""
-    rerun = looks[0].batch.rerun
-    at_work = sum(isinstance(look.progress, InFlight) for look in looks)
-    is_halted = any(blocking(look.progress) for look in looks)
+    working = sum(isinstance(state.progress, InFlight) for state in states)
+    is_halted = any(blocking(state.progress) for state in states)
     waiting = [
-        Offer(look.batch.batch_id, look.progress.attempt, look.batch.ranges)
-        for look in looks
-        if look.order is None and isinstance(look.progress, ToRequest)
+        Offer(state.batch.batch_id, state.progress.attempt, state.batch.ranges)
+        for state in states
+        if state.directive is None and isinstance(state.progress, ToRequest)
     ]
-    room = 0 if is_halted else max(0, rerun.runs_at_once - at_work)
+    room = 0 if is_halted else max(0, states[0].batch.rerun.runs_at_once - working)
     return RerunSteps(
-        offers=(*_created(looks), *waiting[:room]),
+        offers=(*_unsubmitted(states), *waiting[:room]),
         done=tuple(
-            (look.batch, look.progress.run_id)
-            for look in looks
-            if isinstance(look.progress, Succeeded)
+            (state.batch, state.progress.run_id)
+            for state in states
+            if isinstance(state.progress, Succeeded)
         ),
         cancels=tuple(
             cancel
-            for look in looks
-            if look.order is not None and isinstance(look.progress, InFlight)
-            for cancel in _unwanted(look.progress, look.order)
+            for state in states
+            if state.directive is not None and isinstance(state.progress, InFlight)
+            for cancel in _unwanted(state.progress, state.directive)
         ),
-        notes=(_note(looks, at_work),),
+        notes=(_note(states, working),),
     )
 
 
-def _created(looks: Iterable[_Look]) -> Iterator[Offer]:
-    """The runs that Dagster has created and not submitted: it does when they are requested."""
-    for look in looks:
-        match look:
-            case _Look(batch, InFlight(unsubmitted=RunSeen() as run), None):
+def _unsubmitted(states: Iterable[_BatchState]) -> Iterator[Offer]:
+    """The runs that Dagster has created but not submitted: it submits them on the next request."""
+    for state in states:
+        match state:
+            case _BatchState(batch, InFlight(unsubmitted=RunSeen() as run), None):
                 yield Offer(batch.batch_id, run.attempt, run.ranges)
             case _:
                 pass
 
 
-def _note(looks: Sequence[_Look], at_work: int) -> str:
-    rerun = looks[0].batch.rerun
-    left = sum(not isinstance(look.progress, Succeeded) for look in looks)
-    said = [f"{rerun}: {rerun.batches - left} of {rerun.batches} runs done, {at_work} at work"]
-    halted = [found.run_id for look in looks if (found := blocking(look.progress)) is not None]
+def _note(states: Sequence[_BatchState], working: int) -> str:
+    rerun = states[0].batch.rerun
+    left = sum(not isinstance(state.progress, Succeeded) for state in states)
+    texts = [f"{rerun}: {rerun.batches - left} of {rerun.batches} runs done, {working} at work"]
+    halted = [found.run_id for state in states if (found := blocking(state.progress)) is not None]
     if halted:
-        said.append(
+        texts.append(
             f"halted, because {named_runs(halted)} did not succeed: re-execute what has failed, or "
             f"cancel the rest with dagster-rebalance rerun --cancel {rerun.rerun_id}"
         )
-    said += dict.fromkeys(
-        f"{look.order.partitions} is {look.order}: {how_to_resume(look.order.partitions)}"
-        for look in looks
-        if look.order is not None
+    texts += dict.fromkeys(
+        f"{directive.partitions} is {directive}: {how_to_resume(directive.partitions)}"
+        for state in states
+        if (directive := state.directive) is not None
     )
-    return "; ".join(said)
+    return "; ".join(texts)
 
 
 def _progress(batch: RerunBatch, runs: Sequence[RunSeen]) -> Progress:
-    """How far a batch is: all of its ranges have the same runs, unless a person has edited one."""
+    """The progress of a batch. Its ranges differ only if an operator has edited a run's config."""
     if not runs:
         return ToRequest()
     found = [progress_of(range_, batch.batch_id, runs, max_attempts=1) for range_ in batch.ranges]
@@ -157,14 +151,14 @@ def _progress(batch: RerunBatch, runs: Sequence[RunSeen]) -> Progress:
     )
 
 
-def _order_on(batch: RerunBatch, orders: Sequence[Directive]) -> Directive | None:
+def _directive_on(batch: RerunBatch, orders: Sequence[Directive]) -> Directive | None:
     partitions = dict.fromkeys(range_.topic_partition for range_ in batch.ranges)
     found = [order for one in partitions if (order := in_force(orders, one)) is not None]
     stops = [order for order in found if order.action is Action.STOP]
     return next(iter(stops or found), None)
 
 
-def _unwanted(progress: InFlight, order: Directive) -> list[Cancel]:
-    is_stop = order.action is Action.STOP
+def _unwanted(progress: InFlight, directive: Directive) -> list[Cancel]:
+    is_stop = directive.action is Action.STOP
     run_ids = progress.run_ids if is_stop else (*progress.waiting, *progress.launching)
     return [Cancel(run_id, only_unstarted=not is_stop) for run_id in run_ids]

@@ -1,10 +1,8 @@
-"""Reruns: past ranges are processed again on purpose, and nothing else of the group moves.
+"""Selection of the ranges of a rerun, which processes committed ranges again.
 
-The recorded commits of a group say which ranges were processed. A rerun repeats whole recorded
-ranges, with the same bounds: what is keyed by range is then replaced, and not doubled.
-
-Owns which ranges may be repeated. Those that the group has not committed are its own work. Those
-that Kafka has deleted would leave a hole in the output, so the whole rerun is refused.
+A rerun repeats whole recorded ranges with the same bounds, so output keyed by range is overwritten
+and not doubled. Ranges that the group has not committed are left to the group. If Kafka has deleted
+any of the records, the rerun is refused: it would leave a hole in the output.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
 
-_SHOWN = 5
+_MAX_NAMED = 5
 _SHOWN_RANGE = re.compile(
     r"`(?P<topic>[A-Za-z0-9._-]{1,249})-(?P<number>[0-9]{1,9}) "
     r"\[(?P<start>[0-9]{1,18}), (?P<until>[0-9]{1,18})\)`"
@@ -36,13 +34,9 @@ _SHOWN_RANGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which part of the past a person means: by offsets, or by the time of the commits.
+    """A part of the past: offsets [start, until), or commit times [since, before) since 1970.
 
-    Attributes:
-        start: The first offset.
-        until: The offset behind the last one; None for all that is committed.
-        since: The time of the first commit, in seconds since 1970.
-        before: Commits from this time on are not meant; None for all until now.
+    The end may be None, for everything committed so far.
 
     Raises:
         ConfigurationError: It has neither a first offset nor a first time, or both, or ends before
@@ -68,8 +62,8 @@ class Span:
             msg = "the end of what is to be processed again must lie behind its beginning"
             raise ConfigurationError(msg)
 
-    def takes(self, one: Processed) -> bool:
-        """Whether a range is meant, at least a part of it."""
+    def takes(self, one: ProcessedRange) -> bool:
+        """Whether any part of a range is in the span."""
         if self.since is not None:
             return self.since <= one.at and (self.before is None or one.at < self.before)
         return (self.start or 0) < one.range.until and (
@@ -77,7 +71,7 @@ class Span:
         )
 
     def cuts(self, range_: OffsetRange) -> bool:
-        """Whether only a part of a range is meant."""
+        """Whether only a part of a range is in the span."""
         return self.since is None and (
             range_.start < (self.start or 0)
             or (self.until is not None and self.until < range_.until)
@@ -85,14 +79,13 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Processed:
-    """A range that was committed, as it is recorded.
+class ProcessedRange:
+    """A range whose commit is recorded.
 
     Attributes:
-        range: The range.
         at: When its commit was recorded, in seconds since 1970.
-        is_whole: Whether it is known to be one range. A commit that was recorded by the next owner
-            may stand for several whose bounds are not known any more.
+        is_whole: Whether it is known to be one range. A commit that the next owner recorded may
+            cover several ranges with unknown bounds.
     """
 
     range: OffsetRange
@@ -101,23 +94,17 @@ class Processed:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What is known of the past of one partition.
+class PartitionHistory:
+    """The recorded ranges of a partition, newest first, its committed offset and its log bounds."""
 
-    Attributes:
-        processed: What was committed, newest first.
-        committed: The committed offset; None when there is none.
-        bounds: The offsets that Kafka has.
-    """
-
-    processed: Sequence[Processed]
+    processed: Sequence[ProcessedRange]
     committed: int | None
     bounds: Bounds
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Offsets that a person has asked for, and that are not processed again."""
+    """Offsets of the span that are not processed again, and why."""
 
     range: OffsetRange
     why: str
@@ -128,12 +115,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a rerun repeats.
+    """The ranges of a rerun.
 
     Attributes:
-        ranges: The ranges, in order.
-        widened: Those of them of which only a part was asked for.
-        left_out: What was asked for and is not repeated.
+        widened: The ranges of which only a part is in the span.
+        left_out: The offsets of the span that are not processed again.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -141,8 +127,8 @@ class Selection:
     left_out: tuple[LeftOut, ...]
 
 
-class Apart:
-    """Ranges that do not overlap, found by their offsets: there may be many thousands."""
+class DisjointRanges:
+    """Ranges that do not overlap, sorted for searches: there may be many thousands."""
 
     def __init__(self, ranges: Iterable[OffsetRange] = ()) -> None:
         self._of: dict[TopicPartition, list[OffsetRange]] = {}
@@ -150,30 +136,21 @@ class Apart:
             self.add(range_)
 
     def add(self, range_: OffsetRange) -> None:
-        """Add a range that overlaps none."""
+        """Add a range that overlaps no other."""
         insort(self._of.setdefault(range_.topic_partition, []), range_)
 
-    def shared(self, other: OffsetRange) -> OffsetRange | None:
-        """The first range that has an offset in common with another one; None when none has."""
-        return next(iter(self.all_shared(other)), None)
-
-    def all_shared(self, other: OffsetRange) -> list[OffsetRange]:
-        """The ranges that have an offset in common with another one, in order."""
+    def overlapping(self, other: OffsetRange) -> list[OffsetRange]:
+        """Return the ranges that overlap another one, in order."""
         known = self._of.get(other.topic_partition, [])
         first = bisect_right(known, other.start, key=lambda one: one.start) - 1
         behind = bisect_left(known, other.until, key=lambda one: one.start)
         return [one for one in known[max(0, first) : behind] if one.overlaps(other)]
 
 
-def parts_of(commit: OffsetRange, shown: Iterable[str]) -> tuple[OffsetRange, ...]:
-    """The ranges that a commit stands for, where several were joined and nobody recorded how.
+def joined_ranges(commit: OffsetRange, shown: Iterable[str]) -> tuple[OffsetRange, ...]:
+    """Return the ranges of a commit that joined several, from the texts that its run has shown.
 
-    Args:
-        commit: What was committed.
-        shown: Texts in which the run that has processed it names ranges.
-
-    Returns:
-        The ranges, in order; none when those that are named do not make up the commit.
+    Empty if the ranges in the texts do not make up the commit.
     """
     named = {
         OffsetRange(found["topic"], int(found["number"]), int(found["start"]), int(found["until"]))
@@ -195,72 +172,72 @@ def parts_of(commit: OffsetRange, shown: Iterable[str]) -> tuple[OffsetRange, ..
 
 def select(
     span: Span,
-    past: Mapping[TopicPartition, Past],
+    history: Mapping[TopicPartition, PartitionHistory],
     runs: Iterable[RunSeen],
     planned: Iterable[RerunBatch],
 ) -> Selection:
-    """What a rerun of a part of the past repeats.
+    """Select the ranges of a rerun.
 
     Args:
-        span: Which part.
-        past: What is known of the partitions.
+        span: The part of the past.
+        history: The past of the partitions.
         runs: The live runs of the group.
-        planned: The batches of reruns that are not finished.
+        planned: The unfinished batches of other reruns.
 
     Raises:
-        ConfigurationError: Kafka has deleted some of the records, another rerun is to process some
-            of the ranges, or nothing is left to repeat.
+        ConfigurationError: Kafka has deleted some of the records, another rerun processes some of
+            the ranges, or no range is left.
     """
     live = [run for run in runs if run.is_live]
     ranges: list[OffsetRange] = []
     left_out: list[LeftOut] = []
-    for partition, one in sorted(past.items()):
-        chosen, left = _chosen(partition, span, one, live)
+    for partition, past in sorted(history.items()):
+        chosen, left = _chosen(partition, span, past, live)
         ranges += chosen
         left_out += left
-    _refuse_company(ranges, live, planned)
-    _refuse_holes(ranges, past)
+    _refuse_planned(ranges, live, planned)
+    _refuse_deleted(ranges, history)
     if not ranges:
-        shown = "; ".join(map(str, left_out[:_SHOWN])) or "no commit of that time is recorded"
+        shown = "; ".join(map(str, left_out[:_MAX_NAMED])) or "no commit of that time is recorded"
         msg = f"there is nothing to process again: {shown}"
         raise ConfigurationError(msg)
     return Selection(tuple(ranges), tuple(filter(span.cuts, ranges)), tuple(left_out))
 
 
 def _chosen(
-    partition: TopicPartition, span: Span, past: Past, live: Sequence[RunSeen]
+    partition: TopicPartition, span: Span, past: PartitionHistory, live: Sequence[RunSeen]
 ) -> tuple[list[OffsetRange], list[LeftOut]]:
     newest, replaced = _newest(past.processed)
-    at_work = [
+    of_group = [
         run
         for run in live
         if not rerun_of(run.batch_id) and any(r.topic_partition == partition for r in run.ranges)
     ]
     # A range may have been processed twice with the same bounds: each of its times counts.
     taken = {one.range for one in past.processed if span.takes(one)}
-    meant = sorted((one for one in newest if one.range in taken), key=lambda one: one.range)
+    wanted = sorted((one for one in newest if one.range in taken), key=lambda one: one.range)
     chosen, left = [], []
-    for one in meant:
-        why = _why_left_out(one, past.committed, at_work)
+    for one in wanted:
+        why = _why_left_out(one, past.committed, of_group)
         if why:
             left.append(LeftOut(one.range, why))
         else:
             chosen.append(one.range)
     left += [_replaced(one.range, by) for one, by in replaced if span.takes(one)]
-    known = [one.range for one in (*meant, *(one for one, _ in replaced))]
-    left += _unknown(partition, span, past.committed or 0, known)
+    known = [one.range for one in (*wanted, *(one for one, _ in replaced))]
+    left += _unrecorded(partition, span, past.committed or 0, known)
     return chosen, sorted(left, key=lambda one: one.range)
 
 
 def _newest(
-    processed: Iterable[Processed],
-) -> tuple[list[Processed], list[tuple[Processed, list[OffsetRange]]]]:
-    """What was processed last at each offset; and what else was, each with its newer ranges."""
-    newest: list[Processed] = []
-    replaced: list[tuple[Processed, list[OffsetRange]]] = []
-    known = Apart()
+    processed: Iterable[ProcessedRange],
+) -> tuple[list[ProcessedRange], list[tuple[ProcessedRange, list[OffsetRange]]]]:
+    """The newest ranges at each offset, and the replaced ones, each with its newer ranges."""
+    newest: list[ProcessedRange] = []
+    replaced: list[tuple[ProcessedRange, list[OffsetRange]]] = []
+    known = DisjointRanges()
     for one in processed:
-        newer = known.all_shared(one.range)
+        newer = known.overlapping(one.range)
         if not newer:
             newest.append(one)
             known.add(one.range)
@@ -270,14 +247,14 @@ def _newest(
 
 
 def _replaced(range_: OffsetRange, newer: Sequence[OffsetRange]) -> LeftOut:
-    named = ", ".join(map(str, newer[:_SHOWN]))
-    more = f" and {len(newer) - _SHOWN} more" if len(newer) > _SHOWN else ""
+    named = ", ".join(map(str, newer[:_MAX_NAMED]))
+    more = f" and {len(newer) - _MAX_NAMED} more" if len(newer) > _MAX_NAMED else ""
     return LeftOut(
         range_, f"offsets of it were processed again later, with other bounds: {named}{more}"
     )
 
 
-def _why_left_out(one: Processed, committed: int | None, live: Iterable[RunSeen]) -> str:
+def _why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[RunSeen]) -> str:
     if committed is None:
         return "the group has no committed offset, so it will process these offsets itself"
     if one.range.until > committed:
@@ -287,14 +264,14 @@ def _why_left_out(one: Processed, committed: int | None, live: Iterable[RunSeen]
             "its commit was recorded late, when its member was gone, and may stand for several "
             "ranges whose bounds are not known"
         )
-    at_work = [run.run_id for run in live if any(one.range.overlaps(r) for r in run.ranges)]
-    return f"{named_runs(at_work)} of the group may be at work on it" if at_work else ""
+    working = [run.run_id for run in live if any(one.range.overlaps(r) for r in run.ranges)]
+    return f"{named_runs(working)} of the group may be at work on it" if working else ""
 
 
-def _unknown(
+def _unrecorded(
     partition: TopicPartition, span: Span, committed: int, known: Iterable[OffsetRange]
 ) -> Iterator[LeftOut]:
-    """What was asked for by offsets, and is in no recorded commit."""
+    """The offsets of the span that no recorded commit covers."""
     if span.start is None:
         return
     at, end = span.start, committed if span.until is None else span.until
@@ -303,46 +280,45 @@ def _unknown(
         pieces.append((at, min(range_.start, end)))
         at = max(at, range_.until)
     pieces.append((at, end))
+    not_yet = f"not committed yet: the group is at offset {committed}, and processes them itself"
     for start, until in pieces:
         for first, behind, why in (
             (start, min(until, committed), "no recorded commit covers these offsets"),
-            (
-                max(start, committed),
-                until,
-                f"not committed yet: the group is at offset {committed}, and processes them itself",
-            ),
+            (max(start, committed), until, not_yet),
         ):
             if first < behind:
                 yield LeftOut(OffsetRange(partition.topic, partition.partition, first, behind), why)
 
 
-def _refuse_company(
+def _refuse_planned(
     ranges: Iterable[OffsetRange], live: Iterable[RunSeen], planned: Iterable[RerunBatch]
 ) -> None:
-    known = Apart(ranges)
+    """Refuse ranges that another rerun processes."""
+    known = DisjointRanges(ranges)
     for batch in planned:
-        _refuse_shared(
-            known,
-            batch.ranges,
-            f"rerun {batch.rerun.rerun_id}",
-            f"cancel it with dagster-rebalance rerun --cancel {batch.rerun.rerun_id}",
-        )
+        rerun_id = batch.rerun.rerun_id
+        how = f"cancel it with dagster-rebalance rerun --cancel {rerun_id}"
+        _refuse_shared(known, batch.ranges, f"rerun {rerun_id}", how)
     for run in live:
         if rerun_of(run.batch_id):
-            whose = f"{named_runs([run.run_id])} of rerun {rerun_of(run.batch_id)}"
-            _refuse_shared(known, run.ranges, whose, "cancel that run")
+            rival = f"{named_runs([run.run_id])} of rerun {rerun_of(run.batch_id)}"
+            _refuse_shared(known, run.ranges, rival, "cancel that run")
 
 
-def _refuse_shared(known: Apart, theirs: Iterable[OffsetRange], whose: str, how: str) -> None:
-    shared = next(filter(None, map(known.shared, theirs)), None)
+def _refuse_shared(
+    known: DisjointRanges, others: Iterable[OffsetRange], rival: str, how: str
+) -> None:
+    shared = next((one for other in others for one in known.overlapping(other)), None)
     if shared is not None:
-        msg = f"{whose} is to process {shared} already: wait for its end, or {how}"
+        msg = f"{rival} is to process {shared} already: wait for its end, or {how}"
         raise ConfigurationError(msg)
 
 
-def _refuse_holes(ranges: Sequence[OffsetRange], past: Mapping[TopicPartition, Past]) -> None:
+def _refuse_deleted(
+    ranges: Sequence[OffsetRange], history: Mapping[TopicPartition, PartitionHistory]
+) -> None:
     for range_ in ranges:
-        bounds = past[range_.topic_partition].bounds
+        bounds = history[range_.topic_partition].bounds
         if range_.until > bounds.until:
             msg = (
                 f"Kafka does not have all records of {range_}: its log ends at {bounds.until}. It "
@@ -350,15 +326,15 @@ def _refuse_holes(ranges: Sequence[OffsetRange], past: Mapping[TopicPartition, P
             )
             raise ConfigurationError(msg)
         if range_.start < bounds.start:
-            there = [
+            present = [
                 r.start
                 for r in ranges
                 if r.topic_partition == range_.topic_partition and r.start >= bounds.start
             ]
             first = (
-                f"The first whole range that is there begins at {there[0]}: rerun "
-                f"{selector_of(range_.topic_partition)} --from-offset {there[0]}"
-                if there
+                f"The first whole range that is there begins at {present[0]}: rerun "
+                f"{selector_of(range_.topic_partition)} --from-offset {present[0]}"
+                if present
                 else "None of its ranges is still there as a whole"
             )
             msg = (

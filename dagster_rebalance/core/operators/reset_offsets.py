@@ -1,9 +1,8 @@
-"""A person moves committed offsets: which moves can be, and what must not be under way meanwhile.
+"""Reset of committed offsets: the possible moves, and the work that must not be running.
 
-Owns that nothing in flight is lost or done twice by a move. A claim names offsets behind the
-committed one, and goes with it. So nobody may be at work on a claim, and no member may be there: it
-would go on from what it has read. What is stored names the log that the offset belongs to, as the
-commit of a member does, so that a later cut or a topic made anew is noticed.
+A reset must neither lose nor repeat work in flight. Claims lie beyond the committed offset and are
+dropped with it, so no run may work on one, and the group must have no member, which would continue
+from its own state. The new offset names its log, so a later truncation or recreation is detected.
 """
 
 from __future__ import annotations
@@ -25,20 +24,18 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.reporting.group_status import Owners
 
-_TIMEOUTS_WAITED = 2
-"""How often the time-out of a run must have passed since its end, which another machine's clock
-has told."""
+_TIMEOUTS_AFTER_END = 2
+"""Heartbeat time-outs that must pass after the end of a run, which has another machine's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One partition whose committed offset is moved.
+    """A partition whose committed offset is moved.
 
     Attributes:
-        partition: The partition.
-        shown: What was committed when the move was planned; None where nothing was.
-        stored: What is stored instead.
-        claims: How many claimed ranges are dropped with the old one.
+        shown: The committed offset when the move was planned.
+        stored: The new offset with its metadata.
+        claims: The number of claimed ranges that are dropped.
     """
 
     partition: TopicPartition
@@ -48,12 +45,12 @@ class Move:
 
     @property
     def before(self) -> int | None:
-        """The committed offset; None where there is none."""
+        """The committed offset before the move."""
         return None if self.shown is None else self.shown.offset
 
     @property
     def may_repeat(self) -> bool:
-        """Whether the output may have offsets that are read now, in ranges with other bounds."""
+        """Whether offsets may be read again that the output has in ranges with other bounds."""
         return self.before is None or self.stored.offset <= self.before or self.claims > 0
 
     def __str__(self) -> str:
@@ -73,17 +70,12 @@ class Move:
         return f"{-by} offsets again" if by else "the same offset"
 
 
-def moves(
+def plan_moves(
     wanted: Mapping[TopicPartition, int],
     found: Mapping[TopicPartition, Found],
     claims: Mapping[TopicPartition, int],
 ) -> tuple[Move, ...]:
-    """The moves to the wanted offsets.
-
-    Args:
-        wanted: The partitions, each with the next offset to be read.
-        found: What Kafka says of them.
-        claims: How many ranges are claimed of each.
+    """Plan the moves to the wanted offsets, given the number of claimed ranges of each partition.
 
     Raises:
         ConfigurationError: Kafka has no such offset, or a leader does not answer.
@@ -96,7 +88,7 @@ def moves(
 
 def _move(partition: TopicPartition, offset: int, found: Found | None, claims: int) -> Move:
     if found is None or not found.bounds.is_known:
-        msg = f"the leader of {partition} does not answer, so nobody knows its offsets: try again"
+        msg = f"the leader of {partition} does not answer, so its offsets are unknown: try again"
         raise ConfigurationError(msg)
     bounds = found.bounds
     if not bounds.start <= offset <= bounds.until:
@@ -110,7 +102,7 @@ def _move(partition: TopicPartition, offset: int, found: Found | None, claims: i
 
 
 def unreadable(found: Mapping[TopicPartition, Found]) -> tuple[TopicPartition, ...]:
-    """The partitions beside whose offset stands a text that cannot be read."""
+    """Return the partitions whose offset metadata cannot be read."""
     return tuple(
         partition
         for partition, one in found.items()
@@ -119,15 +111,13 @@ def unreadable(found: Mapping[TopicPartition, Found]) -> tuple[TopicPartition, .
 
 
 @dataclass(frozen=True, slots=True)
-class AtWork:
-    """What is known of the work of a group that is about to be moved.
+class GroupWork:
+    """The members and runs of a group whose offsets are to be moved.
 
     Attributes:
-        owners: The members of the group.
-        runs: Its runs.
-        written_off: Those that ended in Dagster, and whose process has not said so.
+        written_off: Runs that ended in Dagster and whose process has not confirmed it.
         now_s: The time, in seconds since 1970.
-        heartbeat_timeout_s: When a run counts as dead that does not say so itself.
+        heartbeat_timeout_s: When a run without a heartbeat counts as dead.
     """
 
     owners: Owners
@@ -137,11 +127,7 @@ class AtWork:
     heartbeat_timeout_s: float
 
     def obstacles(self, partitions: Collection[TopicPartition]) -> Iterator[str]:
-        """Why nothing may be moved now, each with what to do.
-
-        Args:
-            partitions: What is to be moved.
-        """
+        """Return why the partitions cannot be moved now, each with what to do."""
         if self.owners.members:
             names = sorted({self.owners.name(member) for member in self.owners.members})
             count = len(self.owners.members)
@@ -151,10 +137,10 @@ class AtWork:
                 "leave when their work is done; one that was killed counts for up to a session "
                 "time-out"
             )
-        for run, those in _touching(partitions, (*self.runs, *self.written_off)):
+        for run, touched in _touching(partitions, (*self.runs, *self.written_off)):
             if self._is_dead(run):
                 continue
-            which = f"{named_runs([run.run_id])} may be at work on {named(those)}"
+            which = f"{named_runs([run.run_id])} may be at work on {named(touched)}"
             if run.is_over or run.awaits_retry:
                 yield f"{which}: wait for its end, or cancel it"
             elif run.ended_at is None:
@@ -169,45 +155,44 @@ class AtWork:
                 )
 
     def doubts(self, partitions: Collection[TopicPartition]) -> Iterator[str]:
-        """What nobody knows of runs that count as dead, and a person has to see to."""
+        """Return what an operator must check about runs that count as dead."""
         dead = [
             run.run_id for run, _ in _touching(partitions, self.written_off) if self._is_dead(run)
         ]
         if dead:
+            its = "its" if len(dead) == 1 else "their"
             yield (
-                f"{named_runs(dead)} ended in Dagster without a word of {_its(dead)} process, and "
+                f"{named_runs(dead)} ended in Dagster without a word of {its} process, and "
                 "no member has looked after what is left. If you use a Spark Connect server, make "
-                f"sure that it does no work of {_its(dead)} any more."
+                f"sure that it does no work of {its} any more."
             )
 
     def _is_dead(self, run: RunSeen) -> bool:
-        """Tell whether nothing but Spark work can be left of a run that is not known to be over."""
+        """Whether only external work can be left of a run that is not known to be over."""
         return not (run.is_over or run.awaits_retry) and (
             run.is_gone or self.now_s >= self._dead_at(run)
         )
 
     def _dead_at(self, run: RunSeen) -> float:
         timeout_s = max(self.heartbeat_timeout_s, run.heartbeat_timeout_s)
-        return float("inf") if run.ended_at is None else run.ended_at + _TIMEOUTS_WAITED * timeout_s
+        if run.ended_at is None:
+            return float("inf")
+        return run.ended_at + _TIMEOUTS_AFTER_END * timeout_s
 
 
 def _touching(
     partitions: Collection[TopicPartition], runs: Iterable[RunSeen]
 ) -> Iterator[tuple[RunSeen, list[TopicPartition]]]:
-    """The live runs that may work on any of the partitions, each once, with these."""
+    """The live runs that may work on any of the partitions, each once, with these partitions."""
     wanted = set(partitions)
-    touched: dict[str, tuple[RunSeen, set[TopicPartition]]] = {}
+    by_run: dict[str, tuple[RunSeen, set[TopicPartition]]] = {}
     for run in runs:
         if run.is_live:
-            _, those = touched.setdefault(run.run_id, (run, set()))
-            those |= {range_.topic_partition for range_ in run.ranges} & wanted
-            those |= (run.may_work_on or frozenset()) & wanted
+            _, touched = by_run.setdefault(run.run_id, (run, set()))
+            touched |= {range_.topic_partition for range_ in run.ranges} & wanted
+            touched |= (run.may_work_on or frozenset()) & wanted
             if not (run.is_over or run.ranges) and run.may_work_on is None:
-                those |= wanted  # a streaming run whose last sign was lost
-    for run, those in touched.values():
-        if those:
-            yield run, sorted(those)
-
-
-def _its(run_ids: Sequence[str]) -> str:
-    return "its" if len(run_ids) == 1 else "their"
+                touched |= wanted  # a streaming run whose last heartbeat was lost
+    for run, touched in by_run.values():
+        if touched:
+            yield run, sorted(touched)

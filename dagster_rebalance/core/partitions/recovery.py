@@ -27,8 +27,8 @@ person has committed an offset.
 # arrive after the release carry an earlier epoch and are dropped.
 #
 # In streaming runs a claim names the run in its batch id. The next owner takes the range over under
-# its own id (`core.streaming.claims`), once the former run reports that it no longer works on the
-# partition, or its lease has expired.
+# its own id (`core.streaming.stream_claims`), once the former run reports that it no longer works
+# on the partition, or its lease has expired.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Gaps in the recorded commits of a group: offsets that no commit covers, between others that do.
 
-Commits of a partition follow each other, so a gap means that somebody has moved the committed
-offset forward, or that records were deleted before they were processed. Where a person has moved it
-with `dagster-rebalance reset`, the gap is on purpose.
+A gap means that the committed offset was moved forward, or that records were deleted before they
+were processed. An offset moved with `dagster-rebalance reset` leaves a recorded skip.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded commit, or several that were joined.
-
-    Attributes:
-        range: What was committed.
-        run_id: The run of the last commit in it.
-    """
+    """A recorded commit, or several joined ones, and the run of the last commit in it."""
 
     range: OffsetRange
     run_id: str
@@ -33,13 +27,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets that no recorded commit covers.
-
-    Attributes:
-        range: The offsets.
-        before: What was recorded right before them.
-        after: What was recorded right behind them.
-    """
+    """Offsets that no recorded commit covers, and the records on both sides."""
 
     range: OffsetRange
     before: Recorded
@@ -53,29 +41,29 @@ class Gap:
 
 
 def gaps(records: Iterable[Recorded], skips: Collection[OffsetRange] = ()) -> tuple[Gap, ...]:
-    """The gaps between recorded commits, by partition.
+    """Return the gaps between recorded commits, by partition.
 
-    Records of one partition may overlap, and come in another order than their offsets: a commit is
-    recorded late, or once more. One that lies below all others means that the offset was moved back
-    or that the topic was made anew: what was recorded before it does not count any more.
+    Records of a partition may overlap and be out of order: a commit may be recorded late, or twice.
+    A record below all others means that the offset was moved back or the topic was recreated, so
+    the earlier records are ignored.
 
     Args:
-        records: What was recorded, oldest first.
-        skips: What people have skipped, on record.
+        records: The recorded commits, oldest first.
+        skips: The recorded skips of operators.
     """
-    of: dict[TopicPartition, list[Recorded]] = {}
+    by_partition: dict[TopicPartition, list[Recorded]] = {}
     for record in records:
-        those = of.setdefault(record.range.topic_partition, [])
-        if those and record.range.until < min(known.range.start for known in those):
-            those.clear()
-        those.append(record)
-    found = (gap for partition in sorted(of) for gap in _between(of[partition]))
+        earlier = by_partition.setdefault(record.range.topic_partition, [])
+        if earlier and record.range.until < min(known.range.start for known in earlier):
+            earlier.clear()
+        earlier.append(record)
+    found = (gap for partition in sorted(by_partition) for gap in _between(by_partition[partition]))
     skipped = _joined(skips)
     return tuple(gap for gap in found if not any(_covers(skip, gap.range) for skip in skipped))
 
 
 def _joined(skips: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Skips that follow each other as one: a person may go on where the last one ended."""
+    """Join adjacent skips: an operator may skip in several steps."""
     joined: list[OffsetRange] = []
     for skip in sorted(skips):
         last = joined[-1] if joined else skip
@@ -93,16 +81,11 @@ def _covers(skip: OffsetRange, missing: OffsetRange) -> bool:
 
 
 def _between(records: list[Recorded]) -> Iterable[Gap]:
-    first, *others = sorted(records, key=lambda record: record.range)
-    last = first
+    last, *others = sorted(records, key=lambda record: record.range)
     for record in others:
-        if record.range.start > last.range.until:
-            missing = OffsetRange(
-                record.range.topic,
-                record.range.partition,
-                last.range.until,
-                record.range.start,
-            )
+        range_ = record.range
+        if range_.start > last.range.until:
+            missing = OffsetRange(range_.topic, range_.partition, last.range.until, range_.start)
             yield Gap(missing, last, record)
-        if record.range.until >= last.range.until:
+        if range_.until >= last.range.until:
             last = record

@@ -1,8 +1,7 @@
-"""What somebody who is no member sees of the partitions of a group, as columns and as sentences.
+"""Group status: the partitions of a group as a client outside of the group sees them.
 
-Owns how Kafka's word on members and an `OwnedPartition`, taken in as its next owner would, become
-one row for each partition. The sentences are those of `explain`, so that a command and a member say
-the same.
+Each row combines Kafka's members with an `OwnedPartition` in the state that its next owner would
+have. The sentences are those of `explain`, so commands and members report the same.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ _SILENT_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class MemberSeen:
+class GroupMember:
     """A member of a group, as Kafka shows it.
 
     Attributes:
-        member_id: Kafka's id of it.
         address: Its client id and host.
-        owns: The partitions that it has. During a hold, Kafka does not count those that it has been
-            asked for.
-        is_to_own: The partitions that it has or will be given; empty where Kafka does not say.
+        owns: Its partitions. During a hold, Kafka omits the requested ones.
+        is_to_own: Its target assignment; empty if Kafka does not report it.
     """
 
     member_id: str
@@ -43,15 +40,13 @@ class MemberSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
-    """What a member has recorded of its assignment in Dagster.
+class RecordedAssignment:
+    """An assignment that a member has recorded in Dagster.
 
     Attributes:
-        member_id: Kafka's id of it.
         name: The code location, or the streaming run.
-        run_id: The streaming run that it lives in; any other text of what is none.
-        partitions: What it was given then.
-        is_run: Whether it is a streaming run.
+        run_id: The streaming run of the member; any other text if there is none.
+        is_run: Whether the member is a streaming run.
     """
 
     member_id: str
@@ -63,39 +58,34 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who has which partition.
+    """The owners of partitions: members in Kafka, and recorded assignments, newest first."""
 
-    Attributes:
-        members: As Kafka shows them.
-        assigned: As members have recorded it, newest first.
-    """
+    members: tuple[GroupMember, ...]
+    assigned: tuple[RecordedAssignment, ...] = ()
 
-    members: tuple[MemberSeen, ...]
-    assigned: tuple[Assigned, ...] = ()
-
-    def name(self, member: MemberSeen) -> str:
-        """The code location or the streaming run of a member; its client where that is unknown."""
+    def name(self, member: GroupMember) -> str:
+        """Return the code location or streaming run of a member, or its address if unknown."""
         known = (one.name for one in self.assigned if one.member_id == member.member_id)
         return next(known, member.address)
 
     def owner(self, partition: TopicPartition) -> str:
-        """Who has a partition; empty when nobody has."""
+        """Return the name of the owner; empty if there is none."""
         return next((self.name(m) for m in self.members if partition in m.owns), "")
 
     def owned_by(self, run_id: str) -> frozenset[TopicPartition]:
-        """The partitions that a streaming run has."""
+        """Return the partitions of a streaming run."""
         ids = {one.member_id for one in self.assigned if one.run_id == run_id}
         return frozenset(p for m in self.members if m.member_id in ids for p in m.owns)
 
     def streams(self, partition: TopicPartition) -> bool:
-        """Whether a streaming run has a partition."""
+        """Whether a streaming run owns a partition."""
         runs = {one.member_id for one in self.assigned if one.is_run}
         return any(m.member_id in runs for m in self.members if partition in m.owns)
 
     def hold(self, partition: TopicPartition) -> str:
-        """Who still holds a partition that Kafka has asked for, and who waits for it.
+        """Return which member holds a requested partition, and which one waits for it.
 
-        Empty when it has an owner that may keep it, or the group has no members.
+        Empty if its owner keeps it, or the group has no members.
         """
         owners = [m for m in self.members if partition in m.owns]
         heirs = [m for m in self.members if partition in m.is_to_own and m not in owners]
@@ -109,14 +99,12 @@ class Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class SensorSeen:
+class SensorState:
     """A sensor that keeps members of a group, as Dagster shows it.
 
     Attributes:
-        name: The sensor.
-        is_on: Whether a person or its code has turned it on.
-        silent_for_s: How long ago its last tick began; None where it had none.
-        error: What its last tick failed with; empty where it did not fail.
+        silent_for_s: The time since the begin of its last tick; None if there is none.
+        error: The error of its last tick.
     """
 
     name: str
@@ -149,20 +137,15 @@ class SensorSeen:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition of a group.
+    """One partition of a group. `committed`, `end` and `lag` are None if unknown.
 
     Attributes:
-        partition: The partition.
-        owner: Who has it; empty when nobody has.
-        committed: The next offset to be read; None when the group has committed none.
         claims: The claimed ranges, each with its batch.
-        end: The offset behind the last record; None when its leader does not answer.
-        lag: Records that are not committed yet; None when that is not known.
-        runs: The runs that may be at work on it.
-        hold: Who holds it, or waits for it; empty when it is with its owner.
-        stopped: Why it is stopped; empty when it is not.
-        ordered: What a person has ordered; empty when nobody has.
-        sentence: What it waits for.
+        runs: The runs that may work on it.
+        hold: The members that hold it or wait for it; empty if its owner keeps it.
+        stopped: Why it is stopped.
+        ordered: The directive of an operator.
+        sentence: Why it does or does not make progress.
     """
 
     partition: TopicPartition
@@ -181,13 +164,13 @@ class PartitionStatus:
 def status_of(
     owned: OwnedPartition, found: Found | None, owners: Owners, now: float
 ) -> PartitionStatus:
-    """One row.
+    """Return the status of a partition in the state that its next owner would have.
 
     Args:
-        owned: The partition, taken in as its next owner would.
-        found: What Kafka says of it; None while a leader does not verify the committed offset.
-        owners: Who has it.
-        now: On the clock with which `owned` was taken in.
+        owned: The partition.
+        found: Its offsets in Kafka; None while its leader does not verify the committed one.
+        owners: The owners of all partitions.
+        now: The current time of the clock of `owned`.
     """
     stored = None if found is None else found.stored
     committed = None if stored is None else stored.offset
@@ -196,11 +179,9 @@ def status_of(
         end = found.bounds.until
         begins = owned.ledger.next_offset if owned.ledger else committed
         lag = None if begins is None else max(0, end - max(begins, found.bounds.start))
-    # What its owner is about to write or record, it writes in a moment, and nobody else does; and
-    # only the owner knows since when records wait.
-    seen = replace(owned, pending=None, unrecorded=None, backlog_since=None)
+    # Only the owner has pending writes, and knows since when records wait.
     sentence = explain_partition(
-        seen,
+        replace(owned, pending=None, unrecorded=None, backlog_since=None),
         now,
         streams=owners.streams(owned.partition),
         has_members=bool(owners.members),
@@ -223,34 +204,26 @@ def status_of(
     )
 
 
-def why_no_member(sensors: Iterable[SensorSeen]) -> tuple[str, ...]:
-    """Why a group has no member, and what to do.
-
-    Args:
-        sensors: Those of the group.
-    """
+def why_no_member(sensors: Iterable[SensorState]) -> tuple[str, ...]:
+    """Return why a group has no member, and what to do, from its sensors."""
     unknown = (
         "Turn its sensor on. If it is on, see its last tick and whether its code location loads"
     )
-    said = [sensor.why_no_member for sensor in sensors] or [unknown]
-    return ("The group has no member, so nothing new is begun", *said)
+    reasons = [sensor.why_no_member for sensor in sensors] or [unknown]
+    return ("The group has no member, so nothing new is begun", *reasons)
 
 
 def explanation(status: PartitionStatus, *, has_members: bool) -> tuple[str, ...]:
-    """A partition in sentences: what it waits for, why, and what to do.
-
-    Args:
-        status: The partition.
-        has_members: Whether the group has any.
-    """
-    said = [status.sentence]
+    """Explain a partition in sentences: its state, its owner, and what to do."""
+    sentences = [status.sentence]
     if has_members and status.owner:
-        said.append(f"Its owner is {status.owner}" + (f"; {status.hold}" if status.hold else ""))
+        hold = f"; {status.hold}" if status.hold else ""
+        sentences.append(f"Its owner is {status.owner}{hold}")
     elif has_members:
-        said.append(
-            f"It has no owner at the moment: {status.hold}. Whoever holds a partition waits for "
-            "the runs at work on it, no longer than hold_limit_s; cancelling these ends the wait"
+        sentences.append(
+            f"It has no owner at the moment: {status.hold}. The holder waits for the runs on the "
+            "partition for at most hold_limit_s; cancel these runs to end the wait"
         )
     if status.end is None:
-        said.append("Its leader does not answer: see to the brokers")
-    return tuple(said)
+        sentences.append("Its leader does not answer: check the brokers")
+    return tuple(sentences)

@@ -1,8 +1,7 @@
-"""The lag of a whole group: how many offsets wait, in which partitions, and why.
+"""Lag of a whole group: how many records wait, in which partitions, and why.
 
-Owns what counts as lag (the end of the log without the committed offset, whoever owns the
-partition), which member observes it, and how often. It also owns when lag is too large. A partition
-whose leader did not answer has no lag here, and is counted as unknown instead of as 0.
+Lag is the end of the log minus the committed offset, whoever owns the partition. A partition whose
+leader did not answer has unknown lag, not 0.
 """
 
 from __future__ import annotations
@@ -20,25 +19,21 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import Found
     from dagster_rebalance.core.model.start_position import Start
 
-_QUIET = 5
-"""While nothing changes, the lag is observed only every fifth time."""
+_UNCHANGED_INTERVALS = 5
+"""Unchanged lag is observed only every fifth interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """The lag of one partition.
+    """The lag of one partition. `committed`, `end` and `lag` are None if unknown.
 
     Attributes:
-        partition: The partition.
-        committed: The next offset to be read; None when the group has no committed offset.
-        end: The end of the log, or the first open transaction; None when it is not known.
-        lag: Offsets that wait; None when it is not known.
+        end: The end of the log, or the first open transaction.
         is_late: Whether a record waits for longer than the limit in seconds.
-        is_undated: Whether that is not known, because a timestamp of the log lies in the future.
-        state: Why the partition stands still, or that its leader did not answer; empty when it goes
-            on.
-        run_id: The run that works on it; empty when none is known.
-        failed_run: The last run that failed on it, if that is why it is stopped.
+        is_undated: Whether that is unknown, because a timestamp lies in the future.
+        state: Why the partition makes no progress, or that its leader did not answer.
+        run_id: A run that works on it.
+        failed_run: The last failed run, if it stopped the partition.
     """
 
     partition: TopicPartition
@@ -57,9 +52,9 @@ class GroupLag:
     """The lag of all partitions of a group at one time.
 
     Attributes:
-        partitions: All of them: those whose lag is not known, then the largest lag first.
-        stopped: How many cannot go on.
-        paused: How many people have paused or stopped.
+        partitions: The partitions with unknown lag, then the others by lag, largest first.
+        stopped: The number of stopped partitions.
+        paused: The number of partitions that operators have paused or stopped.
         missing: The topics that Kafka does not have.
     """
 
@@ -70,17 +65,17 @@ class GroupLag:
 
     @property
     def total(self) -> int:
-        """The offsets that wait in all partitions whose lag is known."""
+        """The sum of all known lags."""
         return sum(row.lag or 0 for row in self.partitions)
 
     @property
     def most(self) -> int:
-        """The largest lag of any one partition."""
+        """The largest lag of a partition."""
         return max((row.lag or 0 for row in self.partitions), default=0)
 
     @property
     def unknown(self) -> tuple[TopicPartition, ...]:
-        """The partitions whose lag is not known."""
+        """The partitions with unknown lag."""
         return tuple(row.partition for row in self.partitions if row.lag is None)
 
     def __str__(self) -> str:
@@ -93,10 +88,10 @@ class GroupLag:
         worst = next((row for row in self.partitions if row.lag), None)
         if worst is not None and count > 1:
             text += f", largest {worst.partition} ({worst.lag:,})"
-        at_work = [row.run_id for row in self.partitions if row.run_id]
-        if at_work:
-            runs = len(set(at_work))
-            text += f"; {runs} run{_s(runs)} working on {len(at_work)} of them"
+        working = [row.run_id for row in self.partitions if row.run_id]
+        if working:
+            runs = len(set(working))
+            text += f"; {runs} run{_s(runs)} working on {len(working)} of them"
         for number, what in ((self.stopped, "stopped"), (self.paused, "paused by people")):
             text += f"; {number:,} {what}" if number else ""
         if self.unknown:
@@ -105,17 +100,17 @@ class GroupLag:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What is known of the partitions of a group besides their offsets.
+class GroupState:
+    """The state of the partitions of a group, besides their offsets.
 
     Attributes:
-        stopped: Those that cannot go on, with the reasons.
-        ordered: Those that people have paused or stopped, with the orders.
-        working: The runs that work on partitions, by partition.
-        failed: Of stopped partitions, the last run that failed, its batch, and its error, which is
-            empty where it is not known.
+        stopped: The stopped partitions, with the reasons.
+        ordered: The partitions that operators have paused or stopped, with the directives.
+        working: A run that works on each partition.
+        failed: For stopped partitions, the last failed run, its batch, and its error (empty if
+            unknown).
         missing: The topics of the group that Kafka does not have.
-        told: Those of the stopped partitions whose owners have said so.
+        reported: The stopped partitions whose owners have reported the stop.
     """
 
     stopped: Mapping[TopicPartition, str] = field(default_factory=dict)
@@ -123,11 +118,11 @@ class Standing:
     working: Mapping[TopicPartition, str] = field(default_factory=dict)
     failed: Mapping[TopicPartition, tuple[str, str, str]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
-    told: frozenset[TopicPartition] = frozenset()
+    reported: frozenset[TopicPartition] = frozenset()
 
 
 def why_missing(topic: str) -> str:
-    """Why nothing of a topic is read, and what to do."""
+    """Return why no record of a topic is read, and what to do."""
     return (
         f"topic {topic} does not exist, or the principal may not see it, so nothing of it is read; "
         "other topics go on. Create it, grant the ACL READ on it, or take it out of `topics`"
@@ -137,67 +132,58 @@ def why_missing(topic: str) -> str:
 def group_lag(
     partitions: Iterable[TopicPartition],
     found: Mapping[TopicPartition, Found],
-    standing: Standing,
+    state: GroupState,
     *,
     start_from: Start,
     late: Late | None = None,
 ) -> GroupLag:
-    """The lag of a group.
+    """Return the lag of a group.
 
     Args:
         partitions: All partitions of its topics.
-        found: What Kafka said of them; nothing of those whose leaders did not answer.
-        standing: What else is known.
-        start_from: Where a partition without a committed offset begins.
-        late: Those in which a record waits for longer than the limit.
+        found: The offsets of the partitions whose leaders answered.
+        state: The state of the partitions.
+        start_from: The start position of partitions without a committed offset.
+        late: The partitions in which a record waits for too long.
     """
     late = late or Late()
     rows = [
         replace(
-            _row(partition, found.get(partition), standing, start_from),
+            _row(partition, found.get(partition), state, start_from),
             is_late=partition in late.partitions,
             is_undated=partition in late.undated,
         )
         for partition in partitions
     ]
     rows.sort(key=lambda row: (-MAX_OFFSET if row.lag is None else -row.lag, row.partition))
-    stopped = standing.stopped.keys()
-    paused = len(standing.ordered.keys() - stopped)
-    return GroupLag(tuple(rows), len(stopped), paused, standing.missing)
+    paused = len(state.ordered.keys() - state.stopped.keys())
+    return GroupLag(tuple(rows), len(state.stopped), paused, state.missing)
 
 
 def _row(
-    partition: TopicPartition,
-    found: Found | None,
-    standing: Standing,
-    start_from: Start,
+    partition: TopicPartition, found: Found | None, state: GroupState, start_from: Start
 ) -> PartitionLag:
-    state = standing.stopped.get(partition) or standing.ordered.get(partition, "")
-    state = state.removeprefix(f"{partition}: ")
+    why = state.stopped.get(partition) or state.ordered.get(partition, "")
+    why = why.removeprefix(f"{partition}: ")
     committed = end = lag = None
     if found is not None and found.stored is not None:
         committed = found.stored.offset
     if found is None or not found.bounds.is_known:
-        state = state or "its leader did not answer in time"
+        why = why or "its leader did not answer in time"
     else:
         end = found.bounds.until
         first = first_offset(start_from, found.bounds, found.not_older)
         lag = max(0, end - (first if committed is None else committed))
-    run_id = standing.working.get(partition, "")
-    failed_run, *_ = standing.failed.get(partition, ("",))
+    run_id = state.working.get(partition, "")
+    failed_run, *_ = state.failed.get(partition, ("",))
     return PartitionLag(
-        partition, committed, end, lag, state=state, run_id=run_id, failed_run=failed_run
+        partition, committed, end, lag, state=why, run_id=run_id, failed_run=failed_run
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The partitions in which a record waits for longer than a limit.
-
-    Attributes:
-        partitions: These partitions.
-        undated: The partitions of which that is not known.
-    """
+    """The partitions in which a record waits for too long, and those where this is unknown."""
 
     partitions: frozenset[TopicPartition] = frozenset()
     undated: frozenset[TopicPartition] = frozenset()
@@ -205,80 +191,75 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class FirstSince:
-    """The first record of a log whose timestamp is not before a time.
-
-    Attributes:
-        offset: Its offset.
-        at_s: Its timestamp, in seconds since 1970.
-    """
+    """The first record of a log that is not older than a time, with its timestamp in seconds."""
 
     offset: int
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """A log reached `end` at `since_s`, when the group had come to `begun`."""
+class _Backlog:
+    """At `since_s`, the log ended at `end` and the group was at `committed`."""
 
     end: int
     since_s: float
-    begun: int
+    committed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long records wait by what earlier looks have seen, whatever their timestamps say.
+    """How long records wait according to earlier scans, independent of their timestamps.
 
-    Producers choose timestamps: the first record since a time may lie in the future, and before
-    older ones. An offset that was in the log at an earlier look has waited since then at least.
+    Producers choose timestamps, which may lie in the future or be out of order. An offset that an
+    earlier scan found in the log has waited at least since that scan.
 
     Attributes:
-        marks: For each partition with lag, an end of its log at an earlier look that the group has
-            not reached yet.
+        backlogs: For each partition with lag, a log end of an earlier scan that the group has not
+            reached yet.
     """
 
-    marks: Mapping[TopicPartition, _Mark] = field(default_factory=dict)
+    backlogs: Mapping[TopicPartition, _Backlog] = field(default_factory=dict)
 
-    def looked(self, rows: Iterable[PartitionLag], now_s: float) -> Waiting:
-        """Take in a look. A partition of which nothing is known keeps its mark."""
-        marks = {}
+    def observe(self, rows: Iterable[PartitionLag], now_s: float) -> Waiting:
+        """Return the state after another scan. A partition without an answer keeps its backlog."""
+        backlogs = {}
         for row in rows:
-            mark = self.marks.get(row.partition) if row.lag is None else self._kept(row)
-            if mark is None and row.lag and row.end is not None:
-                mark = _Mark(row.end, now_s, row.end - row.lag)
-            if mark is not None:
-                marks[row.partition] = mark
-        return Waiting(marks)
+            backlog = self.backlogs.get(row.partition) if row.lag is None else self._current(row)
+            if backlog is None and row.lag and row.end is not None:
+                backlog = _Backlog(row.end, now_s, row.end - row.lag)
+            if backlog is not None:
+                backlogs[row.partition] = backlog
+        return Waiting(backlogs)
 
     def for_longer_than(self, limit_s: float, row: PartitionLag, now_s: float) -> bool:
         """Whether a record waits for longer than a limit."""
-        mark = self._kept(row)
-        return mark is not None and now_s - mark.since_s > limit_s
+        backlog = self._current(row)
+        return backlog is not None and now_s - backlog.since_s > limit_s
 
-    def _kept(self, row: PartitionLag) -> _Mark | None:
-        mark = self.marks.get(row.partition)
-        if mark is None or not row.lag or row.end is None:
+    def _current(self, row: PartitionLag) -> _Backlog | None:
+        backlog = self.backlogs.get(row.partition)
+        if backlog is None or not row.lag or row.end is None:
             return None
-        # Below the earlier offset, a person has moved it, or the topic was made again.
-        return mark if mark.begun <= row.end - row.lag < mark.end <= row.end else None
+        # Below the earlier offset, an operator has moved it, or the topic was recreated.
+        is_current = backlog.committed <= row.end - row.lag < backlog.end <= row.end
+        return backlog if is_current else None
 
 
-def late_among(
+def find_late(
     rows: Iterable[PartitionLag],
     first_since: Mapping[TopicPartition, FirstSince | None],
     limit_s: float,
     now_s: float,
     waiting: Waiting | None = None,
 ) -> Late:
-    """The partitions in which a record waits for longer than a limit.
+    """Return the partitions in which a record waits for longer than a limit.
 
     Args:
         rows: The partitions with lag.
-        first_since: The first record of each that is younger than the limit; None where there is
-            none.
+        first_since: The first record of each partition that is younger than the limit, if any.
         limit_s: The limit.
         now_s: The time, in seconds since 1970.
-        waiting: What earlier looks have seen; None where there were none.
+        waiting: The state of earlier scans, if any.
     """
     late, undated = set(), set()
     for row in rows:
@@ -298,14 +279,12 @@ def _is_late(row: PartitionLag, first: FirstSince | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LagLimit:
-    """How much lag is too much.
+    """The largest accepted lag: offsets of all partitions together, and seconds of a record.
 
-    Attributes:
-        records: Offsets of all partitions together; None for any number.
-        seconds: How long a record may wait, by its timestamp; None for any time.
+    None stands for no limit.
 
     Raises:
-        ConfigurationError: A limit is negative, or 0 seconds, or for ever.
+        ConfigurationError: A limit is negative, or the seconds are 0 or infinite.
     """
 
     records: int | None = None
@@ -323,10 +302,7 @@ class LagLimit:
         return self.records is not None or self.seconds is not None
 
     def exceeded(self, lag: GroupLag) -> tuple[str, ...]:
-        """Why the lag is too large, in sentences; empty when it is not.
-
-        Unknown lag is no small lag.
-        """
+        """Return why the lag exceeds the limit; empty if it does not. Unknown lag exceeds it."""
         texts = []
         if self.records is not None and lag.total > self.records:
             texts.append(f"{lag.total:,} offsets wait, more than {self.records:,}")
@@ -347,40 +323,29 @@ class LagLimit:
 
 
 NO_LIMIT = LagLimit()
-"""Any lag will do."""
 
 
-def observes(owned: Collection[TopicPartition], topics: Sequence[str]) -> bool:
-    """Whether the member that owns these partitions observes the lag of the whole group.
+def is_lag_observer(owned: Collection[TopicPartition], topics: Sequence[str]) -> bool:
+    """Whether the owner of these partitions observes the lag of the group.
 
-    Kafka gives the first partition of the group to one member at a time, whatever form it has, and
-    to another one when that member is gone.
-
-    Args:
-        owned: The partitions of the member.
-        topics: The topics of the group that Kafka has.
+    Kafka assigns the first partition of the group to one member at a time, so the owner of that
+    partition is the observer.
     """
     return bool(topics) and TopicPartition(min(topics), 0) in owned
 
 
-def looks_for_topics(owned: Collection[TopicPartition], topics: Iterable[str]) -> bool:
-    """Whether the member that owns these partitions looks from time to time what topics there are.
+def watches_topics(owned: Collection[TopicPartition], topics: Iterable[str]) -> bool:
+    """Whether the owner of these partitions reads from time to time which topics exist.
 
-    Those that may come to observe the lag do, and those that have nothing: all topics may be gone.
+    These are the members that may become the lag observer, and those without partitions, because
+    all topics may have been deleted.
     """
     return not owned or any(TopicPartition(topic, 0) in owned for topic in topics)
 
 
 @dataclass(frozen=True, slots=True)
 class LagPace:
-    """The lag pace says when the lag is looked up, and when it is shown.
-
-    Attributes:
-        every_s: How often it is looked up; 0 for never.
-        looked_at: When that was, the last time.
-        shown: What was shown last; None when that is not known.
-        shown_at: When that was.
-    """
+    """When the lag is read and shown. `every_s` is 0 for never."""
 
     every_s: float
     looked_at: float = float("-inf")
@@ -388,12 +353,12 @@ class LagPace:
     shown_at: float = float("-inf")
 
     def is_due(self, now: float) -> bool:
-        """Whether to look again."""
+        """Whether to read the lag again."""
         return self.every_s > 0 and now - self.looked_at >= self.every_s
 
     def is_news(self, lag: GroupLag, now: float) -> bool:
-        """Whether to show what was found: it has changed, or was not shown for a while."""
-        return lag != self.shown or now - self.shown_at >= _QUIET * self.every_s
+        """Whether to show the lag: it has changed, or was not shown for five intervals."""
+        return lag != self.shown or now - self.shown_at >= _UNCHANGED_INTERVALS * self.every_s
 
 
 def _s(count: int) -> str:

@@ -1,7 +1,7 @@
-"""The roster of a group: who owns what, which holds are open, and how the last ones ended.
+"""The member table of a group: its members, their partitions, open holds and last receipts.
 
-It is read from what the members have said of themselves. No member knows the others, and one that
-was killed says nothing: its partitions leave the roster when another member says that it has them.
+The table is derived from the records of the members. A member that was killed leaves no record: its
+partitions move when another member records their assignment.
 """
 
 from __future__ import annotations
@@ -19,32 +19,29 @@ _RECEIPTS_KEPT = 10
 
 
 class Kind(enum.Enum):
-    """What a member says."""
+    """The kind of a record."""
 
     JOINED = "joined"
     ASSIGNED = "assigned"
-    """Partitions were added to what it owns."""
+    """Partitions were added to the assignment."""
     HOLDING = "holding"
-    """Partitions have to be given up, and something still works on them."""
+    """A hold began and is not over."""
     HOLD = "hold"
-    """The receipt of a hold: they are not its own any more."""
+    """The receipt of a hold: its partitions are given up."""
     LEFT = "left"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One thing that a member has said.
+class MemberRecord:
+    """A record of a member about itself.
 
     Attributes:
-        kind: What it is.
         member: The process of the member.
-        name: Its name for people.
-        at: When, in seconds since 1970.
-        partitions: What it is about.
-        text: As a sentence.
-        run_ids: The runs that a hold waits for, or has waited for.
-        outcome: How a hold ended; empty for everything else.
-        run_id: The streaming run that the member lives in; empty where it lives in none.
+        name: The display name of the member.
+        at: When it was recorded, in seconds since 1970.
+        run_ids: The runs of a hold.
+        outcome: The outcome of a hold; empty for other records.
+        run_id: The streaming run of the member; empty if there is none.
     """
 
     kind: Kind
@@ -60,69 +57,53 @@ class Said:
 
 @dataclass(slots=True)
 class Member:
-    """A member that has not said that it left.
+    """A member that has not left: its first record, its partitions and its open holds."""
 
-    Attributes:
-        said: The first thing that is known of it.
-        owns: What it owns.
-        holds: What it still has to give up: what it said when each hold began, with the partitions
-            that are left of it.
-    """
-
-    said: Said
+    first: MemberRecord
     owns: set[TopicPartition] = field(default_factory=set)
-    holds: list[tuple[Said, set[TopicPartition]]] = field(default_factory=list)
+    holds: list[tuple[MemberRecord, set[TopicPartition]]] = field(default_factory=list)
 
-    def gave_up(self, partitions: Iterable[TopicPartition]) -> None:
-        """It has these no more, whatever became of them."""
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Remove partitions that the member no longer owns."""
         gone = set(partitions)
         self.owns -= gone
-        self.holds = [(said, left - gone) for said, left in self.holds if left - gone]
+        self.holds = [(record, left - gone) for record, left in self.holds if left - gone]
 
 
 @dataclass(frozen=True, slots=True)
 class MemberTable:
-    """The state of a group, as its members tell it.
-
-    Attributes:
-        members: Those that are there, by name.
-        receipts: How the last holds ended, newest first.
-    """
+    """The members of a group by name, and the last receipts, newest first."""
 
     members: tuple[Member, ...]
-    receipts: tuple[Said, ...]
+    receipts: tuple[MemberRecord, ...]
 
     @property
-    def holds(self) -> tuple[tuple[Said, frozenset[TopicPartition]], ...]:
-        """The open holds, the oldest first, with what is left of each."""
-        found = [(said, frozenset(left)) for member in self.members for said, left in member.holds]
+    def holds(self) -> tuple[tuple[MemberRecord, frozenset[TopicPartition]], ...]:
+        """The open holds, oldest first, with the partitions left of each."""
+        found = [(record, frozenset(left)) for m in self.members for record, left in m.holds]
         return tuple(sorted(found, key=lambda hold: hold[0].at))
 
 
-def roster(history: Iterable[Said]) -> MemberTable:
-    """What the history of a group comes to.
-
-    Args:
-        history: What its members have said, oldest first.
-    """
+def member_table(history: Iterable[MemberRecord]) -> MemberTable:
+    """Derive the member table from the records of all members, oldest first."""
     members: dict[str, Member] = {}
-    receipts: list[Said] = []
-    for said in history:
-        if said.kind is Kind.LEFT:
-            members.pop(said.member, None)
+    receipts: list[MemberRecord] = []
+    for record in history:
+        if record.kind is Kind.LEFT:
+            members.pop(record.member, None)
             continue
-        member = members.setdefault(said.member, Member(said))
-        if said.kind is Kind.ASSIGNED:
+        member = members.setdefault(record.member, Member(record))
+        if record.kind is Kind.ASSIGNED:
             for other in [other for other in members.values() if other is not member]:
-                had = bool(other.owns)
-                other.gave_up(said.partitions)
-                if had and not other.owns:  # it did not say so itself: its process is gone
-                    del members[other.said.member]
-            member.owns.update(said.partitions)
-        elif said.kind is Kind.HOLDING:
-            member.holds.append((said, set(said.partitions)))
-        elif said.kind is Kind.HOLD:
-            member.gave_up(said.partitions)
-            receipts.append(said)
-    there = sorted(members.values(), key=lambda member: (member.said.name, member.said.at))
-    return MemberTable(tuple(there), tuple(reversed(receipts[-_RECEIPTS_KEPT:])))
+                had_partitions = bool(other.owns)
+                other.remove(record.partitions)
+                if had_partitions and not other.owns:  # its process was killed
+                    del members[other.first.member]
+            member.owns.update(record.partitions)
+        elif record.kind is Kind.HOLDING:
+            member.holds.append((record, set(record.partitions)))
+        elif record.kind is Kind.HOLD:
+            member.remove(record.partitions)
+            receipts.append(record)
+    ordered = sorted(members.values(), key=lambda member: (member.first.name, member.first.at))
+    return MemberTable(tuple(ordered), tuple(reversed(receipts[-_RECEIPTS_KEPT:])))

@@ -1,11 +1,9 @@
-"""The metrics of a member: their names, units and attributes, and what each occurrence adds.
+"""Metrics of a member: names, units, attributes, and the measurements of each member event.
 
-Names and attributes follow OpenTelemetry: Kafka's words have the attributes of its semantic
-conventions (`messaging.*`), everything else has the prefix `dagster_rebalance.`. No attribute has
-more values than there are topics, with one exception that has a limit: `PARTITION`. Ids of runs and
-batches are none.
-
-Owns what is measured; a shell has an instrument for each of `Metric` and hands the numbers on.
+Names and attributes follow OpenTelemetry: Kafka concepts have the attributes of its semantic
+conventions (`messaging.*`), all others the prefix `dagster_rebalance.`. An attribute has at most as
+many values as there are topics; only `PARTITION` has more, and it is limited by a setting. Ids of
+runs and batches are never attributes.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.revokes.hold import Hold
 
     _Fields: TypeAlias = Mapping[str, Any]
-    _Adds: TypeAlias = Callable[[_Fields], Iterator["Measurement"]]
+    _Measure: TypeAlias = Callable[[_Fields], Iterator["Measurement"]]
+    _Values: TypeAlias = Iterator[tuple[float, Mapping[str, str]]]
 
 SYSTEM = "messaging.system"
 GROUP = "messaging.consumer.group.name"
@@ -39,11 +38,11 @@ OUTCOME = "dagster_rebalance.outcome"
 REASON = "dagster_rebalance.reason"
 STATE = "dagster_rebalance.state"
 OF_EACH = (SYSTEM, GROUP, MEMBER)
-"""The attributes of each number. A member is a sensor or a streaming job of a code location."""
+"""The attributes of each measurement. A member is a sensor or a streaming job."""
 
 
 class Form(enum.Enum):
-    """How numbers of a metric belong together."""
+    """The kind of instrument."""
 
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -51,15 +50,9 @@ class Form(enum.Enum):
 
 
 class Instrument(NamedTuple):
-    """What is known of a metric.
+    """The definition of a metric. `unit` is a UCUM unit, or the counted noun in braces.
 
-    Attributes:
-        name: Its name.
-        form: How its numbers belong together.
-        unit: As UCUM has it, or what is counted, in braces.
-        attributes: What tells its numbers apart, beside `OF_EACH`.
-        description: What it is.
-        buckets: The limits of a histogram.
+    `attributes` come in addition to `OF_EACH`; `buckets` are the limits of a histogram.
     """
 
     name: str
@@ -70,6 +63,21 @@ class Instrument(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
+def _counter(name: str, unit: str, description: str, *attributes: str) -> Instrument:
+    return Instrument(f"dagster_rebalance.{name}", Form.COUNTER, unit, attributes, description)
+
+
+def _gauge(name: str, unit: str, description: str, *attributes: str) -> Instrument:
+    return Instrument(f"dagster_rebalance.{name}", Form.GAUGE, unit, attributes, description)
+
+
+def _seconds(
+    name: str, description: str, buckets: tuple[float, ...], *attributes: str
+) -> Instrument:
+    name = f"dagster_rebalance.{name}.duration"
+    return Instrument(name, Form.HISTOGRAM, "s", attributes, description, buckets)
+
+
 _WORK_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _HOLD_S = (0.1, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
@@ -77,230 +85,133 @@ _HOLD_S = (0.1, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 class Metric(enum.Enum):
     """All metrics."""
 
-    PARTITIONS_ASSIGNED = Instrument(
-        "dagster_rebalance.partitions.assigned",
-        Form.COUNTER,
+    PARTITIONS_ASSIGNED = _counter(
+        "partitions.assigned", "{partition}", "Partitions assigned to the member.", TOPIC
+    )
+    PARTITIONS_ASKED_BACK = _counter(
+        "partitions.asked_back", "{partition}", "Partitions whose revoke began a hold.", TOPIC
+    )
+    PARTITIONS_LOST = _counter(
+        "partitions.lost",
         "{partition}",
-        (TOPIC,),
-        "Partitions that Kafka gave to the member.",
+        "Lost partitions: `session`, `fenced`, `superseded`, `expired`.",
+        *(TOPIC, REASON),
     )
-    PARTITIONS_ASKED_BACK = Instrument(
-        "dagster_rebalance.partitions.asked_back",
-        Form.COUNTER,
-        "{partition}",
-        (TOPIC,),
-        "Partitions that Kafka asked back, which began a hold.",
+    HOLD_DURATION = _seconds(
+        "hold", "From the request of a revoke or leave to its end.", _HOLD_S, CAUSE, OUTCOME
     )
-    PARTITIONS_LOST = Instrument(
-        "dagster_rebalance.partitions.lost",
-        Form.COUNTER,
-        "{partition}",
-        (TOPIC, REASON),
-        "Partitions that were taken away: `session`, `fenced`, `superseded`, `expired`.",
-    )
-    HOLD_DURATION = Instrument(
-        "dagster_rebalance.hold.duration",
-        Form.HISTOGRAM,
-        "s",
-        (CAUSE, OUTCOME),
-        "From the request of a revoke or leave to its end.",
-        _HOLD_S,
-    )
-    BATCHES = Instrument(
-        "dagster_rebalance.batches.claimed",
-        Form.COUNTER,
-        "{batch}",
-        (),
-        "Batches whose claims Kafka has stored.",
-    )
-    ATTEMPTS = Instrument(
-        "dagster_rebalance.attempts",
-        Form.COUNTER,
+    BATCHES = _counter("batches.claimed", "{batch}", "Batches whose claims Kafka has stored.")
+    ATTEMPTS = _counter(
+        "attempts",
         "{attempt}",
-        (OUTCOME,),
-        "Work on a batch that ended: `succeeded`, `failed`, `not_started`, `refused`, "
+        "Attempts on a batch that ended: `succeeded`, `failed`, `not_started`, `refused`, "
         "`interrupted`, `taken_back`.",
+        OUTCOME,
     )
-    OFFSETS_COMMITTED = Instrument(
-        "dagster_rebalance.offsets.committed",
-        Form.COUNTER,
+    OFFSETS_COMMITTED = _counter(
+        "offsets.committed",
         "{offset}",
-        (TOPIC,),
-        "Offsets that were committed. In topics with transactions or compaction there are fewer "
-        "records.",
+        "Committed offsets. Topics with transactions or compaction have fewer records.",
+        TOPIC,
     )
-    COMMITS = Instrument(
-        "dagster_rebalance.commits",
-        Form.COUNTER,
-        "{commit}",
-        (TOPIC,),
-        "Commits of ranges.",
-    )
-    CLAIM_TO_COMMIT = Instrument(
-        "dagster_rebalance.claim_to_commit.duration",
-        Form.HISTOGRAM,
-        "s",
-        (TOPIC,),
-        "From the claim of a range to its commit; not for claims that were taken over.",
+    COMMITS = _counter("commits", "{commit}", "Commits of ranges.", TOPIC)
+    CLAIM_TO_COMMIT = _seconds(
+        "claim_to_commit",
+        "From the claim of a range to its commit, without claims of earlier owners.",
         _WORK_S,
+        TOPIC,
     )
-    WRITES_FAILED = Instrument(
-        "dagster_rebalance.writes.failed",
-        Form.COUNTER,
+    WRITES_FAILED = _counter(
+        "writes.failed",
         "{write}",
-        (TOPIC, REASON),
-        "Offsets that were not written: `changed`, `retriable`, `refused`.",
+        "Failed writes of offsets: `changed`, `retriable`, `refused`.",
+        *(TOPIC, REASON),
     )
-    STOPS = Instrument(
-        "dagster_rebalance.stops",
-        Form.COUNTER,
-        "{stop}",
-        (TOPIC,),
-        "How often a partition stopped.",
-    )
-    DEAD_LETTERS = Instrument(
-        "dagster_rebalance.dead_letters",
-        Form.COUNTER,
+    STOPS = _counter("stops", "{stop}", "Stops of partitions.", TOPIC)
+    DEAD_LETTERS = _counter(
+        "dead_letters",
         "{record}",
-        (TOPIC, OUTCOME),
         "Records for the dead-letter topic: `stored`, `failed`.",
+        *(TOPIC, OUTCOME),
     )
-    RUNS_CANCELLED = Instrument(
-        "dagster_rebalance.runs.cancelled",
-        Form.COUNTER,
-        "{run}",
-        (),
-        "Runs that the member cancelled.",
-    )
-    RUNS_DEAD = Instrument(
-        "dagster_rebalance.runs.dead",
-        Form.COUNTER,
-        "{run}",
-        (),
-        "Runs without a sign of life that the member ended.",
-    )
-    MEMBERS = Instrument(
-        "dagster_rebalance.members",
-        Form.GAUGE,
-        "{member}",
-        (),
-        "1 for each member of the process.",
-    )
-    SILENCE = Instrument(
-        "dagster_rebalance.member.silence",
-        Form.GAUGE,
+    RUNS_CANCELLED = _counter("runs.cancelled", "{run}", "Runs that the member cancelled.")
+    RUNS_DEAD = _counter("runs.dead", "{run}", "Runs without a heartbeat that the member ended.")
+    MEMBERS = _gauge("members", "{member}", "1 for each member of the process.")
+    SILENCE = _gauge(
+        "member.silence",
         "s",
-        (),
-        "Since the member last turned, which it does many times a second. It is abandoned after "
+        "Since the last turn of the member loop, usually below 1 s. A member is abandoned after "
         "120 s.",
     )
-    PARTITIONS = Instrument(
-        "dagster_rebalance.partitions",
-        Form.GAUGE,
+    PARTITIONS = _gauge(
+        "partitions",
         "{partition}",
-        (TOPIC, STATE),
-        "Partitions that the member owns: `restoring`, `owned`, `paused` (by people), `stopped`, "
+        "Partitions of the member: `restoring`, `owned`, `paused` (by an operator), `stopped`, "
         "`draining`, `drained`.",
+        *(TOPIC, STATE),
     )
-    LAG = Instrument(
-        "dagster_rebalance.lag",
-        Form.GAUGE,
+    LAG = _gauge(
+        "lag", "{offset}", "Lag of all partitions of the member with a known end offset.", TOPIC
+    )
+    LAG_MAX = _gauge("lag.max", "{offset}", "The largest of these lags.", TOPIC)
+    PARTITION_LAG = _gauge(
+        "partition.lag",
         "{offset}",
-        (TOPIC,),
-        "Offsets that wait in all partitions that the member owns and knows the end of.",
+        "Lag by partition, if the member owns at most `metrics_partitions`.",
+        *(TOPIC, PARTITION),
     )
-    LAG_MAX = Instrument(
-        "dagster_rebalance.lag.max",
-        Form.GAUGE,
-        "{offset}",
-        (TOPIC,),
-        "The same of the partition in which most wait.",
+    OFFSETS_IN_FLIGHT = _gauge(
+        "offsets.in_flight", "{offset}", "Claimed offsets that are not committed.", TOPIC
     )
-    PARTITION_LAG = Instrument(
-        "dagster_rebalance.partition.lag",
-        Form.GAUGE,
-        "{offset}",
-        (TOPIC, PARTITION),
-        "The same of each partition, if the member owns no more than `metrics_partitions`.",
+    BATCHES_IN_FLIGHT = _gauge(
+        "batches.in_flight", "{batch}", "Claimed batches that are not committed."
     )
-    OFFSETS_IN_FLIGHT = Instrument(
-        "dagster_rebalance.offsets.in_flight",
-        Form.GAUGE,
-        "{offset}",
-        (TOPIC,),
-        "Offsets that are claimed and not committed.",
-    )
-    BATCHES_IN_FLIGHT = Instrument(
-        "dagster_rebalance.batches.in_flight",
-        Form.GAUGE,
-        "{batch}",
-        (),
-        "Batches that are claimed and not committed.",
-    )
-    BATCH_AGE = Instrument(
-        "dagster_rebalance.batch.age",
-        Form.GAUGE,
-        "s",
-        (),
-        "For how long the batch runs that has been running for longest; none while none runs.",
-    )
-    HOLDS = Instrument(
-        "dagster_rebalance.holds",
-        Form.GAUGE,
-        "{hold}",
-        (CAUSE,),
-        "Holds that are not over.",
-    )
-    HOLD_REMAINING = Instrument(
-        "dagster_rebalance.hold.remaining",
-        Form.GAUGE,
-        "s",
-        (CAUSE,),
-        "Until the earliest limit of a hold.",
-    )
+    BATCH_AGE = _gauge("batch.age", "s", "Age of the oldest running batch; none while none runs.")
+    HOLDS = _gauge("holds", "{hold}", "Open holds.", CAUSE)
+    HOLD_REMAINING = _gauge("hold.remaining", "s", "Until the earliest limit of a hold.", CAUSE)
 
 
 class Measurement(NamedTuple):
-    """One number of a metric."""
+    """A value of a metric."""
 
     metric: Metric
     value: float
     attributes: Mapping[str, str]
 
 
-def measured(occurrence: Occurrence) -> Iterator[Measurement]:
-    """What an occurrence adds to counters and histograms."""
-    adds = _ADDS.get(occurrence.what)
-    if adds is not None:
-        yield from adds(occurrence.fields)
+def measurements(event: Occurrence) -> Iterator[Measurement]:
+    """Return the values that a member event adds to counters and histograms."""
+    measure = _MEASURES.get(event.what)
+    if measure is not None:
+        yield from measure(event.fields)
 
 
-def _moved(metric: Metric) -> _Adds:
-    def adds(fields: _Fields) -> Iterator[Measurement]:
-        reason = {REASON: _word(fields["reason"])} if "reason" in fields else {}
+def _partitions_by_topic(metric: Metric) -> _Measure:
+    def measure(fields: _Fields) -> Iterator[Measurement]:
+        reason = {REASON: _plain(fields["reason"])} if "reason" in fields else {}
         for topic, count in Counter(tp.topic for tp in fields["partitions"]).items():
             yield Measurement(metric, count, {TOPIC: topic, **reason})
 
-    return adds
+    return measure
 
 
-def _one(metric: Metric, fixed: Mapping[str, str] | None = None, **named: str) -> _Adds:
-    """Count one. `named` are attributes by the names of the fields that they are taken from."""
+def _one(metric: Metric, constant: Mapping[str, str] | None = None, **named: str) -> _Measure:
+    """Count one. `named` maps names of fields to attributes."""
 
-    def adds(fields: _Fields) -> Iterator[Measurement]:
-        taken = {attribute: _word(fields[name]) for name, attribute in named.items()}
-        yield Measurement(metric, 1, {**taken, **(fixed or {})})
+    def measure(fields: _Fields) -> Iterator[Measurement]:
+        attributes = {attribute: _plain(fields[name]) for name, attribute in named.items()}
+        yield Measurement(metric, 1, {**attributes, **(constant or {})})
 
-    return adds
+    return measure
 
 
-def _runs(metric: Metric) -> _Adds:
+def _runs(metric: Metric) -> _Measure:
     return lambda fields: iter([Measurement(metric, len(fields["run_ids"]), {})])
 
 
-def _held(fields: _Fields) -> Iterator[Measurement]:
-    said = {CAUSE: _word(fields["cause"]), OUTCOME: _word(fields["outcome"])}
-    yield Measurement(Metric.HOLD_DURATION, fields["seconds"], said)
+def _hold_ended(fields: _Fields) -> Iterator[Measurement]:
+    attributes = {CAUSE: _plain(fields["cause"]), OUTCOME: _plain(fields["outcome"])}
+    yield Measurement(Metric.HOLD_DURATION, fields["seconds"], attributes)
 
 
 def _committed(fields: _Fields) -> Iterator[Measurement]:
@@ -311,16 +222,15 @@ def _committed(fields: _Fields) -> Iterator[Measurement]:
         yield Measurement(Metric.CLAIM_TO_COMMIT, fields["claim_to_commit_s"], topic)
 
 
-def _word(value: object) -> str:
-    """A value of the core as an attribute has it."""
+def _plain(value: object) -> str:
     return str(plain(value)).replace(" ", "_")
 
 
-_ADDS: Mapping[Occurred, _Adds] = {
-    Occurred.PARTITIONS_ASSIGNED: _moved(Metric.PARTITIONS_ASSIGNED),
-    Occurred.REVOKE_REQUESTED: _moved(Metric.PARTITIONS_ASKED_BACK),
-    Occurred.PARTITIONS_LOST: _moved(Metric.PARTITIONS_LOST),
-    Occurred.HOLD_ENDED: _held,
+_MEASURES: Mapping[Occurred, _Measure] = {
+    Occurred.PARTITIONS_ASSIGNED: _partitions_by_topic(Metric.PARTITIONS_ASSIGNED),
+    Occurred.REVOKE_REQUESTED: _partitions_by_topic(Metric.PARTITIONS_ASKED_BACK),
+    Occurred.PARTITIONS_LOST: _partitions_by_topic(Metric.PARTITIONS_LOST),
+    Occurred.HOLD_ENDED: _hold_ended,
     Occurred.BATCH_CLAIMED: _one(Metric.BATCHES),
     Occurred.ATTEMPT_ENDED: _one(Metric.ATTEMPTS, outcome=OUTCOME),
     Occurred.OFFSETS_COMMITTED: _committed,
@@ -335,92 +245,76 @@ _ADDS: Mapping[Occurred, _Adds] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """What gauges are read from. Its values do not change, so any thread may read it.
-
-    Attributes:
-        partitions: What the member owns.
-        holds: Its holds.
-        at: When it was so, on the member's clock.
-    """
+    """The state of a member at the time `at` of its clock. Immutable, so any thread may read it."""
 
     partitions: tuple[OwnedPartition, ...] = ()
     holds: tuple[Hold, ...] = ()
     at: float = 0.0
 
 
-def gauge(
-    metric: Metric, state: MemberState, *, now: float, most_partitions: int
+def read_gauge(
+    metric: Metric, state: MemberState, *, now: float, max_partitions: int
 ) -> Iterator[Measurement]:
-    """Read a gauge of a member.
+    """Return the values of a gauge. Above `max_partitions`, there is no lag by partition."""
+    for value, attributes in _values(metric, state, now, max_partitions):
+        yield Measurement(metric, value, attributes)
 
-    Args:
-        metric: Which one.
-        state: How the member was when it last turned.
-        now: The time, on the member's clock.
-        most_partitions: With more partitions than this, there is no lag of each.
-    """
+
+def _values(metric: Metric, state: MemberState, now: float, max_partitions: int) -> _Values:
+    entries = [entry for owned in state.partitions for entry in owned.known_entries]
     match metric:
         case Metric.MEMBERS:
-            yield Measurement(metric, 1, {})
+            yield 1, {}
         case Metric.SILENCE:
-            yield Measurement(metric, max(0.0, now - state.at), {})
-        case Metric.PARTITIONS:
-            states = Counter((owned.partition.topic, _state(owned)) for owned in state.partitions)
-            for (topic, name), count in states.items():
-                yield Measurement(metric, count, {TOPIC: topic, STATE: name})
-        case Metric.PARTITION_LAG:
-            for tp, lag in _lags(state) if len(state.partitions) <= most_partitions else ():
-                which = {TOPIC: tp.topic, PARTITION: str(tp.partition)}
-                yield Measurement(metric, lag, which)
+            yield max(0.0, now - state.at), {}
+        case Metric.BATCHES_IN_FLIGHT:
+            yield len({entry.batch_id for entry in entries}), {}
+        case Metric.BATCH_AGE:
+            since = [entry.since for entry in entries if entry.since is not None]
+            if since:
+                yield max(0.0, now - min(since)), {}
         case Metric.HOLDS | Metric.HOLD_REMAINING:
             yield from _holds(metric, state, now)
-        case Metric.BATCH_AGE:
-            since = [
-                entry.since
-                for owned in state.partitions
-                for entry in owned.known_entries
-                if entry.since is not None
-            ]
-            if since:
-                yield Measurement(metric, max(0.0, now - min(since)), {})
+        case Metric.PARTITION_LAG:
+            for tp, lag in _lags(state) if len(state.partitions) <= max_partitions else ():
+                yield lag, {TOPIC: tp.topic, PARTITION: str(tp.partition)}
         case _:
-            yield from _of_topics(metric, state)
+            yield from _topic_values(metric, state)
 
 
-def _of_topics(metric: Metric, state: MemberState) -> Iterator[Measurement]:
-    if metric is Metric.BATCHES_IN_FLIGHT:
-        batches = {entry.batch_id for owned in state.partitions for entry in owned.known_entries}
-        yield Measurement(metric, len(batches), {})
+def _topic_values(metric: Metric, state: MemberState) -> _Values:
+    if metric is Metric.PARTITIONS:
+        states = Counter((owned.partition.topic, _state(owned)) for owned in state.partitions)
+        for (topic, name), count in states.items():
+            yield count, {TOPIC: topic, STATE: name}
         return
-    numbers: dict[str, list[int]] = {}
-    if metric is Metric.OFFSETS_IN_FLIGHT:
-        for owned in state.partitions:
-            claimed = sum(len(entry.range) for entry in owned.known_entries)
-            numbers.setdefault(owned.partition.topic, []).append(claimed)
-    else:
-        for tp, lag in _lags(state):
-            numbers.setdefault(tp.topic, []).append(lag)
-    for topic, found in numbers.items():
-        number = max(found) if metric is Metric.LAG_MAX else sum(found)
-        yield Measurement(metric, number, {TOPIC: topic})
+    by_topic: dict[str, list[int]] = {}
+    for tp, value in _claimed(state) if metric is Metric.OFFSETS_IN_FLIGHT else _lags(state):
+        by_topic.setdefault(tp.topic, []).append(value)
+    for topic, values in by_topic.items():
+        yield max(values) if metric is Metric.LAG_MAX else sum(values), {TOPIC: topic}
+
+
+def _claimed(state: MemberState) -> Iterator[tuple[TopicPartition, int]]:
+    for owned in state.partitions:
+        yield owned.partition, sum(len(entry.range) for entry in owned.known_entries)
 
 
 def _lags(state: MemberState) -> Iterator[tuple[TopicPartition, int]]:
-    """The lag where it is known: a partition that is being looked up has none, and not 0."""
+    """The lag of each partition where it is known: a restoring partition has none, and not 0."""
     for owned in state.partitions:
         if owned.ledger is not None and owned.bounds is not None:
             yield owned.partition, owned.lag
 
 
-def _holds(metric: Metric, state: MemberState, now: float) -> Iterator[Measurement]:
+def _holds(metric: Metric, state: MemberState, now: float) -> _Values:
     limits: dict[str, list[float]] = {}
     for hold in state.holds:
-        limits.setdefault(_word(hold.cause), []).append(hold.limit_at)
+        limits.setdefault(_plain(hold.cause), []).append(hold.limit_at)
     for cause, ends in limits.items():
-        number = len(ends) if metric is Metric.HOLDS else max(0.0, min(ends) - now)
-        yield Measurement(metric, number, {CAUSE: cause})
+        yield len(ends) if metric is Metric.HOLDS else max(0.0, min(ends) - now), {CAUSE: cause}
 
 
 def _state(owned: OwnedPartition) -> str:
     is_paused = owned.phase is Phase.OWNED and owned.order is not None
-    return "paused" if is_paused else _word(owned.phase)
+    return "paused" if is_paused else _plain(owned.phase)

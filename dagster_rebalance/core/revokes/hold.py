@@ -1,32 +1,33 @@
-"""Holds: partitions that have to be given up, from the request to the release.
+"""Holds: partitions that must be given up, from the request to the release.
 
-Theory of operation. In KIP-983's terms, a hold is a delayed revoke. Kafka requests a revoke, or the
-member leaves the group. `Hold` names the partitions, each with its epoch, and the time that this
-may take. They stay assigned: what succeeds on them is committed. From then on each call of the
-engine makes one step, `advance`:
+Theory of operation. In KIP-983's terms, a hold is a delayed revoke. It begins when Kafka requests a
+revoke, or when the member leaves the group. `Hold` has the partitions, each with its epoch, and a
+time budget. The partitions stay assigned, and results of their runs are committed. Each call of the
+engine then makes one step, `advance`:
 
 1. Cancel. Runs that have not started are cancelled at once. At the deadline, which leaves a slice
-   of the limit for the last commits, the others are cancelled as well, or left at work
+   of the limit for the last commits, the other runs are cancelled too, or left running
    (`on_deadline`).
-2. Drained? `waits_of` lists what a partition waits for: live runs, a look at its runs since the
-   request, commits. With nothing on the list it is drained. The same list is what people read.
-3. Too late? At the limit a partition goes whatever it waits for, and its claims stay: the next
-   owner takes the work over. Where runs are left at work, it goes as soon as it waits for nothing
-   else.
+2. Drained? `waits_of` lists the reasons why a partition waits: live runs, a read of its runs since
+   the request, commits. A partition without a reason is drained. Operators see the same list.
+3. Too late? At the limit a partition is released whatever it waits for. Its claims stay, and the
+   next owner takes the work over. If runs are left running, the partition is released as soon as it
+   waits for nothing else.
 
-When all its partitions are drained, the hold is over (`is_over`). The engine writes the receipt and
-forgets partitions and hold. The shell delays what the engine holds, and nothing else: so the next
-poll of the consumer completes the revoke. One hold is one release, since Kafka takes the answer to
-a request as a whole.
+A hold is over when all its partitions are drained (`is_over`). The engine then writes the receipt
+and drops the partitions and the hold. The member loop delays exactly the partitions that the engine
+holds, so the next poll of the consumer completes the revoke. One hold is one release, because Kafka
+takes the answer to a revoke request as a whole.
 
-A leave is a hold of all partitions, at whose end the member closes. A partition may be in the hold
-of a revoke and in that of a leave. A loss ends a hold, or its part of it, at any step.
+A leave is a hold of all partitions after which the member closes. A partition can be in the hold of
+a revoke and of a leave. A loss ends a hold, or the affected part of it, at any step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.batches.settings import DeadlinePolicy
@@ -44,24 +45,25 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
+_DURATIONS_KEPT = 10
+_MIN_DURATIONS = 3
+_MIN_DURATION_S = 1.0
+_MAX_WAITS_NAMED = 10  # a tick stores the list, and a hold may have 1,000 partitions
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Partitions that have to be given up together.
+    """Partitions that must be given up together.
 
     Attributes:
-        cause: Whether Kafka asked for them, or the member leaves.
         epochs: The partitions, each with the epoch in which it is held.
-        requested_at: When, on the caller's clock.
-        budget: How long it may take.
-        run_ids: Every run that was waited for.
-        cancelled: The runs that were cancelled for it.
-        cancelled_at: When runs were last cancelled.
-        committed: The offsets committed meanwhile, by partition.
-        is_past_deadline: Whether runs were still live at the deadline, so that its policy was
-            applied.
-        hands_over: Whether live runs are left to the successor: only commits are waited for.
-        is_shown: Whether people were told of it: one that is over at once has its receipt only.
+        run_ids: All runs that the hold has waited for.
+        committed: The offsets committed during the hold, by partition.
+        is_past_deadline: Whether runs were still live at the deadline.
+        hands_over: Whether live runs are left to the successor. The hold then waits for commits
+            only.
+        is_shown: Whether operators have seen the hold. A hold that is over at once has a receipt
+            only.
     """
 
     cause: Cause
@@ -78,19 +80,16 @@ class Hold:
 
     @property
     def deadline_at(self) -> float:
-        """When waiting ends and the deadline policy is applied."""
+        """When the deadline policy is applied."""
         return self.limit_at - self.budget.commit_slice_s
 
     @property
     def limit_at(self) -> float:
-        """When the partitions are released whatever happens."""
+        """When the partitions are released in any case."""
         return self.requested_at + self.budget.limit_s
 
     def hastened(self, budget: HoldBudget, now: float, *, hands_over: bool) -> Hold:
-        """Return the hold with the time limit of another request, if that limit is earlier.
-
-        A deploy in the middle of a slow leave makes such a request, for example.
-        """
+        """Return the hold with the limit of another request, if that limit is earlier."""
         hold = replace(self, hands_over=self.hands_over or hands_over)
         if now + budget.limit_s >= self.limit_at:
             return hold
@@ -99,27 +98,21 @@ class Hold:
         )
 
     def split(self, partitions: Collection[TopicPartition]) -> tuple[Hold, Hold]:
-        """The part of the hold that concerns these partitions, and the rest."""
-        part = {
-            partition: epoch for partition, epoch in self.epochs.items() if partition in partitions
-        }
-        rest = {
-            partition: epoch for partition, epoch in self.epochs.items() if partition not in part
-        }
-        committed = {
-            partition: offset for partition, offset in self.committed.items() if partition in part
-        }
+        """Return the part of the hold with these partitions, and the rest."""
+        part = {p: epoch for p, epoch in self.epochs.items() if p in partitions}
+        rest = {p: epoch for p, epoch in self.epochs.items() if p not in part}
+        committed = {p: offset for p, offset in self.committed.items() if p in part}
         return replace(self, epochs=part, committed=committed), replace(self, epochs=rest)
 
     @property
     def outcome(self) -> Outcome:
-        """How the hold ends if it is released now."""
+        """The outcome of a release now."""
         if self.is_past_deadline:
             return Outcome.HANDED_OVER if self.hands_over else Outcome.DEADLINE
         return Outcome.DRAINED if self.run_ids or self.committed else Outcome.NOTHING_TO_DO
 
     def _outcome(self, held: Iterable[OwnedPartition]) -> Outcome:
-        """The outcome, given what is left: another hold may have had its work interrupted."""
+        """The outcome, given that another hold may have interrupted the runs of this one."""
         interrupted = (
             entry.progress.trouble.run_id
             for owned in held
@@ -134,11 +127,9 @@ class Hold:
     def receipt(
         self, held: Iterable[OwnedPartition], now: float, outcome: Outcome | None = None
     ) -> Receipt:
-        """Return the receipt of the hold if it ends now.
-
-        `outcome` is for a hold that ends in another way than by a release.
-        """
+        """Return the receipt of the hold. Pass `outcome` if it does not end in a release."""
         held = tuple(held)
+        handed_over = [o.partition for o in held if o.entries and o.partition in self.epochs]
         return Receipt(
             outcome=outcome or self._outcome(held),
             cause=self.cause,
@@ -147,24 +138,37 @@ class Hold:
             committed=dict(self.committed),
             run_ids=tuple(sorted(self.run_ids)),
             cancelled=tuple(sorted(self.cancelled)),
-            handed_over=tuple(
-                sorted(
-                    owned.partition
-                    for owned in held
-                    if owned.entries and owned.partition in self.epochs
-                )
-            ),
+            handed_over=tuple(sorted(handed_over)),
         )
 
 
-class Wait(NamedTuple):
-    """One thing that a draining partition waits for.
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Estimate of the end of running batches, from the last claim-to-commit times (oldest first).
 
-    Attributes:
-        where: The range, or the whole partition.
-        run_ids: Live runs that may work on it.
-        answer: The answer that is missing; empty for a wait for runs.
+    It informs operators and influences no decision.
     """
+
+    durations_s: tuple[float, ...] = ()
+
+    def with_duration(self, duration_s: float) -> Forecast:
+        """Return the forecast after another commit."""
+        return Forecast((*self.durations_s, duration_s)[-_DURATIONS_KEPT:])
+
+    def remaining(self, claimed_at: Iterable[float], now: float) -> str:
+        """Return when the batches claimed at these times will end; empty if that is unknown."""
+        claims = tuple(claimed_at)
+        is_known = len(self.durations_s) >= _MIN_DURATIONS
+        usual_s = median(self.durations_s) if is_known else 0.0
+        if not claims or usual_s < _MIN_DURATION_S:
+            return ""
+        left_s = max(claims) + usual_s - now
+        likely = f"likely for {left_s:.0f} s more" if left_s > 0 else "already longer than usual"
+        return f"{likely} (batches took {usual_s:.0f} s)"
+
+
+class Wait(NamedTuple):
+    """A reason why a draining partition waits: live runs, or an answer (`answer`)."""
 
     where: OffsetRange | TopicPartition
     run_ids: tuple[str, ...] = ()
@@ -172,41 +176,35 @@ class Wait(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """What is waited for, without the place."""
+        """The reason without the place."""
         return self.answer or f"{named_runs(self.run_ids)} on"
 
 
-_RUNS_TO_LOOK_UP = "Dagster to say which runs work on"
-_COMMIT_TO_CONFIRM = "Kafka to confirm the commit of"
-_COMMIT_TO_RECORD = "Dagster to record the commit of"
-_MOST_WAITS = 10
-"""A tick stores the list, and a hold may have 1,000 partitions."""
-
-
 def named_waits(waits: Iterable[Wait]) -> str:
-    """List waits for people: equal ones once, and the first ones only."""
+    """List the first reasons, each once with all its partitions."""
     places: dict[str, list[OffsetRange | TopicPartition]] = {}
     for wait in waits:
         places.setdefault(wait.subject, []).append(wait.where)
     shown = [
-        f"{subject} {_named_places(places[subject])}" for subject in islice(places, _MOST_WAITS)
+        f"{subject} {_named_places(places[subject])}"
+        for subject in islice(places, _MAX_WAITS_NAMED)
     ]
     more = len(places) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _named_places(places: Sequence[OffsetRange | TopicPartition]) -> str:
-    """Name one range in full, and several by their partitions."""
+    """Name a single range in full, and several by their partitions."""
     if len(places) == 1:
         return str(places[0])
     return named({p.topic_partition if isinstance(p, OffsetRange) else p for p in places})
 
 
 def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, ...]:
-    """Return what a draining partition waits for.
+    """Return the reasons why a draining partition waits.
 
-    A commit that Kafka refuses is not waited for: the claim stays for the next owner.
-    A partition that leaves its runs to others (`hands_over`) waits for none of them.
+    It does not wait for a commit that Kafka refuses: the claim stays for the next owner. With
+    `hands_over` it does not wait for runs.
     """
     waits: list[Wait] = []
     if not hands_over:
@@ -216,24 +214,18 @@ def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, 
             if isinstance(e.progress, InFlight)
         ]
     if not owned.runs_are_known:
-        waits.append(Wait(owned.partition, answer=_RUNS_TO_LOOK_UP))
+        waits.append(Wait(owned.partition, answer="Dagster to say which runs work on"))
     committing = owned.committing
     is_refused = owned.pending is not None and bool(owned.pending.refused)
     if committing is not None and not is_refused:
-        waits.append(Wait(committing.range, answer=_COMMIT_TO_CONFIRM))
+        waits.append(Wait(committing.range, answer="Kafka to confirm the commit of"))
     if owned.unrecorded is not None:
-        waits.append(Wait(owned.unrecorded.range, answer=_COMMIT_TO_RECORD))
+        waits.append(Wait(owned.unrecorded.range, answer="Dagster to record the commit of"))
     return tuple(waits)
 
 
 class Step(NamedTuple):
-    """What a step of a hold comes to.
-
-    Attributes:
-        hold: The hold after it.
-        drained: The partitions that need not be held any longer.
-        cancels: The runs to be cancelled.
-    """
+    """A step of a hold: the hold after it, the drained partitions and the runs to cancel."""
 
     hold: Hold
     drained: tuple[OwnedPartition, ...]
@@ -243,10 +235,7 @@ class Step(NamedTuple):
 def advance(
     hold: Hold, held: Collection[OwnedPartition], settings: EngineSettings, now: float
 ) -> Step:
-    """Make one step: cancel, and find what is drained and what is too late.
-
-    `held` is the state of the hold's partitions.
-    """
+    """Make one step of a hold: cancel runs, and find drained and overdue partitions."""
     is_late = hold.hands_over or now >= hold.deadline_at
     cancels_all = is_late and not hold.hands_over and settings.on_deadline is DeadlinePolicy.CANCEL
     live = _union(owned.live_runs for owned in held)
@@ -280,14 +269,13 @@ def is_over(held: Iterable[OwnedPartition]) -> bool:
 def _cancel(
     hold: Hold, held: Collection[OwnedPartition], retry_s: float, now: float, *, cancels_all: bool
 ) -> tuple[Hold, tuple[CancelRuns, ...]]:
-    """What was asked for is asked for again after a while, should it not have worked."""
+    """Cancel runs, and repeat the request after `retry_s`."""
     if cancels_all:
         unwanted = _union(owned.live_runs for owned in held)
     else:
-        # A run that turned out to have started was left alone.
-        hold = replace(
-            hold, cancelled=hold.cancelled - _union(owned.started_runs for owned in held)
-        )
+        # The launcher does not cancel a run that has started in the meantime.
+        started = _union(owned.started_runs for owned in held)
+        hold = replace(hold, cancelled=hold.cancelled - started)
         unwanted = (
             frozenset() if hold.hands_over else _union(owned.unstarted_runs for owned in held)
         )
@@ -296,9 +284,11 @@ def _cancel(
     if not due:
         return hold, ()
     why = "the drain deadline has passed" if cancels_all else "they have not started"
-    reason = f"{named(hold.epochs)} must be given up, and {why}"
     cancel = CancelRuns(
-        tuple(sorted(due)), reason, only_unstarted=not cancels_all, is_again=due <= hold.cancelled
+        tuple(sorted(due)),
+        f"{named(hold.epochs)} must be given up, and {why}",
+        only_unstarted=not cancels_all,
+        is_again=due <= hold.cancelled,
     )
     return replace(hold, cancelled=hold.cancelled | due, cancelled_at=now), (cancel,)
 

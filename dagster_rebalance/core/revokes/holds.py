@@ -1,14 +1,13 @@
-"""What a member gives up: its holds, the loss of partitions, and leaving the group.
+"""The partitions that a member gives up: its holds, lost partitions and the leave of the group.
 
-`hold` says what one hold is, and makes its steps. Here they begin, one after the other and beside
-each other, and here they end: the partitions are forgotten, the receipt is written, and what others
-must know of them is told. Owns that a partition which goes, in whatever way, leaves no hold, no
-stop and no claim of a streaming run behind that nobody knows of.
+`hold` has the steps of one hold. This module begins holds, ends them, drops their partitions and
+reports to others. A partition that is given up leaves no hold, no shown stop and no unreported
+claim of a streaming run behind.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.settings import (
@@ -30,24 +29,16 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.owned import OwnedPartition
-    from dagster_rebalance.core.streaming.claims import StreamClaims
+    from dagster_rebalance.core.streaming.stream_claims import StreamClaims
 
 _SHOWN_AFTER_S = 1.0
-"""Most holds are over sooner, and then the receipt says it all."""
+"""Most holds end sooner, and their receipt is enough."""
+SUCCESSOR_TIMEOUT_S = 60.0
+"""A successor whose heartbeat has not changed for this time is gone; it changes every 15 s."""
 
 
 class HeldPartitions:
-    """The partitions that a member has to give up.
-
-    Args:
-        settings: How long that may take, and what becomes of runs.
-        partitions: All partitions of the member. Those that are gone are taken out.
-        streaming: The claims of a streaming run, which leaves some to others.
-
-    Attributes:
-        holds: What is given up, in the order of the requests.
-        leaving: Why the member leaves the group; None while it stays.
-    """
+    """The holds of a member, in the order of their requests, and why it leaves the group."""
 
     def __init__(
         self, settings: EngineSettings, partitions: AssignedPartitions, streaming: StreamClaims
@@ -60,7 +51,7 @@ class HeldPartitions:
 
     @property
     def revoked(self) -> frozenset[TopicPartition]:
-        """The partitions whose revoke must still be delayed."""
+        """The partitions whose revoke must be delayed."""
         return frozenset(
             partition
             for hold in self.holds
@@ -69,7 +60,7 @@ class HeldPartitions:
         )
 
     def revoke(self, event: events.RevokeRequested, now: float) -> Iterable[commands.Command]:
-        """Begin to give up what Kafka asks back."""
+        """Begin the hold of a revoke."""
         yield commands.Note(
             f"Kafka asks for {named(event.partitions)} back",
             Occurred.REVOKE_REQUESTED,
@@ -78,11 +69,10 @@ class HeldPartitions:
         self._hold(event.partitions, Cause.REVOKE, self._settings.budget, now)
 
     def leave(self, event: events.LeaveRequested, now: float) -> Iterable[commands.Command]:
-        """Begin to give everything up, or hasten that."""
+        """Begin the hold of a leave, or shorten it."""
         hands_over = event.has_successor and self._settings.on_leave is LeavePolicy.RELEASE
         budget = self._settings.budget
-        if hands_over:
-            # It waits for commits alone, which the end of a hold is kept for.
+        if hands_over:  # only the last commits are waited for
             budget = budget.within(budget.commit_slice_s)
         if event.limit_s is not None:
             budget = budget.within(event.limit_s)
@@ -94,9 +84,8 @@ class HeldPartitions:
                 {"reason": event.reason},
             )
             self._hold(tuple(self._partitions), Cause.LEAVE, budget, now)
-        # What is under way can only get faster: a code server is killed when its time is up,
-        # whatever the member began before. A revoke that the leave for a successor overtakes is
-        # handed over as well.
+        # A later request can only shorten the leave: a code server is killed when its time is up.
+        # A leave for a successor also hands over the revokes that it overtakes.
         self.holds = tuple(
             hold.hastened(budget, now, hands_over=hands_over)
             if hands_over or hold.cause is Cause.LEAVE
@@ -118,42 +107,38 @@ class HeldPartitions:
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
 
     def lose(self, event: events.PartitionsLost, now: float) -> Iterable[commands.Command]:
-        """Forget what the member does not own any more, whatever it waited for."""
+        """Drop lost partitions at once, whatever they wait for."""
         is_superseded = event.reason is events.LostReason.SUPERSEDED
         change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
         outcome = Outcome.SUPERSEDED if is_superseded else Outcome.LOST
-        gone = [owned.changed(change) for owned in self._partitions.known(event.partitions)]
-        for owned in gone:
+        lost = [owned.changed(change) for owned in self._partitions.known(event.partitions)]
+        for owned in lost:
             del self._partitions[owned.partition]
         yield commands.Note(
             f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more",
             Occurred.PARTITIONS_LOST,
             {"partitions": event.partitions, "reason": event.reason},
         )
-        runs = {run for owned in gone for run in owned.live_runs}
+        runs = {run for owned in lost for run in owned.live_runs}
         if self._settings.on_lost is not LossPolicy.CANCEL:
-            # The worker stops in any case: nobody else can wait for a part of its batch.
+            # A streaming run always stops its batch: the next owner cannot adopt a part of it.
             runs &= {self._settings.worker}
         if runs:
             yield commands.CancelRuns(tuple(sorted(runs)), f"their partitions were {outcome.value}")
-        yield from self._left_to_others(gone)
+        yield from self._report_given_up(lost)
         kept = []
         for hold in self.holds:
-            taken, rest = hold.split(event.partitions)
-            if taken.epochs:
-                yield commands.RecordReceipt(taken.receipt(gone, now, outcome))
+            part, rest = hold.split(event.partitions)
+            if part.epochs:
+                yield commands.RecordReceipt(part.receipt(lost, now, outcome))
             if rest.epochs or hold.cause is Cause.LEAVE:
                 kept.append(rest)
         self.holds = tuple(kept)
 
     def note_committed(self, after: OwnedPartition, until: int, succeeded: Iterable[str]) -> None:
-        """Note in the hold of a partition, if there is one, what was committed for it.
+        """Note a commit in the hold of its partition, if there is one.
 
-        Args:
-            after: The partition.
-            until: The offset that was committed.
-            succeeded: The runs that the commit is for. A launcher that cannot cancel what it
-                launches leaves it alone: such a run may have been asked to end, and succeed.
+        A run that succeeded no longer counts as cancelled: its launcher may be unable to cancel.
         """
         self.holds = tuple(
             replace(
@@ -167,9 +152,9 @@ class HeldPartitions:
         )
 
     def advance(self, now: float) -> Iterable[commands.Command]:
-        """Make a step of each hold, and end those that are over, those of revokes first.
+        """Make a step of each hold and end those that are over.
 
-        The revoke releases a partition that is in the hold of a leave as well.
+        Revokes end first: a revoke also releases a partition that is in the hold of a leave.
         """
         advanced = []
         for hold in self.holds:
@@ -183,10 +168,9 @@ class HeldPartitions:
             if is_over(held):
                 yield from self._end(hold, held, now)
             elif not hold.is_shown and now - hold.requested_at >= _SHOWN_AFTER_S:
-                yield self._shown(hold, held, now)
+                yield self._show(hold, held, now)
 
-    def _shown(self, hold: Hold, held: Iterable[OwnedPartition], now: float) -> commands.ShowHold:
-        """Tell people of a hold that was not over at once."""
+    def _show(self, hold: Hold, held: Iterable[OwnedPartition], now: float) -> commands.ShowHold:
         runs = {run for owned in held for run in owned.live_runs}
         self.holds = tuple(
             replace(other, is_shown=True) if other is hold else other for other in self.holds
@@ -197,7 +181,7 @@ class HeldPartitions:
     def _end(
         self, hold: Hold, held: list[OwnedPartition], now: float
     ) -> Iterable[commands.Command]:
-        # Runs are still live when the limit of a leave ended the hold of a revoke before its own.
+        # Runs are live if the limit of a leave ended the hold of a revoke before its own limit.
         left = Outcome.HANDED_OVER if hold.hands_over else Outcome.DEADLINE
         outcome = left if any(owned.live_runs for owned in held) else None
         self.holds = tuple(other for other in self.holds if other is not hold)
@@ -207,18 +191,38 @@ class HeldPartitions:
                 del self._partitions[owned.partition]
         if hold.epochs:
             yield commands.RecordReceipt(hold.receipt(held, now, outcome))
-        yield from self._left_to_others(held)
+        yield from self._report_given_up(held)
         if hold.cause is Cause.LEAVE:
             yield commands.LeaveGroup(self.leaving or "asked to")
 
-    def _left_to_others(self, partitions: Iterable[OwnedPartition]) -> Iterable[commands.Command]:
-        """Tell what the next owners find, and clear the stop reasons.
-
-        The owner of a partition shows why it is stopped: the next owner says it again if it still
-        holds.
-        """
-        partitions = tuple(partitions)
-        yield from self._streaming.left_behind(partitions)
-        for owned in partitions:
+    def _report_given_up(self, given_up: list[OwnedPartition]) -> Iterable[commands.Command]:
+        """Report claims of a streaming run, and clear stops: the next owner shows them again."""
+        yield from self._streaming.abandoned(given_up)
+        for owned in given_up:
             if owned.stop_reason:
                 yield commands.ShowStop(owned.partition, "", is_released=True)
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverBackoff:
+    """Back-off of a process that left the group for its successor.
+
+    Dagster sends ticks to each replica of a code server in turn. Without the back-off, each replica
+    would make the other one leave, and they would hand the partitions to each other forever.
+
+    Attributes:
+        heartbeat: The last heartbeat of the member with this sensor's lease; empty once it left.
+        since: When this process first read that heartbeat, on its own clock.
+    """
+
+    heartbeat: str
+    since: float
+
+    def observe(self, heartbeat: str, now: float) -> HandoverBackoff:
+        """Return the back-off after another read of the lease."""
+        is_same = heartbeat == self.heartbeat
+        return self if is_same else replace(self, heartbeat=heartbeat, since=now)
+
+    def may_join(self, now: float) -> bool:
+        """Whether the successor has left, or shows no new heartbeat for `SUCCESSOR_TIMEOUT_S`."""
+        return not self.heartbeat or now - self.since >= SUCCESSOR_TIMEOUT_S

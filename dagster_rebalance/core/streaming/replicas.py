@@ -1,10 +1,8 @@
-"""The fleet: which streaming runs a sensor starts, and which it asks to leave.
+"""Replicas: which streaming runs a sensor starts, and which it asks to leave.
 
-What a sensor starts, and asks to leave, follows from the runs that Dagster shows, and from nothing
-that it has kept; a run whose process is gone was ended before, by its pulse. Owns the order of a
-replacement. In each slot the new run joins the group first, and only then the old one is asked to
-leave; one leaves at a time, so that each revoke waits for one batch. A new version that does not
-come to work replaces nothing.
+The decision follows from the runs that Dagster shows. In each slot the new run joins the group
+before the old one is asked to leave, and one run leaves at a time, so each revoke waits for one
+batch. A new version that never starts to work replaces nothing.
 """
 
 from __future__ import annotations
@@ -18,32 +16,25 @@ from dagster_rebalance.core.runs.retry import RetryPace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_LONG_S = 60.0
-"""From then on it is said how long a run has been leaving."""
+_LONG_LEAVE_S = 60.0
 _QUEUED_LIMIT_S = 60.0
-"""A run that waits in the queue for longer may wait for the very run that it is to replace."""
-_AT_WORK_AFTER_S = 30.0
-"""A run that has been ready for so long counts as at work: Kafka may leave its partitions with
-those that have them, and gives it none before these have left. A member that Kafka refuses ends
-sooner."""
+"""A run that is queued for longer may wait for the run that it is to replace."""
+_READY_LIMIT_S = 30.0
+"""A run that has been ready for this time counts as working. Kafka may leave all partitions with
+the old runs, and assigns none until they have left. A member that Kafka refuses ends sooner."""
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSeen:
+class StreamingRun:
     """A streaming run as Dagster shows it. Times are in seconds since 1970.
 
     Attributes:
-        run_id: The run.
-        slot: Which of the wanted runs it is; None where a person has launched it.
-        version: The version of the code that wanted it.
-        created_at: When it was made, by the database, perhaps of another time zone: an order alone.
-        started_at: When its process began; None before that.
-        ended_at: When it ended; None while it is live.
-        has_failed: Whether it ended badly.
+        slot: The replica that it is; None if an operator launched it.
+        created_at: Set by the database, perhaps in another time zone: use it for the order only.
+        ended_at: None while it is live.
         has_joined: Whether Kafka has assigned partitions to it.
-        ready_since: Since when its member waits for partitions; None before that.
-        queued_at: Since when it waits in Dagster's queue; None when it does not.
-        leaving_since: When it was asked to leave, or cancelled; None when it was not.
+        ready_since: Since when its member waits for partitions.
+        leaving_since: When it was asked to leave, or cancelled.
     """
 
     run_id: str
@@ -71,14 +62,12 @@ class StreamSeen:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """What is wanted.
+    """The wanted streaming runs.
 
     Attributes:
-        runs: How many streaming runs.
-        version: The version of the code.
-        max_run_s: How old a run gets before it is replaced.
-        leave_limit_s: How long the others wait for a run that is leaving: it may never end.
-        pace: How long a slot waits after runs that ended badly.
+        max_run_s: The age at which a run is replaced.
+        leave_limit_s: How long the others wait for a leaving run, which may never end.
+        pace: How long a slot waits after failed runs.
     """
 
     runs: int
@@ -90,12 +79,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run to be started.
-
-    Attributes:
-        slot: Where.
-        key: The key under which Dagster starts at most one run.
-    """
+    """A run to start. Dagster starts at most one run per `key`."""
 
     slot: int
     key: str
@@ -103,7 +87,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A run to be asked to leave, and why."""
+    """A run to ask to leave, and why."""
 
     run_id: str
     reason: str
@@ -111,97 +95,93 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What a tick does, and what it says."""
+    """The actions and notes of a tick."""
 
     starts: tuple[Start, ...] = ()
     leaves: tuple[Leave, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def moves(fleet: Replicas, seen: Iterable[StreamSeen], now: float) -> Reconciliation:
-    """Return what a tick has to do.
-
-    Args:
-        fleet: What is wanted.
-        seen: The newest streaming runs, live and ended, in any order.
-        now: In seconds since 1970.
-    """
-    runs = sorted(seen, key=lambda run: run.created_at)
+def reconcile(replicas: Replicas, runs: Iterable[StreamingRun], now: float) -> Reconciliation:
+    """Compare the wanted streaming runs with the newest ones, live and ended, in any order."""
+    runs = sorted(runs, key=lambda run: run.created_at)
     live = [run for run in runs if run.is_live]
     starts, notes = [], []
-    surplus: list[tuple[StreamSeen, str]] = []
-    for slot in range(fleet.runs):
-        ours = [run for run in live if run.slot == slot]
-        stays = next((run for run in reversed(ours) if _is_current(run, fleet, now)), None)
-        old = [run for run in ours if run is not stays]
+    surplus: list[tuple[StreamingRun, str]] = []
+    for slot in range(replicas.runs):
+        in_slot = [run for run in live if run.slot == slot]
+        stays = next((run for run in reversed(in_slot) if _is_current(run, replicas, now)), None)
         if stays is None:
             before = [run for run in runs if run.slot == slot]
-            wait = _wait(before, fleet, now)
+            wait = _why_wait(before, replicas, now)
             if wait:
                 notes.append(f"slot {slot}: {wait}")
             else:
                 last = before[-1].run_id if before else "none"
-                # Not by the last run alone: people delete runs, and Dagster ignores a key that it
-                # has seen.
-                starts.append(Start(slot, f"{fleet.version}.{slot}.{last}.{now // 60:.0f}"))
-        elif _is_at_work(stays, now) or _is_stuck(stays, live, fleet, now):
-            surplus += [(run, _why(run, fleet, stays)) for run in old]
+                # With the minute: if runs are deleted, the last run alone repeats a known key.
+                starts.append(Start(slot, f"{replicas.version}.{slot}.{last}.{now // 60:.0f}"))
+        elif _is_working(stays, now) or _is_stuck(stays, live, replicas, now):
+            successor = named_runs([stays.run_id])
+            surplus += [
+                (run, f"{successor} {_advantage(run, replicas)}")
+                for run in in_slot
+                if run is not stays
+            ]
     surplus += [
-        (run, f"{fleet.runs} runs are wanted")
+        (run, f"{replicas.runs} runs are wanted")
         for run in live
-        if run.slot is None or run.slot >= fleet.runs
+        if run.slot is None or run.slot >= replicas.runs
     ]
-    leaving = [run for run in live if run.leaving_since is not None]
-    awaited = [run for run in leaving if _left_for_s(run, now) < fleet.leave_limit_s]
+    leaving = [run for run in live if run.is_leaving]
+    is_awaited = any(_leaving_s(run, now) < replicas.leave_limit_s for run in leaving)
     waiting = [(run, why) for run, why in surplus if not run.is_leaving]
-    leaves = [] if awaited else [Leave(run.run_id, why) for run, why in waiting[:1]]
-    notes += [f"{named_runs([run.run_id])} is leaving{_for(run, now)}" for run in leaving]
+    leaves = [] if is_awaited else [Leave(run.run_id, why) for run, why in waiting[:1]]
+    notes += [_leaving_note(run, now) for run in leaving]
     return Reconciliation(tuple(starts), tuple(leaves), tuple(notes))
 
 
-def _is_current(run: StreamSeen, fleet: Replicas, now: float) -> bool:
-    if run.is_leaving or run.version != fleet.version:
+def _is_current(run: StreamingRun, replicas: Replicas, now: float) -> bool:
+    if run.is_leaving or run.version != replicas.version:
         return False
-    return run.started_at is None or now - run.started_at < fleet.max_run_s
+    return run.started_at is None or now - run.started_at < replicas.max_run_s
 
 
-def _left_for_s(run: StreamSeen, now: float) -> float:
+def _leaving_s(run: StreamingRun, now: float) -> float:
     return 0.0 if run.leaving_since is None else now - run.leaving_since
 
 
-def _for(run: StreamSeen, now: float) -> str:
-    left_s = _left_for_s(run, now)
-    return f" for {left_s:.0f} s" if left_s >= _LONG_S else ""
+def _leaving_note(run: StreamingRun, now: float) -> str:
+    leaving_s = _leaving_s(run, now)
+    age = f" for {leaving_s:.0f} s" if leaving_s >= _LONG_LEAVE_S else ""
+    return f"{named_runs([run.run_id])} is leaving{age}"
 
 
-def _is_at_work(run: StreamSeen, now: float) -> bool:
-    """Whether the member of a run is in the group, as far as one can tell."""
+def _is_working(run: StreamingRun, now: float) -> bool:
     return run.has_joined or (
-        run.ready_since is not None and now - run.ready_since >= _AT_WORK_AFTER_S
+        run.ready_since is not None and now - run.ready_since >= _READY_LIMIT_S
     )
 
 
-def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Replicas, now: float) -> bool:
-    """Whether a run may wait in the queue for the very runs that it is to replace.
+def _is_stuck(
+    run: StreamingRun, live: Sequence[StreamingRun], replicas: Replicas, now: float
+) -> bool:
+    """Whether a run may be queued behind the runs that it is to replace, while all of them work."""
+    working = sum(_is_working(other, now) and not other.is_leaving for other in live)
+    queued_s = 0.0 if run.queued_at is None else now - run.queued_at
+    return queued_s >= _QUEUED_LIMIT_S and working >= replicas.runs
 
-    One of them makes room for it, while all the others work.
-    """
-    working = sum(_is_at_work(other, now) and not other.is_leaving for other in live)
-    waits_s = 0.0 if run.queued_at is None else now - run.queued_at
-    return waits_s >= _QUEUED_LIMIT_S and working >= fleet.runs
 
-
-def _wait(before: Sequence[StreamSeen], fleet: Replicas, now: float) -> str:
+def _why_wait(before: Sequence[StreamingRun], replicas: Replicas, now: float) -> str:
     """Why no run is started in a slot; empty when one is."""
-    mine = [run for run in before if run.version == fleet.version and run.ended_at is not None]
+    ended = [r for r in before if r.version == replicas.version and r.ended_at is not None]
     failed = []
-    for run in reversed(mine):
-        if not run.has_failed or _has_worked(run, fleet):
+    for run in reversed(ended):
+        if not run.has_failed or _has_worked(run, replicas):
             break
         failed.append(run)
     if not failed or failed[0].ended_at is None:
         return ""
-    left_s = failed[0].ended_at + fleet.pace.after_s(len(failed)) - now
+    left_s = failed[0].ended_at + replicas.pace.after_s(len(failed)) - now
     if left_s <= 0:
         return ""
     return (
@@ -210,17 +190,14 @@ def _wait(before: Sequence[StreamSeen], fleet: Replicas, now: float) -> str:
     )
 
 
-def _has_worked(run: StreamSeen, fleet: Replicas) -> bool:
-    """Whether a run lived long enough not to be counted with those before it."""
+def _has_worked(run: StreamingRun, replicas: Replicas) -> bool:
+    """Whether a run lived long enough to end the row of failed runs."""
     return (
         run.started_at is not None
         and run.ended_at is not None
-        and run.ended_at - run.started_at >= fleet.pace.limit_s
+        and run.ended_at - run.started_at >= replicas.pace.limit_s
     )
 
 
-def _why(run: StreamSeen, fleet: Replicas, stays: StreamSeen) -> str:
-    successor = named_runs([stays.run_id])
-    if run.version != fleet.version:
-        return f"{successor} has newer code"
-    return f"{successor} has taken its place"
+def _advantage(run: StreamingRun, replicas: Replicas) -> str:
+    return "has newer code" if run.version != replicas.version else "has taken its place"

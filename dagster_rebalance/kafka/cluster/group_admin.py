@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import is_same_commit, named
 from dagster_rebalance.core.model.printable import shown
-from dagster_rebalance.core.reporting.group_status import MemberSeen
+from dagster_rebalance.core.reporting.group_status import GroupMember
 from dagster_rebalance.kafka.client.defaults import ClientKind
 from dagster_rebalance.kafka.client.errors import (
     COORDINATOR_MOVES,
@@ -70,7 +70,7 @@ class GroupAdmin:
         self._settings = settings
         self._troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
 
-    def members(self, timeout_s: float = 10.0) -> tuple[MemberSeen, ...]:
+    def members(self, timeout_s: float = 10.0) -> tuple[GroupMember, ...]:
         """The members of the group; none of a group that Kafka does not know.
 
         Raises:
@@ -92,7 +92,7 @@ class GroupAdmin:
         if found.state is ConsumerGroupState.DEAD:
             return ()
         return tuple(
-            MemberSeen(
+            GroupMember(
                 member.member_id,
                 shown(f"{member.client_id}@{member.host.removeprefix('/')}"),
                 _partitions(member.assignment),

@@ -15,12 +15,12 @@ from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.lag import (
     GroupLag,
+    GroupState,
     LagPace,
     PartitionLag,
-    Standing,
     Waiting,
-    looks_for_topics,
-    observes,
+    is_lag_observer,
+    watches_topics,
     why_missing,
 )
 from dagster_rebalance.kafka.log_bounds import PATIENCE_S
@@ -219,7 +219,7 @@ class GroupReport:
         mine = self._parts.engine.partitions
         has_just_lost = not mine and self._stepped_at - self._observed_at <= self._pace.every_s
         goes_on = has_just_lost or self._unknown_since is not None
-        return observes(mine, self._there) or (bool(self._parts.lag_limit) and goes_on)
+        return is_lag_observer(mine, self._there) or (bool(self._parts.lag_limit) and goes_on)
 
     def step(self) -> None:
         """Look at the group if it is time, and have shown what was found.
@@ -230,7 +230,7 @@ class GroupReport:
         if now - self._stepped_at > _STANDSTILL_S:
             self._silent_until = now + _KNOWN_AGAIN_S
         self._stepped_at = now
-        if observes(self._parts.engine.partitions, self._there):
+        if is_lag_observer(self._parts.engine.partitions, self._there):
             self._observed_at = now
         if now < self._silent_until or self._takes_in(now):
             return
@@ -264,7 +264,7 @@ class GroupReport:
         parts = self._parts
         is_due = parts.clock() - self._topics_looked_at >= _LOOK_FOR_TOPICS_S
         known = {*self._topics.names, *self._there}
-        if is_due and looks_for_topics(parts.engine.partitions, known):
+        if is_due and watches_topics(parts.engine.partitions, known):
             try:
                 self.topics()
             except BrokerError as error:
@@ -305,13 +305,13 @@ class GroupReport:
                 for partition in before.told - known
                 if partition in whole.found
             }
-            standing = Standing(
+            standing = GroupState(
                 {**kept, **found.stopped, **own},
                 found.ordered,
                 {**found.working, **working},
                 {**found.failed, **failed},
                 found.missing,
-                told=frozenset({*kept, *own}),
+                reported=frozenset({*kept, *own}),
             )
             stops = self._show_stops(standing, before, wanted)
             shown = self._show_lag(lag(standing), wanted)
@@ -319,14 +319,14 @@ class GroupReport:
 
         self._show(show, self._shown)
 
-    def _lag(self, whole: GroupScan, wanted: _Wanted) -> Callable[[Standing], GroupLag | None]:
+    def _lag(self, whole: GroupScan, wanted: _Wanted) -> Callable[[GroupState], GroupLag | None]:
         """How the lag follows from what stands still; None when there is none to show."""
         parts = self._parts
         settings = parts.engine.settings
         if not wanted.lag:
             return lambda _: None
-        rows, now_s = lag_of(whole, Standing(), settings).partitions, parts.wall_clock()
-        self._waiting = self._waiting.looked(rows, now_s)
+        rows, now_s = lag_of(whole, GroupState(), settings).partitions, parts.wall_clock()
+        self._waiting = self._waiting.observe(rows, now_s)
         try:
             late = late_partitions(
                 parts.consumer,
@@ -355,7 +355,9 @@ class GroupReport:
         rows = (PartitionLag(p, None, None, None, state=str(error)) for p in self._partitions)
         return GroupLag(tuple(rows), missing=self._missing)
 
-    def _show_stops(self, standing: Standing, before: ShownStops, wanted: _Wanted) -> _Shown | None:
+    def _show_stops(
+        self, standing: GroupState, before: ShownStops, wanted: _Wanted
+    ) -> _Shown | None:
         ordered = frozenset(standing.ordered.items())
         shown = (frozenset(standing.stopped), ordered, standing.missing)
         is_shown = shown == wanted.shown and before.are(standing.stopped)

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.engine.dead_letters import is_wanted
+from dagster_rebalance.core.engine.dead_letter_policy import is_wanted
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import (
     BrokerError,
@@ -28,8 +28,8 @@ from dagster_rebalance.core.model.errors import (
 from dagster_rebalance.core.model.member_events import Occurred, Occurrence
 from dagster_rebalance.core.model.printable import shown
 from dagster_rebalance.core.model.topics import Topics
-from dagster_rebalance.core.reporting.diff import observed
-from dagster_rebalance.core.reporting.explain import glance, summary
+from dagster_rebalance.core.reporting.event_recorder import record_events
+from dagster_rebalance.core.reporting.explain import headline, summary
 from dagster_rebalance.core.reporting.metrics import MemberState
 from dagster_rebalance.kafka.log_bounds import (
     PATIENCE_S,
@@ -260,7 +260,7 @@ class MemberLoop:
         self._has_settled |= has_just_settled
         if has_tick or has_just_settled or self._turned_at - self._summed_up_at >= _SUMMARY_S:
             self._summary = summary(parts.engine, self._turned_at)
-            self._glance, self._summed_up_at = glance(parts.engine), self._turned_at
+            self._glance, self._summed_up_at = headline(parts.engine), self._turned_at
             self._show_gauges()
         silence = self._storage.silence
         said = (*self._summary, *self._report.sentences, *([silence] if silence else []))
@@ -295,7 +295,7 @@ class MemberLoop:
         The answers to these commands are the next events.
         """
         while arrived:
-            decided, told = observed(self.parts.engine, arrived, self.parts.clock())
+            decided, told = record_events(self.parts.engine, arrived, self.parts.clock())
             self._tell(*told)
             answers: list[events.Event | None] = []
             for command in decided:

@@ -28,8 +28,8 @@ from dagster_rebalance.core.reporting.metrics import (
     Measurement,
     MemberState,
     Metric,
-    gauge,
-    measured,
+    measurements,
+    read_gauge,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Meters:
 
     def add(self, occurrences: Iterable[Occurrence], attributes: Mapping[str, str]) -> None:
         """Take what happened to a member. Waits for nobody, and raises nothing."""
-        found = tuple(one for occurrence in occurrences for one in measured(occurrence))
+        found = tuple(one for occurrence in occurrences for one in measurements(occurrence))
         if found:
             self._put((found, attributes))
 
@@ -192,11 +192,11 @@ class Meters:
             return [
                 Observation(value, {**shown.attributes, **more})
                 for shown in list(self._shown.values())
-                for _, value, more in gauge(
+                for _, value, more in read_gauge(
                     metric,
                     shown.state,
                     now=shown.clock(),
-                    most_partitions=shown.most_partitions,
+                    max_partitions=shown.most_partitions,
                 )
             ]
 

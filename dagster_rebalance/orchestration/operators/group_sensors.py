@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.reporting.group_status import SensorSeen
+from dagster_rebalance.core.reporting.group_status import SensorState
 from dagster_rebalance.orchestration.storage.failure_notes import text_of_info
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _TICKS_READ = 5
 _UNDER_WAY = "STARTED"
 
 
-def sensors_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> tuple[SensorSeen, ...]:
+def sensors_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> tuple[SensorState, ...]:
     """The sensors that have kept members of a group, by name.
 
     Args:
@@ -36,7 +36,7 @@ def sensors_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> tuple[Sensor
             continue
         ticks = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=_TICKS_READ)
         ended = next((tick for tick in ticks if tick.status.value != _UNDER_WAY), None)
-        seen[state.instigator_name] = SensorSeen(
+        seen[state.instigator_name] = SensorState(
             name=state.instigator_name,
             is_on=state.is_running,
             silent_for_s=time.time() - ticks[0].timestamp if ticks else None,

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from dagster_rebalance.core.model.directives import selection
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.operators.rerun_schedule import steps
-from dagster_rebalance.core.operators.rerun_selection import Apart, Past, Selection, Span, select
+from dagster_rebalance.core.operators.rerun_selection import (
+    DisjointRanges,
+    PartitionHistory,
+    Selection,
+    Span,
+    select,
+)
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch, batches_of
 from dagster_rebalance.kafka.log_bounds import read_bounds
 from dagster_rebalance.orchestration.operators.directives import partitions_of
@@ -132,11 +138,11 @@ class Reruns:
         """
         self._book.add(planned.batches)
         rerun = planned.rerun
-        mine = Apart(planned.selection.ranges)
+        mine = DisjointRanges(planned.selection.ranges)
         for other in self._book.read():  # in the order in which they came: the first one has them
             if other.rerun.rerun_id == rerun.rerun_id:
                 break
-            if any(map(mine.shared, other.ranges)):
+            if any(map(mine.overlapping, other.ranges)):
                 self._book.remove(planned.batches)
                 msg = (
                     f"{other.rerun} was asked for at the same moment, and is to process some of "
@@ -215,13 +221,15 @@ class Reruns:
             raise ConfigurationError(msg)
         return sorted(found)
 
-    def _past(self, partitions: Iterable[TopicPartition], span: Span) -> dict[TopicPartition, Past]:
+    def _past(
+        self, partitions: Iterable[TopicPartition], span: Span
+    ) -> dict[TopicPartition, PartitionHistory]:
         those = list(partitions)
         with self._kafka.connect() as consumer:
             stored = consumer.committed(those, _PATIENCE_S)
             bounds = read_bounds(consumer, those, _PATIENCE_S)
         return {
-            partition: Past(
+            partition: PartitionHistory(
                 tuple(
                     processed(
                         self._instance,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
-from dagster_rebalance.core.revokes.succession import MadeWay
+from dagster_rebalance.core.revokes.holds import HandoverBackoff
 from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown
@@ -167,7 +167,7 @@ class Members:
         self._clock = clock
         self._patience_s = patience_s
         self._members: dict[Hashable, HostedMember] = {}
-        self._made_way: dict[Hashable, MadeWay] = {}
+        self._made_way: dict[Hashable, HandoverBackoff] = {}
         self._call_on_shutdown = call_on_shutdown
         self._is_retired = False
         self._lock = threading.RLock()  # a signal may come while this very thread has it
@@ -225,7 +225,7 @@ class Members:
             return False
         sign, now = sign_of_seat(), self._clock()
         with self._lock:
-            made_way = self._made_way.get(key, MadeWay(sign, now)).saw(sign, now)
+            made_way = self._made_way.get(key, HandoverBackoff(sign, now)).observe(sign, now)
             if left:
                 self._members.pop(key, None)
             self._made_way[key] = made_way

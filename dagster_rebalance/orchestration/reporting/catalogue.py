@@ -16,7 +16,7 @@ import dagster as dg
 
 from dagster_rebalance.core.model.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
-from dagster_rebalance.core.reporting.group_status import Assigned
+from dagster_rebalance.core.reporting.group_status import RecordedAssignment
 from dagster_rebalance.orchestration.reporting import lag_check as lag_asset
 from dagster_rebalance.orchestration.reporting.check_helpers import as_evaluation, last_evaluation
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.core.model.receipt import Outcome, Receipt
     from dagster_rebalance.core.operators.reset_offsets import Move
-    from dagster_rebalance.core.reporting.lag import GroupLag, LagLimit, Standing
+    from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
     from dagster_rebalance.orchestration.ports import RunError, ShownStops
     from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
@@ -215,7 +215,7 @@ class Catalogue:
         self._reads_retries = not self._reads_retries
         return (*self._order_book.read(), *self._retries)
 
-    def show_stopped(self, standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
+    def show_stopped(self, standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
         """Show which partitions and topics of the group cannot go on, with the reasons.
 
         The check passes when no partition is stopped, no topic is missing, and nothing is paused by
@@ -268,11 +268,11 @@ class Catalogue:
             },
         )
 
-    def assigned(self) -> Iterator[Assigned]:
+    def assigned(self) -> Iterator[RecordedAssignment]:
         """What members have recorded of their assignments of late, newest first."""
         for _, said in self._observed(limit=_ASSIGNMENTS_READ):
             if said.get("event") == "assigned":
-                yield Assigned(
+                yield RecordedAssignment(
                     str(said.get("member_id")),
                     member_name(said),
                     str(said.get("incarnation")),

@@ -18,13 +18,13 @@ from dagster_rebalance.core.partitions.recovery import judge
 from dagster_rebalance.core.reporting.lag import (
     FirstSince,
     GroupLag,
+    GroupState,
     LagLimit,
     Late,
     PartitionLag,
-    Standing,
     Waiting,
+    find_late,
     group_lag,
-    late_among,
 )
 from dagster_rebalance.core.runs.progress import blocking, progress_of
 from dagster_rebalance.core.runs.retry import why_blocked
@@ -135,12 +135,12 @@ def late_partitions(
         partition: None if answer is None else FirstSince(answer.offset, answer.timestamp / 1000)
         for partition, answer in found.items()
     }
-    return late_among(behind, first, limit.seconds, now_s, waiting)
+    return find_late(behind, first, limit.seconds, now_s, waiting)
 
 
 def lag_of(
     look: GroupScan,
-    standing: Standing,
+    standing: GroupState,
     settings: EngineSettings,
     late: Late | None = None,
 ) -> GroupLag:
@@ -163,7 +163,7 @@ def standstills(
     catalogue: GroupRecords,
     settings: EngineSettings,
     known: Collection[TopicPartition] = (),
-) -> Standing:
+) -> GroupState:
     """The partitions that cannot go on, and those that people have paused or stopped, with reasons.
 
     The answer also has the runs that work on them.
@@ -192,7 +192,7 @@ def look_by_hand(
     runs: RunsPort,
     catalogue: GroupRecords,
     settings: EngineSettings,
-) -> tuple[GroupScan, Standing]:
+) -> tuple[GroupScan, GroupState]:
     """Look at a group, and at what stands still in it, with no member there.
 
     Every leader has to answer.
@@ -213,7 +213,7 @@ def look_by_hand(
 
 def _stopped_in(
     look: GroupScan, runs: RunsPort, catalogue: GroupRecords, settings: EngineSettings
-) -> Standing:
+) -> GroupState:
     without = [partition for partition, found in look.found.items() if found.stored is None]
     recorded = catalogue.last_recorded(without) if without else {}
     judged = {
@@ -241,7 +241,7 @@ def _stopped_in(
     working = {
         range_.topic_partition: run.run_id for run in found if run.is_live for range_ in run.ranges
     }
-    return Standing(stopped, working=working, failed=failed)
+    return GroupState(stopped, working=working, failed=failed)
 
 
 def _ordered_in(look: GroupScan, catalogue: GroupRecords) -> dict[TopicPartition, str]:
@@ -269,7 +269,7 @@ def _failed(
     return None
 
 
-def errors_of(standing: Standing, runs: RunsPort) -> dict[TopicPartition, RunError]:
+def errors_of(standing: GroupState, runs: RunsPort) -> dict[TopicPartition, RunError]:
     """What the last runs failed with on the first few stopped partitions.
 
     Args:

@@ -14,7 +14,7 @@ import dagster as dg
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, partitions_named
 from dagster_rebalance.core.model.receipt import Outcome
 from dagster_rebalance.core.reporting.gaps import Recorded, gaps
-from dagster_rebalance.core.reporting.members import Kind, Said
+from dagster_rebalance.core.reporting.members import Kind, MemberRecord
 from dagster_rebalance.orchestration.reporting.check_helpers import group_check
 from dagster_rebalance.orchestration.reporting.member_tables import said_since, skips_of, utc
 from dagster_rebalance.orchestration.reporting.run_links import run_links
@@ -88,7 +88,9 @@ def drained_by_now(instance: dg.DagsterInstance, group: dg.AssetKey) -> dg.Asset
     return drained_result(history, now, since)
 
 
-def drained_result(history: Iterable[Said], now: float, since: float = 0.0) -> dg.AssetCheckResult:
+def drained_result(
+    history: Iterable[MemberRecord], now: float, since: float = 0.0
+) -> dg.AssetCheckResult:
     """Whether each hold of the last day drained, as the members have said.
 
     Args:

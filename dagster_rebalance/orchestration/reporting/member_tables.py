@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.model.offsets import OffsetRange, named, partitions_named
-from dagster_rebalance.core.reporting.members import Kind, Said, roster
+from dagster_rebalance.core.reporting.members import Kind, MemberRecord, member_table
 from dagster_rebalance.orchestration.reporting.run_links import run_links
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ _HOLD_COLUMNS = ("member", "holds", "since", "waits for")
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-def said_in(description: str, metadata: Mapping[str, Any], at: float) -> Said | None:
+def said_in(description: str, metadata: Mapping[str, Any], at: float) -> MemberRecord | None:
     """What an observation of the group asset says; None for an event that is not a member's."""
     kind = _KINDS.get(str(metadata.get("event")))
     if kind is None:
         return None
-    return Said(
+    return MemberRecord(
         kind=kind,
         member=str(metadata.get("incarnation")),
         name=member_name(metadata),
@@ -70,10 +70,10 @@ class History:
     def __init__(self, instance: dg.DagsterInstance, group: dg.AssetKey) -> None:
         self._instance = instance
         self._group = group
-        self._said: dict[int, Said] = {}
+        self._said: dict[int, MemberRecord] = {}
         self._read_to = -1
 
-    def read(self) -> list[Said]:
+    def read(self) -> list[MemberRecord]:
         """Read what is new; what the members have said last is the answer, oldest first."""
         found, read_to = dict(self._said), self._read_to
         for read, record in enumerate(_observed(self._instance, self._group), 1):
@@ -93,7 +93,7 @@ class History:
 
 def said_since(
     instance: dg.DagsterInstance, group: dg.AssetKey, since: float, most: int
-) -> tuple[list[Said], float]:
+) -> tuple[list[MemberRecord], float]:
     """What the members of a group have said since a time, and the time from which all was read.
 
     Args:
@@ -112,7 +112,7 @@ def said_since(
     return [said for record in reversed(records) if (said := _said(record)) is not None], since
 
 
-def _said(record: dg.EventLogRecord) -> Said | None:
+def _said(record: dg.EventLogRecord) -> MemberRecord | None:
     event = record.asset_observation
     if event is None:
         return None
@@ -205,22 +205,22 @@ def _rows(
             yield [row.data[column] for column in columns]
 
 
-def tables_of(history: Iterable[Said]) -> dict[str, Any]:
+def tables_of(history: Iterable[MemberRecord]) -> dict[str, Any]:
     """The roster of a group as metadata, with links to the runs that it names.
 
     Args:
         history: What its members have said, oldest first.
     """
-    found = roster(history)
+    found = member_table(history)
     holds, receipts = found.holds[:_ROWS_SHOWN], found.receipts
     runs = [run_id for said, _ in holds for run_id in said.run_ids]
     runs += [run_id for said in receipts for run_id in said.run_ids]
-    runs += [member.said.run_id for member in found.members if member.said.run_id]
+    runs += [member.first.run_id for member in found.members if member.first.run_id]
     return {
         "members": _table(
             ("member", "partitions", "owns", "since"),
             (
-                (m.said.name, str(len(m.owns)), _short(named(m.owns)), utc(m.said.at))
+                (m.first.name, str(len(m.owns)), _short(named(m.owns)), utc(m.first.at))
                 for m in found.members[:_ROWS_SHOWN]
             ),
         ),

@@ -16,7 +16,7 @@ import dagster as dg
 
 from dagster_rebalance.core.model.directives import how_to_resume, selector_of
 from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
-from dagster_rebalance.core.reporting.lag import Standing, why_missing
+from dagster_rebalance.core.reporting.lag import GroupState, why_missing
 from dagster_rebalance.orchestration.ports import GroupRecords, RunError, ShownStops
 from dagster_rebalance.orchestration.reporting.check_helpers import (
     as_evaluation,
@@ -54,7 +54,7 @@ _MOST_NAMES_CHARACTERS = 2_000
 
 
 def evaluation(
-    standing: Standing, errors: Mapping[TopicPartition, RunError], asset_key: dg.AssetKey
+    standing: GroupState, errors: Mapping[TopicPartition, RunError], asset_key: dg.AssetKey
 ) -> dg.AssetCheckEvaluation:
     """The state of the check, as a member reports it."""
     return as_evaluation(_result(standing, errors), STOPPED_CHECK, asset_key)
@@ -126,7 +126,7 @@ def build_stopped_check(
     )
 
 
-def _result(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> dg.AssetCheckResult:
+def _result(standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> dg.AssetCheckResult:
     """Return the result of the check, which only warns of partitions that people have paused.
 
     Whoever pauses knows of it, so it must page nobody.
@@ -152,7 +152,7 @@ def _result(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> dg
                         {
                             "partition": str(partition),
                             "reason": reason,
-                            "said_by": _OWNER if partition in standing.told else _LOOK,
+                            "said_by": _OWNER if partition in standing.reported else _LOOK,
                         }
                     )
                     for partition, reason in reasons.items()

@@ -14,7 +14,7 @@ import dagster as dg
 from dagster_rebalance.core.model.commands import recorded_commits
 from dagster_rebalance.core.model.events import LastRecorded
 from dagster_rebalance.core.model.offsets import MAX_OFFSET, OffsetRange
-from dagster_rebalance.core.operators.rerun_selection import Processed, parts_of
+from dagster_rebalance.core.operators.rerun_selection import ProcessedRange, joined_ranges
 from dagster_rebalance.orchestration.storage.run_tags import ranges_in
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def processed(
     *,
     start: int = 0,
     since: float = 0.0,
-) -> Iterator[Processed]:
+) -> Iterator[ProcessedRange]:
     """The committed ranges of a partition, newest first.
 
     Args:
@@ -208,7 +208,7 @@ def processed(
 
 def _processed_in(
     instance: dg.DagsterInstance, record: dg.EventLogRecord, partition: TopicPartition
-) -> Iterator[Processed]:
+) -> Iterator[ProcessedRange]:
     """The ranges of one record, newest first."""
     metadata = metadata_of(record)
     said = sorted(commits_in(metadata))
@@ -225,7 +225,7 @@ def _processed_in(
         parts = _parts(instance, ranges[-1], metadata)
         is_whole, ranges = bool(parts), [*(parts or ranges)]
     for range_ in reversed(ranges):
-        yield Processed(range_, record.timestamp, is_whole)
+        yield ProcessedRange(range_, record.timestamp, is_whole)
 
 
 def _parts(
@@ -245,4 +245,4 @@ def _parts(
         limit=_SHOWN_READ,
         ascending=False,
     ).records
-    return parts_of(commit, [str(metadata_of(record).get("ranges")) for record in shown])
+    return joined_ranges(commit, [str(metadata_of(record).get("ranges")) for record in shown])

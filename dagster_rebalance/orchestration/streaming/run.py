@@ -25,7 +25,7 @@ from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.events import LeaveRequested
 from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids
-from dagster_rebalance.core.streaming.client_reuse import ClientReuse
+from dagster_rebalance.core.streaming.stream_worker import ReaderReuse
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 from dagster_rebalance.orchestration.member.log import MemberLog
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.reporting.lag import LagLimit
     from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
-    from dagster_rebalance.core.streaming.worker import BegunBatch
+    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
     from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
@@ -132,7 +132,7 @@ class StreamRun:
         self._bodies = bodies
         self._spark = spark
         self._reader = kafka.reader()
-        self._logs = ClientReuse()
+        self._logs = ReaderReuse()
         self._provenance = Provenance(
             context.instance, context.run.run_id, context.assets_def.specs
         )

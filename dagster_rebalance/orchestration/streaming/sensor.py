@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.model.run import named_runs
-from dagster_rebalance.core.streaming.replicas import Reconciliation, Replicas, StreamSeen, moves
+from dagster_rebalance.core.streaming.replicas import (
+    Reconciliation,
+    Replicas,
+    StreamingRun,
+    reconcile,
+)
 from dagster_rebalance.orchestration.batch.validation import check_merged_resources
 from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, look_after_reruns
 from dagster_rebalance.orchestration.reporting.member_tables import told_last
@@ -114,7 +119,7 @@ def build_kafka_stream_sensor(
             run for run in streams_of(context.instance, stream, live) if run.run_id not in dead.left
         ]
         limit_s = kafka.hold_limit_s + kafka.heartbeat_timeout_s
-        found = moves(replace(fleet, leave_limit_s=limit_s), seen, time.time())
+        found = reconcile(replace(fleet, leave_limit_s=limit_s), seen, time.time())
         group = GroupAssets.of(kafka.group_id)
         told = told_last(context.instance, group.group, group.lag, time.time())
         notes = (
@@ -164,7 +169,7 @@ def _live(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
 
 def streams_of(
     instance: dg.DagsterInstance, stream: str, live: Iterable[dg.RunRecord]
-) -> tuple[StreamSeen, ...]:
+) -> tuple[StreamingRun, ...]:
     """The newest streaming runs of a sensor of a code location, and all that are live.
 
     Args:
@@ -177,11 +182,11 @@ def streams_of(
     return tuple(_seen(instance, record) for record in records.values())
 
 
-def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
+def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamingRun:
     run = record.dagster_run
     slot = run.tags.get(SLOT_TAG, "")
     marks = {} if run.is_finished else times_of(instance, run.run_id)
-    return StreamSeen(
+    return StreamingRun(
         run_id=run.run_id,
         slot=int(slot) if slot.isdecimal() else None,
         version=run.tags.get(VERSION_TAG, ""),
@@ -212,7 +217,7 @@ def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
     return events[-1].timestamp if events else record.create_timestamp.timestamp()
 
 
-def _shown(seen: Sequence[StreamSeen], fleet: Replicas) -> str:
+def _shown(seen: Sequence[StreamingRun], fleet: Replicas) -> str:
     """The live runs in a sentence, by what each is about to do."""
     live = [run for run in seen if run.is_live]
     if not live:
@@ -230,7 +235,7 @@ def _shown(seen: Sequence[StreamSeen], fleet: Replicas) -> str:
     return "; ".join((text, *(f"{what}: {_named(runs)}" for what, runs in others.items() if runs)))
 
 
-def _named(runs: Iterable[StreamSeen]) -> str:
+def _named(runs: Iterable[StreamingRun]) -> str:
     return named_runs(sorted(run.run_id for run in runs))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.events import RunsRead
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, with_error
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_batch_of
-from dagster_rebalance.core.streaming.worker import Urge, Worker
+from dagster_rebalance.core.streaming.stream_worker import Worker, WorkerAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import Log, TopicPartition
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.runs.offer import Offer
-    from dagster_rebalance.core.streaming.worker import BegunBatch
+    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 
 
@@ -142,10 +142,10 @@ class StreamWorker:
     def watch(self) -> None:
         """Interrupt a batch that takes too long, and end the run where that does not help."""
         with self._lock:
-            urge = self._own.urge(self._clock())
-        if urge is Urge.INTERRUPT:
+            next_action = self._own.next_action(self._clock())
+        if next_action is WorkerAction.INTERRUPT:
             self._interrupt()
-        elif urge is Urge.END_PROCESS:
+        elif next_action is WorkerAction.END_PROCESS:
             self._give_up()
 
     def stop(self, run_ids: Collection[str]) -> None:
@@ -179,7 +179,7 @@ class StreamWorker:
         if ended:
             self.tell(ended)
             with self._lock:
-                self._own.told(ended)
+                self._own.mark_reported(ended)
         self.may_work_on = says
         self._said = None  # others may have heard it although the beat fails
         self._beat()
@@ -207,13 +207,13 @@ class StreamWorker:
     def leave(self, claims: Iterable[Claimed]) -> None:
         """Note that others may find these claims: `say` tells how the work on them ended."""
         with self._lock:
-            self._own.leave(claims)
+            self._own.abandon(claims)
 
     @property
     def untold(self) -> Mapping[Claimed, Outcome]:
         """What others have to be told of claims that they may find."""
         with self._lock:
-            return self._own.untold
+            return self._own.unreported
 
     # RunsPort
 

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
-from dagster_rebalance.core.engine.dead_letters import is_wanted, why_stopped
+from dagster_rebalance.core.engine.dead_letter_policy import is_wanted, why_stopped
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.receipt import Outcome
@@ -178,7 +178,7 @@ def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again()
     assert owned.stop_reason == (
         f"orders-0: 2 runs failed on {FIRST}, the last one is {runs[-1]}, and the range could not "
         "be recorded in the dead-letter topic "
-        "dead: the topic is away; bring it back. It is tried again"
+        "dead: the topic is away; bring it back. The member retries"
     )
     assert member.shown == [(tp(0), owned.stop_reason)]
     member.feed(events.DeadLetterFailed(asked, "the right to write is missing; grant it"))

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.engine.dead_letters import is_wanted
+from dagster_rebalance.core.engine.dead_letter_policy import is_wanted
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
@@ -343,7 +343,7 @@ def test_changes_are_noted_once_for_all_partitions_of_an_order() -> None:
     assert "orders-0..2: paused by ada since 2023-11-14 22:13:20 UTC: the warehouse is away" in (
         notes
     )
-    assert notes[-1] == "orders-1: resumed, and goes on where it stood"
+    assert notes[-1] == "orders-1: resumed, and continues where it stopped"
 
 
 def test_a_paused_partition_with_records_asks_no_more_often_than_an_idle_one() -> None:

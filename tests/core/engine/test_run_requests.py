@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 NOW = 100.0
 
 
-def offers_of(
-    partitions: Iterable[OwnedPartition], *, most_runs: int = 4, orders: Sequence[Directive] = ()
+def due_requests(
+    partitions: Iterable[OwnedPartition], *, max_runs: int = 4, orders: Sequence[Directive] = ()
 ) -> tuple[Offer, ...]:
     """What is offered now."""
-    return run_requests.offers_of(partitions, NOW, most_runs=most_runs, orders=orders)
+    return run_requests.due_requests(partitions, NOW, max_runs=max_runs, orders=orders)
 
 
 def owned(
@@ -53,14 +53,14 @@ def owned(
 def test_the_ranges_of_a_batch_at_the_same_attempt_are_one_run() -> None:
     """In order of their partitions, so that the key does not depend on the order of assignment."""
     both = [owned(1, ("b", 5, ToRequest())), owned(0, ("b", 9, ToRequest()))]
-    assert offers_of(both) == (Offer("b", 1, (span(0, 0, 9), span(1, 0, 5))),)
-    assert offers_of(both)[0].run_key == offers_of(reversed(both))[0].run_key
+    assert due_requests(both) == (Offer("b", 1, (span(0, 0, 9), span(1, 0, 5))),)
+    assert due_requests(both)[0].run_key == due_requests(reversed(both))[0].run_key
 
 
 def test_ranges_of_a_batch_at_different_attempts_are_runs_of_their_own() -> None:
     """After a rebalance a part of a batch may have been asked for more often."""
     parts = [owned(0, ("b", 9, ToRequest(1))), owned(1, ("b", 5, ToRequest(2)))]
-    assert offers_of(parts) == (Offer("b", 1, (span(0, 0, 9),)), Offer("b", 2, (span(1, 0, 5),)))
+    assert due_requests(parts) == (Offer("b", 1, (span(0, 0, 9),)), Offer("b", 2, (span(1, 0, 5),)))
 
 
 def test_the_run_key_changes_with_the_attempt_and_with_the_ranges() -> None:
@@ -80,7 +80,7 @@ def test_the_run_key_changes_with_the_attempt_and_with_the_ranges() -> None:
 def test_only_what_no_run_works_on_is_offered() -> None:
     """And only while the partition may plan."""
     assert (
-        offers_of(
+        due_requests(
             [
                 owned(
                     0,
@@ -93,7 +93,7 @@ def test_only_what_no_run_works_on_is_offered() -> None:
         == ()
     )
     for phase in set(Phase) - {Phase.OWNED, Phase.STOPPED}:
-        assert offers_of([owned(0, ("a", 1, ToRequest()), phase=phase)]) == ()
+        assert due_requests([owned(0, ("a", 1, ToRequest()), phase=phase)]) == ()
 
 
 def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> None:
@@ -103,24 +103,28 @@ def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> No
         ("b", 2, Exhausted(("r1", "r2"), attempt=3)),
         ("c", 3, ToRequest()),
     )
-    assert offers_of([owned(0, *work, phase=Phase.STOPPED)]) == (Offer("b", 3, (span(0, 1, 2),)),)
-    assert offers_of([owned(0, *work[:1], phase=Phase.STOPPED)]) == ()
+    assert due_requests([owned(0, *work, phase=Phase.STOPPED)]) == (
+        Offer("b", 3, (span(0, 1, 2),)),
+    )
+    assert due_requests([owned(0, *work[:1], phase=Phase.STOPPED)]) == ()
 
 
 def test_a_range_is_not_asked_for_before_its_time() -> None:
     """The delay after a failure; another range of the same batch does not wait with it."""
     later = owned(0, ("b", 9, ToRequest(2, 1)), due_at=NOW + 1)
-    assert offers_of([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (
+    assert due_requests([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (
         Offer("b", 2, (span(1, 0, 5),)),
     )
-    assert run_requests.batches_under_way([later], NOW) == frozenset()
-    assert run_requests.batches_under_way([later], NOW + 1) == {"b"}
+    assert run_requests.batches_in_flight([later], NOW) == frozenset()
+    assert run_requests.batches_in_flight([later], NOW + 1) == {"b"}
 
 
 def test_a_range_that_has_failed_gets_a_run_of_its_own() -> None:
     """One bad record keeps no other range of its batch back."""
     failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(3)]
-    assert offers_of(failed) == tuple(Offer("b", 2, (span(number, 0, 9),)) for number in range(3))
+    assert due_requests(failed) == tuple(
+        Offer("b", 2, (span(number, 0, 9),)) for number in range(3)
+    )
 
 
 def test_ranges_that_did_not_fail_stay_together() -> None:
@@ -132,7 +136,7 @@ def test_ranges_that_did_not_fail_stay_together() -> None:
         owned(number, ("b", 9, ToRequest(2, 0, Trouble(Setback.NOT_STARTED, 1, "r1"))))
         for number in range(2)
     ]
-    assert offers_of(both) == (Offer("b", 2, (span(0, 0, 9), span(1, 0, 9))),)
+    assert due_requests(both) == (Offer("b", 2, (span(0, 0, 9), span(1, 0, 9))),)
 
 
 def test_ranges_that_have_failed_wait_for_room_and_the_longest_waiting_is_first() -> None:
@@ -140,12 +144,12 @@ def test_ranges_that_have_failed_wait_for_room_and_the_longest_waiting_is_first(
     failed = [owned(number, ("b", 9, ToRequest(2, 1)), due_at=NOW - number) for number in range(4)]
     busy = owned(4, ("c", 9, InFlight(("r7",))))
     new = owned(5, ("d", 9, ToRequest()))
-    assert offers_of([*failed, busy, new], most_runs=4) == (
+    assert due_requests([*failed, busy, new], max_runs=4) == (
         Offer("d", 1, (span(5, 0, 9),)),
         Offer("b", 2, (span(3, 0, 9),)),
         Offer("b", 2, (span(2, 0, 9),)),
     )
-    assert offers_of([*failed, busy], most_runs=1) == ()
+    assert due_requests([*failed, busy], max_runs=1) == ()
 
 
 def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key() -> None:
@@ -155,11 +159,11 @@ def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key
     """
     run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED, attempt=2)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
-    assert offers_of([owned(0, ("b", 9, again))]) == (Offer("b", 2, run.ranges),)
-    assert offers_of([owned(0, ("b", 9, again)), owned(1, ("b", 5, again))]) == (
+    assert due_requests([owned(0, ("b", 9, again))]) == (Offer("b", 2, run.ranges),)
+    assert due_requests([owned(0, ("b", 9, again)), owned(1, ("b", 5, again))]) == (
         Offer("b", 2, run.ranges),
     )
-    assert offers_of([owned(0, ("b", 9, again), phase=Phase.DRAINING)]) == ()
+    assert due_requests([owned(0, ("b", 9, again), phase=Phase.DRAINING)]) == ()
 
 
 def test_a_run_created_for_the_batch_that_a_range_was_taken_from_is_asked_for() -> None:
@@ -175,12 +179,12 @@ def test_a_run_created_for_the_batch_that_a_range_was_taken_from_is_asked_for() 
         stored=encode(StoredPartition(0)),
         ledger=OffsetLedger(tp(0), 1, 0).claim("s.r7.1.1", 9, taken_from="b"),
     )
-    assert offers_of([taken]) == ()
+    assert due_requests([taken]) == ()
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     assert taken.ledger is not None
     taken = replace(taken, ledger=taken.ledger.note(1, span(0, 0, 9), again))
-    assert offers_of([taken]) == (Offer("b", 2, run.ranges),)
-    assert run_requests.asked_for_in(taken, offers_of([taken]), NOW) == (
+    assert due_requests([taken]) == (Offer("b", 2, run.ranges),)
+    assert run_requests.requested_range(taken, due_requests([taken]), NOW) == (
         span(0, 0, 9),
         Offer("b", 2, run.ranges),
     )
@@ -195,10 +199,10 @@ def test_a_run_that_was_created_for_a_paused_partition_too_is_not_asked_for_agai
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     pause = Directive(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
     mine, paused = owned(0, ("b", 9, again)), replace(owned(1, ("b", 5, again)), order=pause)
-    assert offers_of([mine, paused], orders=[pause]) == ()
-    assert offers_of([mine], orders=[pause]) == ()
+    assert due_requests([mine, paused], orders=[pause]) == ()
+    assert due_requests([mine], orders=[pause]) == ()
     resume = replace(pause, action=Action.RESUME)
-    assert offers_of([mine], orders=[pause, resume]) == (Offer("b", 0, run.ranges),)
+    assert due_requests([mine], orders=[pause, resume]) == (Offer("b", 0, run.ranges),)
 
 
 def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:
@@ -210,11 +214,11 @@ def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:
     written = owned(0, ("b", 9, ToRequest()))
     unwritten = owned(1)
     unwritten = replace(unwritten, pending=unwritten.claim_write("b", 5, now=0.0))
-    assert offers_of([written, unwritten]) == ()
-    assert offers_of([written, owned(1, ("b", 5, ToRequest()))]) == (
+    assert due_requests([written, unwritten]) == ()
+    assert due_requests([written, owned(1, ("b", 5, ToRequest()))]) == (
         Offer("b", 1, (span(0, 0, 9), span(1, 0, 5))),
     )
-    assert offers_of([written, replace(unwritten, phase=Phase.DRAINING)]) == (
+    assert due_requests([written, replace(unwritten, phase=Phase.DRAINING)]) == (
         Offer("b", 1, (span(0, 0, 9),)),
     )
 
@@ -239,7 +243,7 @@ def test_batches_under_way_are_those_that_take_room() -> None:
         replace(pending, pending=pending.claim_write("claiming", 5, now=0.0)),
         replace(pending, pending=pending.first_write(0.0)),
     ]
-    assert run_requests.batches_under_way(partitions, NOW) == {
+    assert run_requests.batches_in_flight(partitions, NOW) == {
         "requested",
         "works",
         "draining",

@@ -19,7 +19,7 @@ from dagster_rebalance.core.reporting.explain import summary
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_claimed_by
-from dagster_rebalance.core.streaming.worker import Worker
+from dagster_rebalance.core.streaming.stream_worker import Worker
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
 

@@ -14,12 +14,12 @@ from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.operators.rerun_selection import (
-    Apart,
-    Past,
-    Processed,
+    DisjointRanges,
+    PartitionHistory,
+    ProcessedRange,
     Selection,
     Span,
-    parts_of,
+    joined_ranges,
     select,
 )
 from dagster_rebalance.core.runs.rerun_batch import (
@@ -45,15 +45,15 @@ THREE = [span(0, 0, 10), span(0, 10, 20), span(0, 20, 30)]
 
 def past(
     ranges: Iterable[OffsetRange], committed: int | None = 30, log: Bounds | None = None
-) -> Past:
+) -> PartitionHistory:
     """A partition whose ranges were committed one after the other, at 100, 101 and so on."""
-    oldest_first = [Processed(range_, 100.0 + number) for number, range_ in enumerate(ranges)]
-    return Past(oldest_first[::-1], committed, log or Bounds(0, 1_000))
+    oldest_first = [ProcessedRange(range_, 100.0 + number) for number, range_ in enumerate(ranges)]
+    return PartitionHistory(oldest_first[::-1], committed, log or Bounds(0, 1_000))
 
 
 def chosen(
     meant: Span,
-    one: Past | None = None,
+    one: PartitionHistory | None = None,
     runs: Iterable[RunSeen] = (),
     planned: Iterable[RerunBatch] = (),
 ) -> Selection:
@@ -194,7 +194,7 @@ def test_what_was_never_recorded_is_left_out() -> None:
 
 def test_a_commit_that_may_stand_for_several_ranges_is_left_out() -> None:
     """Repeated as one, it would stand beside the output of those."""
-    late = replace(past(THREE), processed=[Processed(span(0, 0, 30), 1.0, is_whole=False)])
+    late = replace(past(THREE), processed=[ProcessedRange(span(0, 0, 30), 1.0, is_whole=False)])
     with pytest.raises(ConfigurationError, match="recorded late, when its member was gone"):
         chosen(Span(0), late)
 
@@ -226,7 +226,7 @@ def test_a_commit_stands_for_the_ranges_that_its_run_has_shown(
     shown: list[str], parts: list[tuple[int, int]]
 ) -> None:
     """Only if these make it up: half of the truth is none."""
-    assert parts_of(span(0, 0, 9), shown) == tuple(span(0, *part) for part in parts)
+    assert joined_ranges(span(0, 0, 9), shown) == tuple(span(0, *part) for part in parts)
 
 
 # What is refused
@@ -270,15 +270,15 @@ def test_a_log_that_was_cut_off_is_noticed() -> None:
 
 def test_ranges_are_found_by_their_offsets() -> None:
     """Those before and behind are none of it."""
-    apart = Apart([span(0, 20, 30), span(0, 0, 10), span(1, 10, 20)])
-    assert apart.shared(span(0, 10, 20)) is None
-    assert apart.shared(span(2, 0, 10)) is None
-    assert apart.shared(span(0, 9, 25)) == span(0, 0, 10)
-    assert apart.shared(span(0, 10, 99)) == span(0, 20, 30)
-    assert apart.shared(span(0, 29, 99)) == span(0, 20, 30)
-    assert apart.shared(span(0, 30, 99)) is None
-    assert apart.all_shared(span(0, 9, 25)) == [span(0, 0, 10), span(0, 20, 30)]
-    assert apart.all_shared(span(0, 10, 20)) == []
+    apart = DisjointRanges([span(0, 20, 30), span(0, 0, 10), span(1, 10, 20)])
+    assert apart.overlapping(span(0, 10, 20)) == []
+    assert apart.overlapping(span(2, 0, 10)) == []
+    assert apart.overlapping(span(0, 9, 25))[:1] == [span(0, 0, 10)]
+    assert apart.overlapping(span(0, 10, 99))[:1] == [span(0, 20, 30)]
+    assert apart.overlapping(span(0, 29, 99))[:1] == [span(0, 20, 30)]
+    assert apart.overlapping(span(0, 30, 99)) == []
+    assert apart.overlapping(span(0, 9, 25)) == [span(0, 0, 10), span(0, 20, 30)]
+    assert apart.overlapping(span(0, 10, 20)) == []
 
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=12)

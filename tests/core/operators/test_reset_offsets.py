@@ -13,9 +13,9 @@ from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.events import Found
 from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.core.operators.reset_offsets import AtWork, moves, unreadable
+from dagster_rebalance.core.operators.reset_offsets import GroupWork, plan_moves, unreadable
 from dagster_rebalance.core.partitions.recovery import judge
-from dagster_rebalance.core.reporting.group_status import Assigned, MemberSeen, Owners
+from dagster_rebalance.core.reporting.group_status import GroupMember, Owners, RecordedAssignment
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:
@@ -25,15 +25,17 @@ FOUND = Found(OffsetAndMetadata(50), Bounds(10, 100, leader_epoch=3), topic_id="
 NOBODY = Owners(())
 
 
-def at_work(*runs: RunSeen, owners: Owners = NOBODY, written_off: Sequence[RunSeen] = ()) -> AtWork:
+def at_work(
+    *runs: RunSeen, owners: Owners = NOBODY, written_off: Sequence[RunSeen] = ()
+) -> GroupWork:
     """What is known 40 s after the end of `WRITTEN_OFF`."""
-    return AtWork(owners, runs, written_off, now_s=1040.0, heartbeat_timeout_s=60.0)
+    return GroupWork(owners, runs, written_off, now_s=1040.0, heartbeat_timeout_s=60.0)
 
 
 def moved(offset: int, found: Found | None = FOUND, claims: int = 0) -> str:
     """The move of a partition, as a person sees it."""
     known = {} if found is None else {tp(0): found}
-    (move,) = moves({tp(0): offset}, known, {tp(0): claims})
+    (move,) = plan_moves({tp(0): offset}, known, {tp(0): claims})
     return str(move)
 
 
@@ -60,7 +62,7 @@ def test_a_move_says_whether_the_output_may_have_what_is_read_then(
     offset: int, found: Found, claims: int, *, may_repeat: bool
 ) -> None:
     """Ranges with other bounds replace nothing, so somebody has to remove it first."""
-    (move,) = moves({tp(0): offset}, {tp(0): found}, {tp(0): claims})
+    (move,) = plan_moves({tp(0): offset}, {tp(0): found}, {tp(0): claims})
     assert move.may_repeat is may_repeat
 
 
@@ -80,7 +82,7 @@ def test_nothing_is_moved_while_a_leader_does_not_answer(found: Found | None) ->
 
 def test_the_next_owner_goes_on_at_the_moved_offset() -> None:
     """Whatever Dagster has recorded before; and the log is named, so that a cut is noticed."""
-    (move,) = moves({tp(0): 40}, {tp(0): FOUND}, {})
+    (move,) = plan_moves({tp(0): 40}, {tp(0): FOUND}, {})
     read = judge(tp(0), Found(move.stored, FOUND.bounds, topic_id="AAAA"), ForeignMetadata.REFUSE)
     assert read == decode(move.stored)
     assert decode(move.stored).log == Log("AAAA", 3)
@@ -88,8 +90,8 @@ def test_the_next_owner_goes_on_at_the_moved_offset() -> None:
 
 def test_members_and_runs_at_work_are_in_the_way() -> None:
     """A member goes on from what it has read, and the output of a run would be there already."""
-    members = (MemberSeen("m1", "a@b", frozenset()), MemberSeen("m2", "c@d", frozenset()))
-    known = (Assigned("m1", "blue", "p", frozenset()),)
+    members = (GroupMember("m1", "a@b", frozenset()), GroupMember("m2", "c@d", frozenset()))
+    known = (RecordedAssignment("m1", "blue", "p", frozenset()),)
     runs = (
         RunSeen("ab12cd34", "b", (span(0, 0, 9),), RunState.STARTED),
         RunSeen("done", "b", (span(0, 0, 9),), RunState.SUCCEEDED),

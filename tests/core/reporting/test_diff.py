@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence, plain
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.reporting.diff import observed
+from dagster_rebalance.core.reporting.event_recorder import record_events
 from dagster_rebalance.core.runs.stream_batch import Outcome
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
@@ -187,7 +187,7 @@ def test_writes_that_were_not_done_are_told_with_why() -> None:
     world = World(records=100)
     member = world.member(owns=1)
     write = commands.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(5))
-    _, told = observed(
+    _, told = record_events(
         member.engine,
         [
             events.OffsetsWritten(
@@ -215,7 +215,7 @@ def test_a_late_answer_to_another_write_is_no_news() -> None:
     assert pending is not None
     assert pending.claiming
     late = replace(pending.write, new=OffsetAndMetadata(5))
-    _, told = observed(member.engine, [events.OffsetsWritten((late,))], world.now)
+    _, told = record_events(member.engine, [events.OffsetsWritten((late,))], world.now)
     assert told == ()
 
 

@@ -30,11 +30,10 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import (
     explain_hold,
     explain_partition,
-    glance,
+    headline,
     summary,
 )
-from dagster_rebalance.core.revokes.eta import Forecast
-from dagster_rebalance.core.revokes.hold import Hold
+from dagster_rebalance.core.revokes.hold import Forecast, Hold
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
@@ -394,7 +393,7 @@ def test_a_batch_that_is_running_has_an_age() -> None:
     assert first.endswith("lag 10; a batch running on 2 partitions for 312 s")
     said = explain_partition(stream.engine.partitions[tp(0)], world.now, streams=True)
     assert said == "orders-0: run r1 works on [0, 5) (for 312 s)"
-    assert glance(stream.engine) == "2 owned, lag 10, 1 run"
+    assert headline(stream.engine) == "2 owned, lag 10, 1 run"
 
 
 def test_a_run_whose_age_dagster_knows_has_that_age() -> None:
@@ -451,14 +450,14 @@ def test_the_summary_of_a_member_at_work_is_one_line() -> None:
     assert summary(member.engine, world.now) == (
         f"owns orders-0..3 (4 partitions), lag 340; 2 runs working for 2 s, {NOT_STARTED}",
     )
-    assert glance(member.engine) == "4 owned, lag 340, 4 runs"
+    assert headline(member.engine) == "4 owned, lag 340, 4 runs"
 
 
 def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     """Holds, stops, and partitions that are taken in."""
     world = World(records=85, partitions=4)
     assert summary(world.member().engine, world.now) == ("owns no partitions",)
-    assert glance(world.member().engine) == "0 owned"
+    assert headline(world.member().engine) == "0 owned"
     member = world.member(owns=3, settings=A_RUN_EACH)
     run_id, *_ = member.tick()
     world.start(run_id)
@@ -481,7 +480,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
         ),
         "orders-3: starting: reads its committed offset",
     )
-    assert glance(member.engine) == "1 stopped, holding 1, 4 owned, lag at least 255, 3 runs"
+    assert headline(member.engine) == "1 stopped, holding 1, 4 owned, lag at least 255, 3 runs"
 
 
 def test_a_lag_that_no_partition_has_read_yet_is_not_shown_as_0() -> None:
@@ -489,7 +488,7 @@ def test_a_lag_that_no_partition_has_read_yet_is_not_shown_as_0() -> None:
     member = World(records=85).member()
     member.fails.add(ReadStoredOffsets)
     member.feed(PartitionsAssigned((tp(0),)))
-    assert glance(member.engine) == "1 owned, lag not known yet"
+    assert headline(member.engine) == "1 owned, lag not known yet"
     assert summary(member.engine, 0.0)[0].startswith("owns orders-0 (1 partition), lag not known")
 
 
@@ -500,7 +499,7 @@ def test_the_summary_says_why_the_member_leaves() -> None:
     member.tick()
     member.feed(LeaveRequested("a reload"))
     assert "leaving the group: a reload" in summary(member.engine, world.now)
-    assert ", leaving, 1 owned" in glance(member.engine)
+    assert ", leaving, 1 owned" in headline(member.engine)
 
 
 def test_without_a_member_nothing_is_said_to_be_under_way() -> None:

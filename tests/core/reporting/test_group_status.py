@@ -12,11 +12,11 @@ from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, OffsetAndMe
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.group_status import (
-    Assigned,
-    MemberSeen,
+    GroupMember,
     Owners,
     PartitionStatus,
-    SensorSeen,
+    RecordedAssignment,
+    SensorState,
     explanation,
     status_of,
     why_no_member,
@@ -27,17 +27,17 @@ from tests.core.world import span, tp
 
 RUN = "ab12cd34-5678"
 BLUE, GREEN = (
-    MemberSeen("m1", "rdkafka@10.0.0.1", frozenset({tp(0)})),
-    MemberSeen("m2", "x@y", frozenset()),
+    GroupMember("m1", "rdkafka@10.0.0.1", frozenset({tp(0)})),
+    GroupMember("m2", "x@y", frozenset()),
 )
 KNOWN = (
-    Assigned("m2", "green", "p2", frozenset()),
-    Assigned("m1", "blue", "p1", frozenset({tp(0), tp(1)})),
-    Assigned("m0", "red", "p0", frozenset({tp(2)})),
+    RecordedAssignment("m2", "green", "p2", frozenset()),
+    RecordedAssignment("m1", "blue", "p1", frozenset({tp(0), tp(1)})),
+    RecordedAssignment("m0", "red", "p0", frozenset({tp(2)})),
 )
 
 
-def holds(*members: MemberSeen, number: int = 1) -> str:
+def holds(*members: GroupMember, number: int = 1) -> str:
     """What is said of the hold of a partition."""
     return Owners(members, KNOWN).hold(tp(number))
 
@@ -98,7 +98,7 @@ def test_a_partition_that_is_to_move_says_where() -> None:
     assert holds(replace(BLUE, is_to_own=frozenset({tp(0)})), number=0) == ""
 
 
-def row(partition: OwnedPartition, found: Found | None, *members: MemberSeen) -> PartitionStatus:
+def row(partition: OwnedPartition, found: Found | None, *members: GroupMember) -> PartitionStatus:
     """The row of a partition."""
     return status_of(partition, found, Owners(members, KNOWN), now=0.0)
 
@@ -143,27 +143,27 @@ def test_an_order_of_a_person_is_shown() -> None:
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        (SensorSeen("s", is_on=False), "Sensor s is off: turn it on"),
-        (SensorSeen("s", is_on=True), "Sensor s is on, and has no tick. Its code location does"),
+        (SensorState("s", is_on=False), "Sensor s is off: turn it on"),
+        (SensorState("s", is_on=True), "Sensor s is on, and has no tick. Its code location does"),
         (
-            SensorSeen("s", is_on=True, silent_for_s=300.0),
+            SensorState("s", is_on=True, silent_for_s=300.0),
             "no tick for 300 s. Its code location does not load or does not answer in time, or",
         ),
         (
-            SensorSeen("s", is_on=True, silent_for_s=300.0, error="KeyError: 'X'"),
+            SensorState("s", is_on=True, silent_for_s=300.0, error="KeyError: 'X'"),
             "s is on, and has had no tick for 300 s, and the last one failed: KeyError: 'X'. Its",
         ),
         (
-            SensorSeen("s", is_on=True, silent_for_s=4.0, error="KeyError: 'X'"),
+            SensorState("s", is_on=True, silent_for_s=4.0, error="KeyError: 'X'"),
             "Sensor s is on, and its last tick failed 4 s ago: KeyError: 'X'",
         ),
         (
-            SensorSeen("s", is_on=True, silent_for_s=4.0),
+            SensorState("s", is_on=True, silent_for_s=4.0),
             "Sensor s is on, and its last tick was 4 s ago. Read that tick",
         ),
     ],
 )
-def test_an_explanation_says_what_its_sensors_do(seen: SensorSeen, said: str) -> None:
+def test_an_explanation_says_what_its_sensors_do(seen: SensorState, said: str) -> None:
     """To turn it on is no advice where the sensor is on, and its tick or its code fails."""
     first, second = why_no_member([seen])
     assert first == "The group has no member, so nothing new is begun"
@@ -181,8 +181,8 @@ def test_an_explanation_says_who_has_to_do_something() -> None:
     moving = explanation(row(partition, found, BLUE, heir), has_members=True)
     assert moving[1] == "Its owner is blue; green waits for it"
     held = explanation(row(owned(1), None, BLUE), has_members=True)
-    assert held[1].startswith("It has no owner at the moment: held by blue. Whoever holds")
-    assert held[2] == "Its leader does not answer: see to the brokers"
+    assert held[1].startswith("It has no owner at the moment: held by blue. The holder waits for")
+    assert held[2] == "Its leader does not answer: check the brokers"
 
 
 @pytest.mark.parametrize(

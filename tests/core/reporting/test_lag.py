@@ -19,16 +19,16 @@ from dagster_rebalance.core.reporting.lag import (
     NO_LIMIT,
     FirstSince,
     GroupLag,
+    GroupState,
     LagLimit,
     LagPace,
     Late,
     PartitionLag,
-    Standing,
     Waiting,
+    find_late,
     group_lag,
-    late_among,
-    looks_for_topics,
-    observes,
+    is_lag_observer,
+    watches_topics,
 )
 from tests.core.world import tp
 
@@ -43,13 +43,17 @@ def found(committed: int | None, until: int, start: int = 0) -> Found:
 
 def lag_of(
     said: dict[TopicPartition, Found],
-    standing: Standing | None = None,
+    standing: GroupState | None = None,
     start_from: StartFrom = StartFrom.EARLIEST,
     late: tuple[TopicPartition, ...] = (),
 ) -> GroupLag:
     """The lag of three partitions."""
     return group_lag(
-        EVERYTHING, said, standing or Standing(), start_from=start_from, late=Late(frozenset(late))
+        EVERYTHING,
+        said,
+        standing or GroupState(),
+        start_from=start_from,
+        late=Late(frozenset(late)),
     )
 
 
@@ -93,7 +97,7 @@ def test_a_lag_that_is_not_known_is_not_zero(said: dict[TopicPartition, Found]) 
 
 def test_a_row_says_why_its_partition_stands_still_and_what_works_on_it() -> None:
     """A stop counts more than the pause of a partition that could not go on anyway."""
-    standing = Standing(
+    standing = GroupState(
         {tp(0): "orders-0: it failed"},
         {tp(0): "paused", tp(1): "paused"},
         {tp(2): "run-1"},
@@ -119,7 +123,7 @@ def test_the_lag_of_one_partition_or_none_is_a_sentence_too() -> None:
 def row(committed: int, end: int) -> PartitionLag:
     """The lag of the first partition."""
     (found_row,) = group_lag(
-        [tp(0)], {tp(0): found(committed, end)}, Standing(), start_from=StartFrom.EARLIEST
+        [tp(0)], {tp(0): found(committed, end)}, GroupState(), start_from=StartFrom.EARLIEST
     ).partitions
     return found_row
 
@@ -140,14 +144,14 @@ def test_a_record_waits_too_long_when_one_from_before_the_limit_is_not_committed
 ) -> None:
     """Kafka says which is the first record that is younger than the limit."""
     first = None if first_since is None else FirstSince(first_since, at_s=50.0)
-    said = late_among([row(committed, 10)], {tp(0): first}, 30.0, 80.0)
+    said = find_late([row(committed, 10)], {tp(0): first}, 30.0, 80.0)
     assert said == Late(frozenset({tp(0)} if late else ()))
 
 
 def test_nothing_is_late_where_the_lag_is_not_known() -> None:
     """It is told apart."""
     unknown = PartitionLag(tp(0), 3, None, None)
-    assert late_among([unknown], {tp(0): FirstSince(5, 50.0)}, 30.0, 80.0) == Late()
+    assert find_late([unknown], {tp(0): FirstSince(5, 50.0)}, 30.0, 80.0) == Late()
 
 
 FUTURE = FirstSince(1, at_s=9e9)
@@ -156,10 +160,10 @@ FUTURE = FirstSince(1, at_s=9e9)
 
 def test_records_behind_one_from_the_future_are_late_once_they_have_waited_in_sight() -> None:
     """Their own timestamps cannot be asked for."""
-    waiting = Waiting().looked([row(3, 10)], 100.0)
+    waiting = Waiting().observe([row(3, 10)], 100.0)
     for at, late in ((130.0, False), (130.1, True)):
-        waiting = waiting.looked([row(4, 12)], at)
-        said = late_among([row(4, 12)], {tp(0): FUTURE}, 30.0, at, waiting)
+        waiting = waiting.observe([row(4, 12)], at)
+        said = find_late([row(4, 12)], {tp(0): FUTURE}, 30.0, at, waiting)
         assert said == Late(frozenset({tp(0)} if late else ()))
 
 
@@ -174,27 +178,27 @@ def test_records_behind_one_from_the_future_are_late_once_they_have_waited_in_si
 )
 def test_what_waits_since_an_earlier_look_begins_again(committed: int, end: int, why: str) -> None:
     """Nothing that waits now was seen then."""
-    waiting = Waiting().looked([row(3, 10)], 100.0)
+    waiting = Waiting().observe([row(3, 10)], 100.0)
     now = [row(committed, end)]
     assert not waiting.for_longer_than(30.0, now[0], 200.0), why
-    assert not waiting.looked(now, 200.0).for_longer_than(30.0, now[0], 230.0), why
+    assert not waiting.observe(now, 200.0).for_longer_than(30.0, now[0], 230.0), why
 
 
 def test_a_partition_without_an_answer_keeps_the_time_since_which_it_waits() -> None:
     """Its records wait on. One of which nothing was ever known has none."""
     unknown = PartitionLag(tp(0), 3, None, None)
-    waiting = Waiting().looked([row(3, 10)], 100.0).looked([unknown], 110.0)
+    waiting = Waiting().observe([row(3, 10)], 100.0).observe([unknown], 110.0)
     assert not waiting.for_longer_than(30.0, unknown, 200.0)
     assert waiting.for_longer_than(30.0, row(3, 10), 200.0)
-    assert Waiting().looked([unknown], 110.0) == Waiting()
+    assert Waiting().observe([unknown], 110.0) == Waiting()
 
 
 def test_without_an_earlier_look_a_timestamp_in_the_future_hides_how_long_records_wait() -> None:
     """The check by hand fails: unknown lag is no small lag."""
-    late = late_among([row(3, 10)], {tp(0): FUTURE}, 30.0, 80.0)
+    late = find_late([row(3, 10)], {tp(0): FUTURE}, 30.0, 80.0)
     assert late == Late(undated=frozenset({tp(0)}))
     lag = group_lag(
-        [tp(0)], {tp(0): found(3, 10)}, Standing(), start_from=StartFrom.EARLIEST, late=late
+        [tp(0)], {tp(0): found(3, 10)}, GroupState(), start_from=StartFrom.EARLIEST, late=late
     )
     (text,) = LagLimit(seconds=30.0).exceeded(lag)
     assert "how long records of orders-0 wait is not known" in text
@@ -248,22 +252,22 @@ def test_a_limit_that_makes_no_sense_is_refused(
 def test_the_owner_of_the_first_partition_observes() -> None:
     """Kafka gives it to one member at a time. The order of the topics does not count."""
     first = TopicPartition("a", 0)
-    assert observes({first, tp(3)}, ["orders", "a"])
-    assert not observes({TopicPartition("a", 1), tp(0)}, ["orders", "a"])
-    assert not observes(set(), [])
+    assert is_lag_observer({first, tp(3)}, ["orders", "a"])
+    assert not is_lag_observer({TopicPartition("a", 1), tp(0)}, ["orders", "a"])
+    assert not is_lag_observer(set(), [])
 
 
 def test_who_may_come_to_observe_looks_which_topics_there_are() -> None:
     """The first topic may be deleted, and all of them."""
-    assert looks_for_topics({tp(0)}, ["orders", "a"])
-    assert looks_for_topics(set(), ["orders", "a"])
-    assert not looks_for_topics({tp(1)}, ["orders", "a"])
+    assert watches_topics({tp(0)}, ["orders", "a"])
+    assert watches_topics(set(), ["orders", "a"])
+    assert not watches_topics({tp(1)}, ["orders", "a"])
 
 
 def test_a_missing_topic_is_told_and_its_lag_exceeds_any_limit_but_none() -> None:
     """It says what to do, and hides nothing of the others."""
     lag = group_lag(
-        [tp(0)], {tp(0): found(3, 9)}, Standing(missing=("a",)), start_from=StartFrom.EARLIEST
+        [tp(0)], {tp(0): found(3, 9)}, GroupState(missing=("a",)), start_from=StartFrom.EARLIEST
     )
     assert str(lag).startswith("lag 6 in 1 partition; topic a does not exist, or the principal may")
     assert "Create it, grant the ACL READ on it, or take it out of `topics`" in str(lag)

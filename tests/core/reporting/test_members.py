@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.reporting.members import Kind, MemberTable, Said, roster
+from dagster_rebalance.core.reporting.members import Kind, MemberRecord, MemberTable, member_table
 from tests.core.world import tp
 
 if TYPE_CHECKING:
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 def told(*events: tuple[str, Kind, tuple[int, ...]]) -> MemberTable:
     """The roster after members have said something about partitions, a second apart."""
-    return roster(
-        Said(kind, member, member.title(), float(at), tuple(map(tp, numbers)))
+    return member_table(
+        MemberRecord(kind, member, member.title(), float(at), tuple(map(tp, numbers)))
         for at, (member, kind, numbers) in enumerate(events)
     )
 
 
 def owned(found: MemberTable) -> dict[str, set[TopicPartition]]:
     """What each member owns."""
-    return {member.said.name: member.owns for member in found.members}
+    return {member.first.name: member.owns for member in found.members}
 
 
 def held(found: MemberTable) -> list[tuple[str, frozenset[TopicPartition]]]:
@@ -38,7 +38,7 @@ def test_assignments_add_up_and_a_receipt_takes_away() -> None:
         ("blue", Kind.HOLD, (1,)),
     )
     assert owned(found) == {"Blue": {tp(0), tp(2)}}
-    assert found.members[0].said.at == 0.0
+    assert found.members[0].first.at == 0.0
 
 
 def test_members_stand_in_the_order_of_their_names() -> None:

@@ -22,8 +22,8 @@ from dagster_rebalance.core.reporting.metrics import (
     Form,
     MemberState,
     Metric,
-    gauge,
-    measured,
+    measurements,
+    read_gauge,
 )
 from tests.core.reporting.test_diff import at_work
 from tests.core.world import World, tp
@@ -37,7 +37,7 @@ def counted(member: Member, metric: Metric) -> list[tuple[float, dict[str, str]]
     return [
         (one.value, dict(one.attributes))
         for occurrence in member.told
-        for one in measured(occurrence)
+        for one in measurements(occurrence)
         if one.metric is metric
     ]
 
@@ -47,7 +47,7 @@ def read(member: Member, metric: Metric, most: int = 100) -> list[tuple[float, d
     state = MemberState(
         tuple(member.engine.partitions.values()), member.engine.holds, member.world.now
     )
-    found = gauge(metric, state, now=member.world.now, most_partitions=most)
+    found = read_gauge(metric, state, now=member.world.now, max_partitions=most)
     return [(one.value, dict(one.attributes)) for one in found]
 
 
@@ -151,7 +151,7 @@ def test_a_partition_that_people_have_paused_is_shown_as_such() -> None:
 
 def test_a_member_that_hangs_is_seen_by_its_silence() -> None:
     """The gauge grows although the member leaves no new state."""
-    found = gauge(Metric.SILENCE, MemberState(at=100.0), now=160.0, most_partitions=0)
+    found = read_gauge(Metric.SILENCE, MemberState(at=100.0), now=160.0, max_partitions=0)
     assert [one.value for one in found] == [60.0]
 
 
@@ -192,8 +192,8 @@ def test_stops_letters_writes_and_runs_are_counted() -> None:
         (Occurred.RUNS_DEAD, {"run_ids": ("a",)}, Metric.RUNS_DEAD, 1, {}),
     ]
     for what, fields, metric, value, attributes in cases:
-        assert list(measured(Occurrence(what, "", fields))) == [(metric, value, attributes)]
-    assert list(measured(Occurrence(Occurred.NOTED, "anything"))) == []
+        assert list(measurements(Occurrence(what, "", fields))) == [(metric, value, attributes)]
+    assert list(measurements(Occurrence(Occurred.NOTED, "anything"))) == []
 
 
 def test_a_failed_attempt_is_counted_and_a_stop_follows() -> None:

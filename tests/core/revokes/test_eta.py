@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_rebalance.core.revokes.eta import Forecast
+from dagster_rebalance.core.revokes.hold import Forecast
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ def test_a_forecast_goes_by_the_usual_time_of_a_batch(
     took_s: tuple[float, ...], claimed_at: list[float], said: str
 ) -> None:
     """The youngest batch ends last. Two batches, or tenths of a second, say nothing."""
-    assert Forecast(took_s).of(claimed_at, 100.0) == said
+    assert Forecast(took_s).remaining(claimed_at, 100.0) == said
 
 
 def test_only_the_last_batches_count() -> None:
     """A team mends what was slow."""
     forecast = Forecast()
     for took_s in [*range(100, 200), *([5] * 10)]:
-        forecast = forecast.after(took_s)
-    assert forecast.took_s == (5,) * 10
+        forecast = forecast.with_duration(took_s)
+    assert forecast.durations_s == (5,) * 10

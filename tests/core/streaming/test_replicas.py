@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.runs.retry import RetryPace
-from dagster_rebalance.core.streaming.replicas import Leave, Replicas, StreamSeen, moves
+from dagster_rebalance.core.streaming.replicas import Leave, Replicas, StreamingRun, reconcile
 
 NOW = 100_000.0
 TWO = Replicas(2, "v1", pace=RetryPace(5.0, 900.0))
 
 
-def run(name: str, slot: int | None, **said: object) -> StreamSeen:
+def run(name: str, slot: int | None, **said: object) -> StreamingRun:
     """A streaming run that works since ten minutes, unless told otherwise."""
     known: dict[str, object] = {
         "version": "v1",
@@ -21,10 +21,10 @@ def run(name: str, slot: int | None, **said: object) -> StreamSeen:
         "started_at": NOW - 600,
         "has_joined": True,
     }
-    return StreamSeen(run_id=name, slot=slot, **{**known, **said})  # type: ignore[arg-type]
+    return StreamingRun(run_id=name, slot=slot, **{**known, **said})  # type: ignore[arg-type]
 
 
-def failed(name: str, slot: int, ago_s: float) -> StreamSeen:
+def failed(name: str, slot: int, ago_s: float) -> StreamingRun:
     """A run that ended badly after a second."""
     return run(
         name,
@@ -39,26 +39,26 @@ def failed(name: str, slot: int, ago_s: float) -> StreamSeen:
 
 def test_each_slot_without_a_run_gets_one() -> None:
     """Turned on for the first time, or after a run has ended."""
-    assert [start.slot for start in moves(TWO, [], NOW).starts] == [0, 1]
-    assert [start.slot for start in moves(TWO, [run("a", 0)], NOW).starts] == [1]
+    assert [start.slot for start in reconcile(TWO, [], NOW).starts] == [0, 1]
+    assert [start.slot for start in reconcile(TWO, [run("a", 0)], NOW).starts] == [1]
 
 
 def test_nothing_is_done_while_all_work() -> None:
     """The same code, loaded again, changes nothing."""
-    assert moves(TWO, [run("a", 0), run("b", 1)], NOW) == moves(Replicas(0, "v1"), [], NOW)
+    assert reconcile(TWO, [run("a", 0), run("b", 1)], NOW) == reconcile(Replicas(0, "v1"), [], NOW)
 
 
 def test_a_run_is_requested_under_the_same_key_until_dagster_has_it() -> None:
     """A tick that times out is thrown away, and a key starts one run at most."""
-    (first, _) = moves(TWO, [], NOW).starts
-    assert moves(TWO, [], NOW + 1).starts[0] == first
-    after = moves(TWO, [run("a", 0, ended_at=NOW - 1)], NOW).starts[0]
+    (first, _) = reconcile(TWO, [], NOW).starts
+    assert reconcile(TWO, [], NOW + 1).starts[0] == first
+    after = reconcile(TWO, [run("a", 0, ended_at=NOW - 1)], NOW).starts[0]
     assert after.key != first.key
 
 
 def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
     """Dagster ignores a key that it has seen, for ever."""
-    assert moves(TWO, [], NOW).starts[0].key != moves(TWO, [], NOW + 120).starts[0].key
+    assert reconcile(TWO, [], NOW).starts[0].key != reconcile(TWO, [], NOW + 120).starts[0].key
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_new_code_joins_before_the_old_run_is_asked_to_leave(
     """No partition waits for a process to start; but a queue must not wait for itself."""
     old, other = run("old", 0), run("b", 1, version="v2")
     fleet = replace(TWO, version="v2")
-    assert [start.slot for start in moves(fleet, [old, other], NOW).starts] == [0]
-    found = moves(fleet, [old, other, run("new", 0, version="v2", **new)], NOW)
+    assert [start.slot for start in reconcile(fleet, [old, other], NOW).starts] == [0]
+    found = reconcile(fleet, [old, other, run("new", 0, version="v2", **new)], NOW)
     assert found.starts == ()
     assert found.leaves == ((Leave("old", "run new has newer code"),) if asked else ())
 
@@ -108,7 +108,7 @@ def test_new_code_joins_before_the_old_run_is_asked_to_leave(
 def test_new_code_replaces_the_only_owner_of_the_only_partition() -> None:
     """Kafka leaves it with its owner, and gives the new run nothing before that one has left."""
     new = run("new", 0, version="v2", has_joined=False, ready_since=NOW - 31)
-    found = moves(Replicas(1, "v2"), [run("old", 0), new], NOW)
+    found = reconcile(Replicas(1, "v2"), [run("old", 0), new], NOW)
     assert found.leaves == (Leave("old", "run new has newer code"),)
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_never_ends_keeps_no_other_from_being_replaced() -> None:
     new = [run("c", 0, version="v2"), run("d", 1, version="v2")]
     for since_s, leaves in ((89.0, []), (90.0, ["b"])):
         live = [run("a", 0, leaving_since=NOW - since_s), run("b", 1), *new]
-        found = moves(fleet, live, NOW)
+        found = reconcile(fleet, live, NOW)
         assert [leave.run_id for leave in found.leaves] == leaves
         assert found.notes == (f"run a is leaving for {since_s:.0f} s",)
 
@@ -128,7 +128,7 @@ def test_a_new_version_that_never_joins_replaces_nothing() -> None:
     fleet = replace(TWO, version="v2")
     new = {"version": "v2", "started_at": NOW - 900, "has_joined": False}
     live = [run("a", 0), run("b", 1), run("c", 0, **new), run("d", 1, **new)]
-    assert moves(fleet, live, NOW).leaves == ()
+    assert reconcile(fleet, live, NOW).leaves == ()
 
 
 def test_a_queue_that_stays_full_costs_one_run_at_most() -> None:
@@ -136,8 +136,8 @@ def test_a_queue_that_stays_full_costs_one_run_at_most() -> None:
     fleet = replace(TWO, version="v2")
     stuck = {"version": "v2", "started_at": None, "has_joined": False, "queued_at": NOW - 600}
     new = [run("c", 0, **stuck), run("d", 1, **stuck)]
-    assert len(moves(fleet, [run("a", 0), run("b", 1), *new], NOW).leaves) == 1
-    assert moves(fleet, [run("b", 1), *new], NOW).leaves == ()
+    assert len(reconcile(fleet, [run("a", 0), run("b", 1), *new], NOW).leaves) == 1
+    assert reconcile(fleet, [run("b", 1), *new], NOW).leaves == ()
 
 
 def test_one_run_leaves_at_a_time() -> None:
@@ -145,29 +145,29 @@ def test_one_run_leaves_at_a_time() -> None:
     fleet = replace(TWO, version="v2")
     old = [run("a", 0), run("b", 1)]
     new = [run("c", 0, version="v2"), run("d", 1, version="v2")]
-    assert [leave.run_id for leave in moves(fleet, [*old, *new], NOW).leaves] == ["a"]
+    assert [leave.run_id for leave in reconcile(fleet, [*old, *new], NOW).leaves] == ["a"]
     leaving = [replace(old[0], leaving_since=NOW - 5), old[1], *new]
-    assert moves(fleet, leaving, NOW).leaves == ()
-    assert moves(fleet, leaving, NOW).notes == ("run a is leaving",)
-    assert [leave.run_id for leave in moves(fleet, [old[1], *new], NOW).leaves] == ["b"]
+    assert reconcile(fleet, leaving, NOW).leaves == ()
+    assert reconcile(fleet, leaving, NOW).notes == ("run a is leaving",)
+    assert [leave.run_id for leave in reconcile(fleet, [old[1], *new], NOW).leaves] == ["b"]
 
 
 def test_new_code_that_does_not_come_to_work_replaces_nothing() -> None:
     """A bad deploy does not take the good runs away."""
     fleet = replace(TWO, version="v2", runs=1)
     bad = [replace(failed(f"bad{n}", 0, 1000 - n), version="v2") for n in range(9)]
-    found = moves(fleet, [run("good", 0), *bad], NOW)
+    found = reconcile(fleet, [run("good", 0), *bad], NOW)
     assert found.leaves == ()
 
 
 def test_a_slot_whose_runs_end_badly_waits_longer_each_time() -> None:
     """Derived from Dagster's own records; the sensor keeps nothing."""
     one = replace(TWO, runs=1)
-    assert moves(one, [failed("a", 0, 4)], NOW).starts == ()
-    assert moves(one, [failed("a", 0, 6)], NOW).starts
+    assert reconcile(one, [failed("a", 0, 4)], NOW).starts == ()
+    assert reconcile(one, [failed("a", 0, 6)], NOW).starts
     two = [failed("a", 0, 60), failed("b", 0, 20)]
-    assert moves(one, two, NOW).starts == ()
-    (note,) = moves(one, two, NOW).notes
+    assert reconcile(one, two, NOW).starts == ()
+    (note,) = reconcile(one, two, NOW).notes
     assert note == (
         "slot 0: 2 runs in a row ended badly, the last one is run b; the next one is started in "
         "10 s"
@@ -178,21 +178,21 @@ def test_a_run_that_worked_for_long_does_not_count_with_those_before_it() -> Non
     """A crash each day is no reason to wait."""
     worked = run("a", 0, started_at=NOW - 2000, ended_at=NOW - 1, has_failed=True)
     fresh = [failed("b", 0, 3000), failed("c", 0, 2500), worked]
-    assert moves(replace(TWO, runs=1), fresh, NOW).starts
+    assert reconcile(replace(TWO, runs=1), fresh, NOW).starts
 
 
 def test_failures_of_other_code_do_not_count() -> None:
     """What was mended is tried at once."""
     old = [failed("a", 0, 2), failed("b", 0, 1)]
-    assert moves(Replicas(1, "v2"), old, NOW).starts
+    assert reconcile(Replicas(1, "v2"), old, NOW).starts
 
 
 def test_a_run_that_is_too_old_is_replaced_like_in_a_deploy() -> None:
     """Logs and memory stay bounded."""
     fleet = Replicas(1, "v1", max_run_s=500.0)
-    assert [start.slot for start in moves(fleet, [run("a", 0)], NOW).starts] == [0]
+    assert [start.slot for start in reconcile(fleet, [run("a", 0)], NOW).starts] == [0]
     new = run("b", 0, created_at=NOW - 10, started_at=NOW - 5)
-    assert moves(fleet, [run("a", 0), new], NOW).leaves == (
+    assert reconcile(fleet, [run("a", 0), new], NOW).leaves == (
         Leave("a", "run b has taken its place"),
     )
 
@@ -200,11 +200,11 @@ def test_a_run_that_is_too_old_is_replaced_like_in_a_deploy() -> None:
 @pytest.mark.parametrize("slot", [2, None])
 def test_what_nobody_wants_is_asked_to_leave(slot: int | None) -> None:
     """Fewer runs are wanted by now, or a person has launched one."""
-    found = moves(TWO, [run("a", 0), run("b", 1), run("c", slot)], NOW)
+    found = reconcile(TWO, [run("a", 0), run("b", 1), run("c", slot)], NOW)
     assert found.leaves == (Leave("c", "2 runs are wanted"),)
 
 
 def test_a_run_that_is_leaving_is_replaced_at_once() -> None:
     """A person has cancelled it, or its node is drained."""
-    found = moves(TWO, [run("a", 0, leaving_since=NOW), run("b", 1)], NOW)
+    found = reconcile(TWO, [run("a", 0, leaving_since=NOW), run("b", 1)], NOW)
     assert [start.slot for start in found.starts] == [0]

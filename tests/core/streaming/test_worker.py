@@ -6,8 +6,8 @@ from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.stream_batch import Outcome
-from dagster_rebalance.core.streaming import worker
-from dagster_rebalance.core.streaming.worker import Urge, Worker
+from dagster_rebalance.core.streaming import stream_worker
+from dagster_rebalance.core.streaming.stream_worker import Worker, WorkerAction
 from tests.core.world import span, tp
 
 FIRST, SECOND = "s.r1.1.1", "s.r1.2.3"
@@ -68,12 +68,12 @@ def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it
     work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
-    work.leave([(FIRST, RANGE)])
+    work.abandon([(FIRST, RANGE)])
     work.begin([], set(), LOGS.__getitem__)
-    assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
-    work.told([(FIRST, RANGE)])
+    assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED}
+    work.mark_reported([(FIRST, RANGE)])
     work.begin([], set(), LOGS.__getitem__)
-    assert work.untold == {}
+    assert work.unreported == {}
     (seen,) = work.read([FIRST], [(FIRST, RANGE)])
     assert seen.state is RunState.SUCCEEDED, "the partition may come back with the claim"
 
@@ -90,40 +90,40 @@ def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
         ((RANGE,), RunState.SUCCEEDED),
         ((OTHER,), RunState.STARTED),
     ]
-    work.leave(claims)
-    assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
+    work.abandon(claims)
+    assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED}
     work.end(Outcome.DROPPED)
-    assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED, (FIRST, OTHER): Outcome.DROPPED}
+    assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED, (FIRST, OTHER): Outcome.DROPPED}
 
 
 def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
     """Until then the next owner waits."""
     work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
-    work.leave([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
-    assert work.untold == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
+    work.abandon([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
+    assert work.unreported == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
     work.end(Outcome.SUCCEEDED)
-    assert work.untold[(FIRST, RANGE)] is Outcome.SUCCEEDED
+    assert work.unreported[(FIRST, RANGE)] is Outcome.SUCCEEDED
 
 
 def test_what_is_still_at_work_is_not_taken_for_told() -> None:
     """An older answer of the storage says nothing about a newer claim."""
     work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
-    work.leave([(FIRST, RANGE)])
-    work.told([(FIRST, RANGE)])
+    work.abandon([(FIRST, RANGE)])
+    work.mark_reported([(FIRST, RANGE)])
     work.end(Outcome.SUCCEEDED)
-    assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
+    assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED}
 
 
 def test_what_was_told_long_ago_is_forgotten() -> None:
     """A run that lives for a week tells of each failed attempt."""
     work = Worker("r1")
-    claims = [(f"s.r1.{number}.1", RANGE) for number in range(worker._TOLD_KEPT + 5)]
+    claims = [(f"s.r1.{number}.1", RANGE) for number in range(stream_worker._MAX_REPORTED_KEPT + 5)]
     for claim in claims:
-        work.leave([claim])
-        work.told([claim])
-    assert list(work._told) == claims[5:]
+        work.abandon([claim])
+        work.mark_reported([claim])
+    assert list(work._reported) == claims[5:]
 
 
 def test_a_failure_is_told_at_once() -> None:
@@ -131,7 +131,7 @@ def test_a_failure_is_told_at_once() -> None:
     work = Worker("r1")
     work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.FAILED)
-    assert work.untold == {(FIRST, RANGE): Outcome.FAILED}
+    assert work.unreported == {(FIRST, RANGE): Outcome.FAILED}
 
 
 def begun(**limits: float) -> Worker:
@@ -144,20 +144,20 @@ def begun(**limits: float) -> Worker:
 def test_a_batch_that_takes_too_long_is_interrupted_and_a_failed_attempt() -> None:
     """A body that never returns has an end, and a range that causes that has attempts."""
     work = begun(limit_s=60.0)
-    assert work.urge(159.0) is Urge.NOTHING
-    assert work.urge(160.0) is Urge.INTERRUPT
-    assert work.urge(160.5) is Urge.NOTHING
-    assert work.urge(161.5) is Urge.INTERRUPT, "the first signal may be lost"
+    assert work.next_action(159.0) is WorkerAction.NOTHING
+    assert work.next_action(160.0) is WorkerAction.INTERRUPT
+    assert work.next_action(160.5) is WorkerAction.NOTHING
+    assert work.next_action(161.5) is WorkerAction.INTERRUPT, "the first signal may be lost"
     ended = work.end(Outcome.INTERRUPTED)
     assert ended is not None
     assert (ended.outcome, ended.is_late) == (Outcome.FAILED, True)
-    assert work.urge(500.0) is Urge.NOTHING
+    assert work.next_action(500.0) is WorkerAction.NOTHING
 
 
 def test_a_success_in_the_last_moment_is_a_success() -> None:
     """The interruption came when the body had ended."""
     work = begun(limit_s=60.0)
-    work.urge(160.0)
+    work.next_action(160.0)
     ended = work.end(Outcome.SUCCEEDED)
     assert ended is not None
     assert ended.outcome is Outcome.SUCCEEDED
@@ -168,9 +168,11 @@ def test_a_body_that_ignores_its_interruption_ends_with_its_process() -> None:
     work = begun(patience_s=30.0)
     work.interrupt(110.0)
     work.interrupt(120.0)
-    assert work.urge(120.5) is Urge.NOTHING
-    assert work.urge(121.5) is Urge.INTERRUPT
-    assert work.urge(140.0) is Urge.END_PROCESS, "it counts from the first interruption"
+    assert work.next_action(120.5) is WorkerAction.NOTHING
+    assert work.next_action(121.5) is WorkerAction.INTERRUPT
+    assert work.next_action(140.0) is WorkerAction.END_PROCESS, (
+        "it counts from the first interruption"
+    )
     ended = work.end(Outcome.INTERRUPTED)
     assert ended is not None
     assert ended.outcome is Outcome.INTERRUPTED
@@ -181,4 +183,4 @@ def test_without_a_batch_there_is_nothing_to_interrupt() -> None:
     work = Worker("r1", limit_s=1.0, patience_s=1.0)
     work.interrupt(1.0)
     work.stop()
-    assert work.urge(100.0) is Urge.NOTHING
+    assert work.next_action(100.0) is WorkerAction.NOTHING

@@ -23,7 +23,7 @@ from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.reporting.lag import Standing
+from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.kafka.events import CommitResult, RequestFailed
 from dagster_rebalance.orchestration.member.loop import MemberLoop
@@ -901,7 +901,7 @@ def test_what_was_said_of_a_partition_is_soon_looked_at_again_by_its_new_owner(
     """While the member takes the partition in, it keeps what the last owner has said of it."""
     bench, other = shared(instance)
     (elsewhere,) = other.assignment()
-    said = Standing({elsewhere: "a transaction is open"}, told=frozenset({elsewhere}))
+    said = GroupState({elsewhere: "a transaction is open"}, reported=frozenset({elsewhere}))
     bench.catalogue.show_stopped(said, {})
     bench.catalogue.reads_fail = True
     other.close()

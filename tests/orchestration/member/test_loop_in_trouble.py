@@ -23,7 +23,7 @@ from dagster_rebalance.core.model.events import (
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.reporting.lag import Standing
+from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.kafka.events import CommitResult
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import (
@@ -114,7 +114,7 @@ def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     show, asked = bench.catalogue.show_stopped, 0
 
-    def fail_once(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
+    def fail_once(standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
         nonlocal asked
         asked += bool(standing.stopped)
         if asked == 1:
@@ -156,7 +156,7 @@ def test_a_stop_that_only_its_owner_knows_of_stays_shown(instance: dg.DagsterIns
     green.member_loop._report.add_news()
     turn_until(lambda: len(evaluations(instance, blue)) > before)
     assert shown() == str(stopped)
-    blue.catalogue.show_stopped(Standing(), {})
+    blue.catalogue.show_stopped(GroupState(), {})
     turn_until(lambda: shown() == str(stopped))
     blue.consumer.refuses = {}
     turn_until(lambda: not shown())
@@ -177,7 +177,7 @@ def test_a_member_that_stood_still_shows_nothing_before_it_knows_what_it_has_los
     bench = Bench(instance)
     bench.offers()
     bench.group.clock.advance(12)
-    bench.catalogue.show_stopped(Standing({tp(0): "as its new owner sees it"}), {})
+    bench.catalogue.show_stopped(GroupState({tp(0): "as its new owner sees it"}), {})
     bench.member_loop._report.add_news()
     bench.turn()
     assert not evaluations(instance, bench)[0].passed

@@ -23,7 +23,7 @@ from dagster_rebalance.core.batches.settings import (
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.core.reporting.lag import Standing
+from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.orchestration.member import loop as pump_module
 from dagster_rebalance.orchestration.reporting.dead_letters import MOST_ERROR_CHARACTERS
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
@@ -211,7 +211,7 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
     bench.until(lambda: bench.producer.sent)
     bench.turn(50)
     assert bench.offset() == 0, "not confirmed yet"
-    bench.catalogue.show_stopped(Standing({tp(0): "as another member has seen it meanwhile"}), {})
+    bench.catalogue.show_stopped(GroupState({tp(0): "as another member has seen it meanwhile"}), {})
     ((topic, key, value),) = bench.producer.sent
     assert (topic, key) == ("dead", "orders-0-0-10")
     letter = json.loads(value)

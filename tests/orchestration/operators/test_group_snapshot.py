@@ -10,7 +10,7 @@ import pytest
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.reporting.group_status import Assigned, MemberSeen, Owners
+from dagster_rebalance.core.reporting.group_status import GroupMember, Owners, RecordedAssignment
 from dagster_rebalance.kafka.log_bounds import READ_LIMIT_S
 from dagster_rebalance.orchestration.operators.directives import Wanted, give
 from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen, look_on
@@ -172,8 +172,10 @@ def test_a_streaming_run_that_owns_a_partition_is_waited_for_by_nobody(
         tags={STREAM_TAG: "blue:stream"},
     )
     give_sign(scene.instance, run, "1 orders:0,1 elsewhere:1:1")
-    member = MemberSeen("m1", "a@b", frozenset({tp(0)}))
-    owners = Owners((member,), (Assigned("m1", "blue/x", run.run_id, frozenset({tp(0)})),))
+    member = GroupMember("m1", "a@b", frozenset({tp(0)}))
+    owners = Owners(
+        (member,), (RecordedAssignment("m1", "blue/x", run.run_id, frozenset({tp(0)})),)
+    )
     assert scene.row(0, owners).runs == ()
     assert scene.row(1, owners).runs == (run.run_id,)
 
@@ -229,6 +231,6 @@ def test_assignments_are_read_newest_first(scene: Scene) -> None:
             dg.AssetObservation(scene.assets.group, metadata=event)
         )
     assert [one for one in scene.catalogue.assigned() if one.partitions] == [
-        Assigned("m2", "green", "p2", frozenset({tp(0), tp(1)})),
-        Assigned("m1", "blue", "p1", frozenset({tp(0)})),
+        RecordedAssignment("m2", "green", "p2", frozenset({tp(0), tp(1)})),
+        RecordedAssignment("m1", "blue", "p1", frozenset({tp(0)})),
     ]

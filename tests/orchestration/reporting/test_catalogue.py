@@ -12,7 +12,7 @@ from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
 from dagster_rebalance.core.model.events import LastRecorded
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
-from dagster_rebalance.core.reporting.lag import Standing
+from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
@@ -329,7 +329,7 @@ def test_assignments_and_departures_are_observed(shown: Shown) -> None:
 
 def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> None:
     """The reason is visible in the UI for as long as any partition stands still."""
-    shown.catalogue.show_stopped(Standing({tp(1): "orders-1: offsets were deleted"}), {})
+    shown.catalogue.show_stopped(GroupState({tp(1): "orders-1: offsets were deleted"}), {})
     check = shown.check()
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.ERROR
@@ -342,7 +342,7 @@ def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> No
         "reason": "orders-1: offsets were deleted",
         "said_by": "look",
     }
-    shown.catalogue.show_stopped(Standing(), {})
+    shown.catalogue.show_stopped(GroupState(), {})
     assert shown.check().passed
 
 

@@ -12,7 +12,7 @@ from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
 from dagster_rebalance.core.operators.reset_offsets import Move
-from dagster_rebalance.core.reporting.members import Kind, Said
+from dagster_rebalance.core.reporting.members import Kind, MemberRecord
 from dagster_rebalance.orchestration.reporting import history_checks, member_tables
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.history_checks import (
@@ -253,7 +253,7 @@ def test_holds_that_drain_are_told_once_and_each_that_did_not(
 
 def test_a_hold_of_yesterday_does_not_count() -> None:
     """Somebody has looked at it, or never will."""
-    old = Said(Kind.HOLD, "p", "blue", at=0.0, outcome="lost", text="lost", run_ids=("r",))
+    old = MemberRecord(Kind.HOLD, "p", "blue", at=0.0, outcome="lost", text="lost", run_ids=("r",))
     assert not drained_result([old], now=86_000.0).passed
     assert drained_result([old], now=87_000.0).passed
     many = drained_result([replace(old, at=float(at)) for at in range(9)], now=9.0)

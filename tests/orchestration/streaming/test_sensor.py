@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.commands import ShowHold
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.receipt import Cause
-from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, PartitionLag, Standing
+from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, GroupState, PartitionLag
 from dagster_rebalance.core.runs.offer import Offer
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration.operators.directives import Wanted, give
@@ -120,7 +120,7 @@ def test_a_tick_says_why_partitions_are_stopped(
     assert "failed" not in str(sensor.tick().skip_message)
     assets = GroupAssets.of(sensor.kafka.group_id)
     stops = {tp(n): f"orders-{n}: 3 attempts failed: ValueError: no price" for n in range(5)}
-    instance.report_runless_asset_event(evaluation(Standing(stops), {}, assets.offsets))
+    instance.report_runless_asset_event(evaluation(GroupState(stops), {}, assets.offsets))
     said = str(sensor.tick().skip_message)
     assert "orders-0: 3 attempts failed: ValueError: no price" in said
     assert "orders-2: 3 attempts failed" in said

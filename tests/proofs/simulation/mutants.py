@@ -12,7 +12,7 @@ from dagster_rebalance.core.batches import planning as planning_module
 from dagster_rebalance.core.engine import engine as driver_module
 from dagster_rebalance.core.engine import run_results as run_news_module
 from dagster_rebalance.core.engine.engine import Engine
-from dagster_rebalance.core.engine.run_requests import offers_of
+from dagster_rebalance.core.engine.run_requests import due_requests
 from dagster_rebalance.core.model import directives as control_module
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import BrokerError
@@ -27,8 +27,7 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting import explain as explain_module
 from dagster_rebalance.core.revokes import hold as holds_module
 from dagster_rebalance.core.revokes.hold import Hold
-from dagster_rebalance.core.revokes.holds import HeldPartitions
-from dagster_rebalance.core.revokes.succession import MadeWay
+from dagster_rebalance.core.revokes.holds import HandoverBackoff, HeldPartitions
 from dagster_rebalance.core.runs import progress as runs_module
 from dagster_rebalance.core.runs import start_check as start_check_module
 from dagster_rebalance.core.runs.liveness import Liveness, Sign
@@ -198,10 +197,10 @@ def ask_once(patch: pytest.MonkeyPatch) -> None:
         now: float,
         **said: Any,  # noqa: ANN401 - it only passes them on
     ) -> tuple[Offer, ...]:
-        found = offers_of(partitions, now, **said)
+        found = due_requests(partitions, now, **said)
         return tuple(offer for offer in found if offer.attempt == 1)
 
-    patch.setattr(driver_module, "offers_of", offered)
+    patch.setattr(driver_module, "due_requests", offered)
 
 
 def without_a_word(patch: pytest.MonkeyPatch) -> None:
@@ -428,7 +427,7 @@ def wait_for_ever_for_a_launcher(patch: pytest.MonkeyPatch) -> None:
 
 def join_whenever_a_tick_comes(patch: pytest.MonkeyPatch) -> None:
     """A replica that made way does not stand back."""
-    patch.setattr(MadeWay, "may_join", lambda *_: True)
+    patch.setattr(HandoverBackoff, "may_join", lambda *_: True)
 
 
 def the_latest_clock_decides(patch: pytest.MonkeyPatch) -> None:

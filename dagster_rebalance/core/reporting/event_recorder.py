@@ -1,7 +1,7 @@
-"""Member events: what the member logs and counts, found beside the decisions of the engine.
+"""Event recorder: apply events to the engine and record what happened as member events.
 
-`observed` applies events to the engine, and compares its state before and after them. So the engine
-need not report a commit, a claim or an attempt. Nothing here changes its state.
+It compares the state of the engine before and after, so the decisions of the engine need no code
+for commits, claims and attempts. Member events never influence a decision.
 """
 
 from __future__ import annotations
@@ -26,50 +26,47 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 _Ranges: TypeAlias = "dict[tuple[str, str, str], list[OffsetRange]]"
-"""Ranges by run, batch, and how it ended."""
-_SETBACKS = {
+"""Ranges by run, batch and outcome."""
+_OUTCOMES = {
     Setback.FAILED: "failed",
     Setback.NOT_STARTED: "not_started",
     Setback.REFUSED: "refused",
     Setback.INTERRUPTED: "interrupted",
     None: "taken_back",
 }
-REFUSED = "refused"
 
 
-def observed(
+def record_events(
     engine: Engine, arrived: Iterable[events.Event], now: float
 ) -> tuple[tuple[commands.Command, ...], tuple[Occurrence, ...]]:
-    """Apply events that arrived together to the engine, and let it decide once.
-
-    Returns:
-        The commands of the engine, and what has happened.
-    """
-    told: list[Occurrence] = []
-    decided: list[commands.Command] = []
+    """Apply events that arrived together, decide once, and return commands and member events."""
+    recorded: list[Occurrence] = []
+    issued: list[commands.Command] = []
     for event in arrived:
-        told += _told_by(event, engine.partitions, now)
-        before = _working(engine.partitions) if isinstance(event, events.RunsRead) else []
-        decided += engine.apply(event, now)
+        recorded += _of_event(event, engine.partitions, now)
         if isinstance(event, events.RunsRead):
-            told += _attempts(before, _working(engine.partitions), event.runs)
-    decided += engine.decide(now)
-    for command in decided:
-        told += _told_of(command)
-    return tuple(decided), tuple(told)
+            before = _working(engine.partitions)
+            issued += engine.apply(event, now)
+            recorded += _attempts(before, _working(engine.partitions), event.runs)
+        else:
+            issued += engine.apply(event, now)
+    issued += engine.decide(now)
+    for command in issued:
+        recorded += _of_command(command)
+    return tuple(issued), tuple(recorded)
 
 
-def _told_by(
+def _of_event(
     event: events.Event, partitions: AssignedPartitions, now: float
 ) -> Iterator[Occurrence]:
-    """What an event says, before the engine has heard of it."""
+    """The member events of an event that the engine has not applied yet."""
     match event:
         case events.OffsetsWritten(written, failed, refused):
             yield from _written(written, partitions, now)
             for write, failure in failed:
                 yield _not_written(write.partition, failure.value)
             for write, _ in refused:
-                yield _not_written(write.partition, REFUSED)
+                yield _not_written(write.partition, "refused")
         case events.CommitRecorded(record):
             yield Occurrence(
                 Occurred.OFFSETS_RECORDED,
@@ -111,33 +108,27 @@ def _written(
         elif pending.commits is not None:
             yield _committed(owned, pending.commits, now)
     for (batch_id, is_again), ranges in claimed.items():
-        yield Occurrence(
-            Occurred.BATCH_CLAIMED,
-            f"batch {batch_id} has claimed {_shown(ranges)}",
-            {
-                "batch_id": batch_id,
-                "ranges": tuple(ranges),
-                "offsets": sum(map(len, ranges)),
-                "is_again": is_again,
-            },
-        )
+        fields = {
+            "batch_id": batch_id,
+            "ranges": tuple(ranges),
+            "offsets": sum(map(len, ranges)),
+            "is_again": is_again,
+        }
+        text = f"batch {batch_id} has claimed {_partitions(ranges)}"
+        yield Occurrence(Occurred.BATCH_CLAIMED, text, fields)
 
 
 def _committed(owned: OwnedPartition, entry: Entry, now: float) -> Occurrence:
-    until = entry.range.until
-    return Occurrence(
-        Occurred.OFFSETS_COMMITTED,
-        f"{entry.range} is committed",
-        {
-            **entry.range.fields,
-            "offsets": len(entry.range),
-            "batch_id": entry.batch_id,
-            "attempt_run_id": entry.done_by,
-            "claim_to_commit_s": None if entry.claimed_at is None else now - entry.claimed_at,
-            "lag": None if owned.bounds is None else max(0, owned.bounds.until - until),
-            "is_dead_letter": entry.is_dead_letter,
-        },
-    )
+    fields = {
+        **entry.range.fields,
+        "offsets": len(entry.range),
+        "batch_id": entry.batch_id,
+        "attempt_run_id": entry.done_by,
+        "claim_to_commit_s": None if entry.claimed_at is None else now - entry.claimed_at,
+        "lag": None if owned.bounds is None else max(0, owned.bounds.until - entry.range.until),
+        "is_dead_letter": entry.is_dead_letter,
+    }
+    return Occurrence(Occurred.OFFSETS_COMMITTED, f"{entry.range} is committed", fields)
 
 
 def _not_written(partition: TopicPartition, failure: str) -> Occurrence:
@@ -149,15 +140,12 @@ def _not_written(partition: TopicPartition, failure: str) -> Occurrence:
 
 
 def _letter(letter: commands.StoreDeadLetter) -> dict[str, Any]:
-    return {
-        **letter.range.fields,
-        "batch_id": letter.batch_id,
-        "attempt_run_id": letter.run_ids[-1],
-    }
+    run_id = letter.run_ids[-1]
+    return {**letter.range.fields, "batch_id": letter.batch_id, "attempt_run_id": run_id}
 
 
 def _working(partitions: AssignedPartitions) -> list[tuple[Entry, InFlight]]:
-    """The claimed ranges that runs work on."""
+    """The claimed ranges with a run in flight."""
     return [
         (entry, entry.progress)
         for owned in partitions.busy
@@ -171,79 +159,69 @@ def _attempts(
     after: list[tuple[Entry, InFlight]],
     runs: Iterable[RunSeen],
 ) -> Iterator[Occurrence]:
-    """Which runs have begun to work, and which do not work any more."""
+    """The attempts that started or ended between two snapshots of the runs."""
     had = {entry.range: flight for entry, flight in before}
-    have = {entry.range: flight for entry, flight in after}
-    begun: _Ranges = defaultdict(list)
+    has = {entry.range: flight for entry, flight in after}
+    started: _Ranges = defaultdict(list)
     for entry, flight in after:
         known = had.get(entry.range)
         for run_id in flight.started:
             if known is None or run_id not in known.started:
-                begun[run_id, entry.batch_id, ""].append(entry.range)
+                started[run_id, entry.batch_id, ""].append(entry.range)
     ended: _Ranges = defaultdict(list)
-    told = {(run.run_id, range_): run for run in runs for range_ in run.ranges}  # the last one
+    last_runs = {(run.run_id, range_): run for run in runs for range_ in run.ranges}
     for entry, flight in before:
-        goes_on = have.get(entry.range)
+        current = has.get(entry.range)
         for run_id in flight.run_ids:
-            run = told.get((run_id, entry.range))
-            if run is not None and (goes_on is None or run_id not in goes_on.run_ids):
-                outcome = SUCCEEDED if run.has_succeeded else _SETBACKS[setback_of(run)]
+            run = last_runs.get((run_id, entry.range))
+            if run is not None and (current is None or run_id not in current.run_ids):
+                outcome = SUCCEEDED if run.has_succeeded else _OUTCOMES[setback_of(run)]
                 ended[run_id, entry.batch_id, outcome].append(entry.range)
-    for (run_id, batch_id, outcome), ranges in (*begun.items(), *ended.items()):
+    for (run_id, batch_id, outcome), ranges in (*started.items(), *ended.items()):
         fields = {"batch_id": batch_id, "attempt_run_id": run_id, "ranges": tuple(ranges)}
-        said = f"{named_runs([run_id])}, batch {batch_id}, {_shown(ranges)}"
+        text = f"{named_runs([run_id])}, batch {batch_id}, {_partitions(ranges)}"
         yield (
-            Occurrence(Occurred.ATTEMPT_ENDED, f"{said}: {outcome}", {**fields, "outcome": outcome})
+            Occurrence(Occurred.ATTEMPT_ENDED, f"{text}: {outcome}", {**fields, "outcome": outcome})
             if outcome
-            else Occurrence(Occurred.ATTEMPT_STARTED, f"{said}: at work", fields)
+            else Occurrence(Occurred.ATTEMPT_STARTED, f"{text}: working", fields)
         )
 
 
-def _told_of(command: commands.Command) -> Iterator[Occurrence]:
-    """What a command of the engine says."""
+def _of_command(command: commands.Command) -> Iterator[Occurrence]:
+    what: Occurred
+    fields: dict[str, Any]
     match command:
-        case commands.Note(text, what, fields):
-            yield Occurrence(what, text, fields)
+        case commands.Note(text, note, note_fields):
+            yield Occurrence(note, text, note_fields)
+            return
         case commands.ShowHold(cause, partitions, run_ids, limit_s):
-            yield Occurrence(
-                Occurred.HOLD_WAITING,
-                str(command),
-                {"cause": cause, "partitions": partitions, "run_ids": run_ids, "limit_s": limit_s},
-            )
+            what = Occurred.HOLD_WAITING
+            fields = {"cause": cause, "partitions": partitions, "run_ids": run_ids}
+            fields["limit_s"] = limit_s
         case commands.RecordReceipt(receipt):
-            yield Occurrence(
-                Occurred.HOLD_ENDED,
-                str(receipt),
-                {
-                    "outcome": receipt.outcome,
-                    "cause": receipt.cause,
-                    "partitions": receipt.partitions,
-                    "seconds": receipt.seconds,
-                    "run_ids": receipt.run_ids,
-                    "cancelled_run_ids": receipt.cancelled,
-                    "handed_over": receipt.handed_over,
-                },
-            )
-        case commands.ShowStop(partition, reason):
+            what = Occurred.HOLD_ENDED
+            fields = {
+                "outcome": receipt.outcome,
+                "cause": receipt.cause,
+                "partitions": receipt.partitions,
+                "seconds": receipt.seconds,
+                "run_ids": receipt.run_ids,
+                "cancelled_run_ids": receipt.cancelled,
+                "handed_over": receipt.handed_over,
+            }
+        case commands.ShowStop(partition, reason, is_released):
+            what = Occurred.PARTITION_STOPPED if reason else Occurred.PARTITION_RESUMED
             fields = {"topic": partition.topic, "partition": partition.partition}
-            yield (
-                Occurrence(Occurred.PARTITION_STOPPED, str(command), {**fields, "reason": reason})
-                if reason
-                else Occurrence(
-                    Occurred.PARTITION_RESUMED,
-                    str(command),
-                    {**fields, "is_released": command.is_released},
-                )
-            )
+            fields |= {"reason": reason} if reason else {"is_released": is_released}
         case commands.CancelRuns(run_ids, reason, is_again=False):
-            yield Occurrence(
-                Occurred.RUNS_CANCELLED, str(command), {"run_ids": run_ids, "reason": reason}
-            )
+            what, fields = Occurred.RUNS_CANCELLED, {"run_ids": run_ids, "reason": reason}
         case commands.EndDeadRuns(signs):
-            yield Occurrence(Occurred.RUNS_DEAD, str(command), {"run_ids": tuple(signs)})
+            what, fields = Occurred.RUNS_DEAD, {"run_ids": tuple(signs)}
         case _:
             return
+    subject = command.receipt if isinstance(command, commands.RecordReceipt) else command
+    yield Occurrence(what, str(subject), fields)
 
 
-def _shown(ranges: list[OffsetRange]) -> str:
+def _partitions(ranges: list[OffsetRange]) -> str:
     return named(range_.topic_partition for range_ in ranges)

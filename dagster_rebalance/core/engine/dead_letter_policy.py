@@ -1,11 +1,9 @@
-"""A dead letter records in a topic a range whose attempts are exhausted; its partition goes on.
+"""Dead-letter policy: which failed ranges go to the dead-letter topic, and when they count as done.
 
-This module owns when a member may record a range, and when the range counts as done. A member
-records only the first range of a partition, so that it passes over nothing. It records none while
-the partition has to be given up, so that no drain waits for it; none because a person cancelled
-runs; and none because Kafka does not have the offsets any more. The record comes first, then
-another look at the runs, then the commit. A member that ends in between leaves the range to be
-recorded again.
+Only the first range of a partition is recorded, so no offset is skipped. None is recorded while its
+partition drains, after an operator cancelled its runs, or if Kafka has deleted its offsets. The
+order is: record, read the runs again, commit. If the member ends in between, the next owner records
+the range again.
 """
 
 from __future__ import annotations
@@ -31,18 +29,21 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partitions.ledger import Entry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
-_LONGEST_WAIT_S = 60.0
-_MOST_DOUBLINGS = 10
+_MAX_WAIT_S = 60.0
+_MAX_DOUBLINGS = 10
 
 
 def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | None:
-    """The letter that is to be stored now, if one is."""
+    """Return the dead letter to store now, if any."""
     entry = owned.entries[0] if owned.entries else None
-    if entry is None or not isinstance(entry.progress, Exhausted) or not owned.phase.is_kept:
-        return None
-    if owned.order is not None:
-        return None
-    if entry.progress.is_cancelled or _deleted(owned, entry.range) is not None:
+    if (
+        entry is None
+        or not isinstance(entry.progress, Exhausted)
+        or entry.progress.is_cancelled
+        or not owned.phase.is_kept
+        or owned.order is not None
+        or _why_deleted(owned, entry.range) is not None
+    ):
         return None
     command = StoreDeadLetter(entry.range, owned.epoch, entry.batch_id, entry.progress.run_ids)
     letter = owned.letter
@@ -54,13 +55,8 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | No
 
 
 def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
-    """Whether a letter is still to be stored.
-
-    What its last run failed with is looked up first, which may take long.
-    """
-    if owned is None or owned.letter is None or not owned.phase.is_kept:
-        return False
-    if owned.order is not None:
+    """Whether a letter is still to be stored after the error of its last run was read."""
+    if owned is None or owned.letter is None or not owned.phase.is_kept or owned.order is not None:
         return False
     return owned.letter.command == command and not owned.letter.is_stored
 
@@ -71,30 +67,22 @@ def answered(
     now: float,
     retry_s: float,
 ) -> OwnedPartition | None:
-    """Return the partition after an answer, or None when the answer is late.
+    """Return the partition after an answer; None if the answer is for another epoch or range.
 
-    A late answer is from another epoch, or about a range that is done. If the letter could not be
-    stored, the member tries again, later each time.
+    After each failure the member waits longer before the next try.
     """
     letter = owned.letter if owned is not None and owned.epoch == event.letter.epoch else None
     if owned is None or letter is None or letter.command.range != event.letter.range:
         return None
     if isinstance(event, DeadLetterStored):
         return replace(owned, letter=replace(letter, is_stored=True, problem=""))
-    wait_s = min(_LONGEST_WAIT_S, retry_s * 2 ** min(letter.failures, _MOST_DOUBLINGS))
-    return replace(
-        owned,
-        letter=replace(
-            letter, problem=event.reason, failures=letter.failures + 1, due_at=now + wait_s
-        ),
-    )
+    due_at = now + min(_MAX_WAIT_S, retry_s * 2 ** min(letter.failures, _MAX_DOUBLINGS))
+    failed = replace(letter, problem=event.reason, failures=letter.failures + 1, due_at=due_at)
+    return replace(owned, letter=failed)
 
 
 def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> Progress:
-    """Return the progress of a range from the look at its runs after its letter was stored.
-
-    A range that is still exhausted is done.
-    """
+    """Return the progress of a range: done if it is still exhausted after its letter was stored."""
     return (
         DeadLettered(progress.run_id)
         if isinstance(progress, Exhausted) and _is_stored(owned, range_)
@@ -102,11 +90,8 @@ def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> P
     )
 
 
-def obsolete(owned: OwnedPartition, entry: Entry, progress: Progress) -> str | None:
-    """Return a sentence for people if a run has succeeded on a range after its letter was stored.
-
-    Otherwise return None.
-    """
+def why_obsolete(owned: OwnedPartition, entry: Entry, progress: Progress) -> str | None:
+    """Return a note if a run succeeded on a range after its letter was stored."""
     if (
         entry.done_by is not None
         or not isinstance(progress, Succeeded)
@@ -115,22 +100,18 @@ def obsolete(owned: OwnedPartition, entry: Entry, progress: Progress) -> str | N
         return None
     return (
         f"run {progress.run_id} has succeeded on {entry.range} after all: the record with the key "
-        f"{entry.range.key} in the dead-letter "
-        "topic is obsolete"
+        f"{entry.range.key} in the dead-letter topic is obsolete"
     )
 
 
 def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | None:
-    """Say why a person must look at the partition after runs that did not succeed.
-
-    Return None while the partition goes on by itself.
-    """
+    """Return why failed runs stop the partition; None while it continues automatically."""
     blocked = owned.ledger.blocked if owned.ledger else None
     if blocked is None:
         return None
     entry, progress = blocked
     range_ = entry.range
-    deleted = _deleted(owned, range_) if isinstance(progress, Exhausted) else None
+    deleted = _why_deleted(owned, range_) if isinstance(progress, Exhausted) else None
     if deleted is not None:
         return deleted
     if not isinstance(progress, Exhausted) or dead_letter_topic is None or progress.is_cancelled:
@@ -145,18 +126,17 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
         return None
     return (
         f"{owned.partition}: {failures(progress, range_)}, and the range could not be recorded in "
-        f"the dead-letter topic {dead_letter_topic}: {letter.problem}. It is tried again"
+        f"the dead-letter topic {dead_letter_topic}: {letter.problem}. The member retries"
     )
 
 
 def _is_stored(owned: OwnedPartition, range_: OffsetRange) -> bool:
-    return (
-        owned.letter is not None and owned.letter.is_stored and owned.letter.command.range == range_
-    )
+    letter = owned.letter
+    return letter is not None and letter.is_stored and letter.command.range == range_
 
 
-def _deleted(owned: OwnedPartition, range_: OffsetRange) -> str | None:
-    """Why the records of a range cannot be read by anybody, so that the runs had to fail."""
+def _why_deleted(owned: OwnedPartition, range_: OffsetRange) -> str | None:
+    """Why no run can read the records of a range."""
     if owned.bounds is None:
         return None
     committed = owned.ledger.next_offset if owned.ledger else range_.start

@@ -1,0 +1,241 @@
+"""The worker of a streaming run: its current batch, and how the earlier ones ended.
+
+A streaming run knows its own runs: it answers from memory the questions that other members ask
+Dagster. The list ends with the run. Outcomes that other members need are in `unreported` until they
+are stored.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.offsets import Log, OffsetRange, TopicPartition
+    from dagster_rebalance.core.runs.offer import Offer
+
+
+_INTERRUPT_AGAIN_S = 1.0
+_MAX_REPORTED_KEPT = 10_000
+"""Each failed attempt is reported, and a run that lives for a week has many."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunBatch:
+    """A batch that the run has begun.
+
+    Attributes:
+        logs: The log of each partition at the begin.
+        outcome: How the batch ended; None while it runs.
+        is_late: Whether it was interrupted because it took too long.
+        is_unwanted: Whether an operator has stopped one of its partitions since it began.
+    """
+
+    batch_id: str
+    ranges: tuple[OffsetRange, ...]
+    logs: Mapping[TopicPartition, Log] = field(compare=False)
+    outcome: Outcome | None = None
+    begun_at: float = field(default=0.0, compare=False)
+    interrupted_at: float | None = field(default=None, compare=False)
+    is_late: bool = field(default=False, compare=False)
+    is_unwanted: bool = field(default=False, compare=False)
+
+    def outcome_of(self, ended: Outcome) -> Outcome:
+        """Return the outcome of the batch, given how its assets ended.
+
+        A late batch that was interrupted is a failed attempt; an unwanted one is dropped.
+        """
+        if ended is not Outcome.INTERRUPTED or not (self.is_late or self.is_unwanted):
+            return ended
+        return Outcome.DROPPED if self.is_unwanted else Outcome.FAILED
+
+
+class WorkerAction(enum.Enum):
+    """What must happen to the current batch."""
+
+    NOTHING = "nothing"
+    INTERRUPT = "interrupt"
+    """It takes too long, or the first interrupt had no effect: a signal that arrives right before
+    the assets begin to wait is lost."""
+    END_PROCESS = "end its process"
+    """It was interrupted and does not end."""
+
+
+class Worker:
+    """The batches of one streaming run. Not thread-safe.
+
+    Args:
+        run_id: The run.
+        limit_s: The time limit of a batch.
+        patience_s: How long an interrupted batch may take to end.
+    """
+
+    def __init__(
+        self, run_id: str, *, limit_s: float = float("inf"), patience_s: float = float("inf")
+    ) -> None:
+        self._run_id = run_id
+        self._limit_s = limit_s
+        self._patience_s = patience_s
+        # Kafka may store one claim of a batch later than the others, which is then a separate part.
+        self._begun: dict[str, tuple[BegunBatch, ...]] = {}
+        self._abandoned: dict[Claimed, None] = {}
+        self._reported: dict[Claimed, Outcome] = {}
+        self._reads = 0
+        self._interrupted_at = float("-inf")
+        self.at_work: BegunBatch | None = None
+
+    def begin(
+        self,
+        offers: Iterable[Offer],
+        claimed: Collection[str],
+        log_of: Callable[[TopicPartition], Log],
+        now: float = 0.0,
+    ) -> BegunBatch | None:
+        """Begin the first requested batch, if no batch is running.
+
+        Begun ranges are skipped: a request may be older than the end of its batch.
+
+        Args:
+            offers: The batches to begin, in order.
+            claimed: All batches with a claim of this member; other batches are forgotten.
+            log_of: Returns the log of a partition.
+            now: The current time.
+        """
+        if self.at_work is not None:
+            return None
+        kept = {*claimed, *(batch_id for batch_id, _ in self._abandoned)}
+        self._begun = {known: parts for known, parts in self._begun.items() if known in kept}
+        offer = next((offer for offer in offers if not self._has_begun(offer)), None)
+        if offer is not None:
+            partitions = {range_.topic_partition for range_ in offer.ranges}
+            logs = {partition: log_of(partition) for partition in partitions}
+            self.at_work = BegunBatch(offer.batch_id, offer.ranges, logs, begun_at=now)
+            self._begun[offer.batch_id] = (*self._parts(offer.batch_id), self.at_work)
+        return self.at_work
+
+    def next_action(self, now: float) -> WorkerAction:
+        """Return what must happen to the current batch, and note that it happens."""
+        batch = self.at_work
+        if batch is None:
+            return WorkerAction.NOTHING
+        if batch.interrupted_at is None:
+            if now - batch.begun_at < self._limit_s:
+                return WorkerAction.NOTHING
+            self.at_work = replace(batch, interrupted_at=now, is_late=True)
+        elif now - batch.interrupted_at >= self._patience_s:
+            return WorkerAction.END_PROCESS
+        elif now - self._interrupted_at < _INTERRUPT_AGAIN_S:
+            return WorkerAction.NOTHING
+        self._interrupted_at = now
+        return WorkerAction.INTERRUPT
+
+    def interrupt(self, now: float) -> None:
+        """Note that the current batch is interrupted."""
+        self._interrupted_at = now
+        if self.at_work is not None and self.at_work.interrupted_at is None:
+            self.at_work = replace(self.at_work, interrupted_at=now)
+
+    def stop(self) -> None:
+        """Note that an operator has stopped a partition of the current batch."""
+        if self.at_work is not None:
+            self.at_work = replace(self.at_work, is_unwanted=True)
+
+    def end(self, outcome: Outcome) -> BegunBatch | None:
+        """Note how the assets of the current batch ended; None if no batch is running."""
+        if self.at_work is None:
+            return None
+        outcome = self.at_work.outcome_of(outcome)
+        ended = replace(self.at_work, outcome=outcome)
+        self._begun[ended.batch_id] = (*self._parts(ended.batch_id)[:-1], ended)
+        self.at_work = None
+        if outcome is Outcome.FAILED:  # a snapshot of the group shows it, too
+            self.abandon((ended.batch_id, range_) for range_ in ended.ranges)
+        return ended
+
+    def read(self, batch_ids: Iterable[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+        """Return the run's own batches as runs. `claims` are those of the member for them."""
+        self._reads += 1
+        found: list[RunSeen] = []
+        known = tuple(claims)
+        for batch_id in batch_ids:
+            batch = StreamBatch.read(batch_id)
+            if batch is None or batch.run_id != self._run_id:
+                continue
+            # A new heartbeat at each read: the liveness check never ends the run itself.
+            run = RunSeen(self._run_id, "", (), RunState.STARTED, heartbeat=str(self._reads))
+            parts = self._parts(batch_id)
+            for part in parts:
+                found += batch.seen(part.ranges, run, part.outcome)
+            for claim in known:
+                if claim[0] == batch_id and not any(claim[1] in part.ranges for part in parts):
+                    outcome = self._reported.get(claim)
+                    seen = batch.seen((claim[1],), run, outcome)
+                    found += seen if outcome else seen[:-1]
+        return tuple(found)
+
+    def abandon(self, claims: Iterable[Claimed]) -> None:
+        """Note that other members may find these claims: their outcomes are to be reported."""
+        self._abandoned.update(dict.fromkeys(claims))
+
+    @property
+    def unreported(self) -> dict[Claimed, Outcome]:
+        """The outcomes to report to other members now."""
+        ended: dict[Claimed, Outcome] = {}
+        for claim in self._abandoned:
+            batch_id, range_ = claim
+            begun = next((part for part in self._parts(batch_id) if range_ in part.ranges), None)
+            if begun is None:
+                ended[claim] = Outcome.DROPPED
+            elif begun.outcome is not None:
+                ended[claim] = begun.outcome
+        return ended
+
+    def mark_reported(self, claims: Iterable[Claimed]) -> None:
+        """Note reported outcomes. They are kept: the partition may return with its claim."""
+        ended = self.unreported
+        for claim in claims:
+            if claim in ended:
+                self._reported.pop(claim, None)  # the newest one is the last to be dropped
+                self._reported[claim] = ended[claim]
+                del self._abandoned[claim]
+        while len(self._reported) > _MAX_REPORTED_KEPT:
+            del self._reported[next(iter(self._reported))]
+
+    def _has_begun(self, offer: Offer) -> bool:
+        begun = {range_ for part in self._parts(offer.batch_id) for range_ in part.ranges}
+        return not begun.isdisjoint(offer.ranges)
+
+    def _parts(self, batch_id: str) -> tuple[BegunBatch, ...]:
+        return self._begun.get(batch_id, ())
+
+
+class ReaderReuse:
+    """Whether the prefetched records of a cached reader are still those of the log.
+
+    A log changes if it is truncated (an unclean leader election) or its topic is recreated. Both
+    show in the topic id and the leader epoch. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[TopicPartition, Log] = {}
+        self._generation = 0
+
+    def generation(self, logs: Mapping[TopicPartition, Log]) -> int | None:
+        """Return the generation of the readers that may read these logs.
+
+        It grows when one of the logs has changed. None if Kafka does not report topic ids and
+        leader epochs: no reader may be reused.
+        """
+        if any(not log.topic_id or log.leader_epoch is None for log in logs.values()):
+            return None
+        if any(self._logs.get(partition, log) != log for partition, log in logs.items()):
+            self._generation += 1
+        self._logs.update(logs)
+        return self._generation
