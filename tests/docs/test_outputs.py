@@ -1,4 +1,4 @@
-"""docs/outputs.md: the examples write each range once."""
+"""docs/outputs.md and docs/parquet.md: the examples write each range once."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LIMIT_S = 120.0
 RANGES = (OffsetRange("orders", 1, 0, 10), OffsetRange("orders", 0, 5, 8))
 
 
-def pasted(text: str, **replaced: str) -> dict[str, Any]:
+def pasted(text: str, page: str = PAGE, **replaced: str) -> dict[str, Any]:
     """The names of the block with a text, as a user pastes it; `data` stands for `/data`."""
-    block = block_with(PAGE, "python", text)
+    block = block_with(page, "python", text)
     for old, new in replaced.items():
         block = block.replace(f'"/{old}', f'"{new}')
     names: dict[str, Any] = {"__name__": "pasted"}
-    run_block(PAGE, block, names)
+    run_block(page, block, names)
     return names
 
 
@@ -155,7 +155,7 @@ def test_the_compacted_copy_has_each_record_once_whatever_is_done_again(
     session: SparkSession, tmp_path: Path
 ) -> None:
     """A range that is not committed may be done again, and one that is by a person's word."""
-    names = pasted("def copy_compacted")
+    names = pasted("def copy_compacted", "docs/parquet.md")
     out, status = str(tmp_path / "out"), [{"topic": "orders", "partition": 0, "committed": 20}]
     status.append({"topic": "orders", "partition": 1, "committed": None})
 
