@@ -1,6 +1,6 @@
-"""Payloads become values: Avro, Protobuf and JSON, as plain Python and as Arrow.
+"""Decoding of payloads: Avro, Protobuf and JSON into Python values and Arrow columns.
 
-Spark's executors run these modules without this package being installed there: they travel with
-the work (`spark.reading.decoded`). So they import nothing of the package but each other and two
-modules of the core, and the libraries of a format only where it is used.
+Spark's executors run these modules without this package: they are pickled into the plan
+(`spark.reading.decoded_frame`). They therefore import only each other and two modules of the core,
+and load the library of a format on first use.
 """

@@ -1,16 +1,16 @@
-"""Record batches of Kafka's records, with their keys and values decoded.
+"""Record batches with decoded keys and values, and the dead letters of undecodable records.
 
-Owns what becomes of a record that cannot be decoded: it fails the work, stays with its reason, or
-becomes a dead letter and is left out. Runs on Spark's executors and in a run without Spark alike.
+An undecodable record fails the batch, is kept with its reason, or is dropped after its dead letter
+was stored. The code runs on Spark's executors and in runs without Spark.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.arrow import decoded_array, joined_reasons
-from dagster_rebalance.decoding.record_letter import RecordLetter
+from dagster_rebalance.decoding.decoder import MAX_REASON_CHARACTERS, reason_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,32 +22,65 @@ UNDECODABLE = "undecodable"
 UNDECODABLE_DDL = "STRUCT<reason: STRING, key: BINARY, value: BINARY>"
 UNDECODABLE_PARTS = (("reason", "string"), ("key", "binary"), ("value", "binary"))
 LETTER_DDL = "key STRING, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+REASON_HEADER = "dead_letter.reason"
+
+Headers = list[tuple[str, "bytes | None"]]
+
+
+@dataclass(frozen=True)
+class RecordLetter:
+    """The dead letter of a record: the record, its position, and why it cannot be decoded.
+
+    `timestamp_ms` is None if the record has no timestamp.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int | None
+    reason: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def letter_key(self) -> str:
+        """The key of the letter, by which readers drop the duplicates of a replay."""
+        return f"{self.topic}-{self.partition}-{self.offset}"
+
+    @property
+    def letter_headers(self) -> Headers:
+        """The headers of the record, then those that describe it."""
+        described: dict[str, object] = {
+            "dead_letter.topic": self.topic,
+            "dead_letter.partition": self.partition,
+            "dead_letter.offset": self.offset,
+            "dead_letter.timestamp_ms": self.timestamp_ms,
+            # A topic limits the size of a record, headers included.
+            REASON_HEADER: self.reason[:MAX_REASON_CHARACTERS],
+        }
+        added: Headers = [
+            (name, str(value).encode()) for name, value in described.items() if value is not None
+        ]
+        return [*self.headers, *added, ("dead_letter.key", self.key)]
 
 
 def batch_decoder(
     decoders: Sequence[Decoder], on_undecodable: OnUndecodable
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """What decodes record batches with the columns of a read.
-
-    Args:
-        decoders: Of the key, of the value, or of both.
-        on_undecodable: Whether a record that cannot be decoded fails the work, is kept (with its
-            reason in one more column) or is dropped, because its dead letter is stored.
-    """
+    """Return a function that decodes record batches; see `apply_policy`."""
 
     def decode(batches: Iterable[Any]) -> Iterator[Any]:
         opened = [decoder.open() for decoder in decoders]
         for batch in batches:
-            columns, reasons = decoded_columns(batch, opened)
-            yield judged(batch, columns, reasons, on_undecodable)
+            columns, reasons = decode_columns(batch, opened)
+            yield apply_policy(batch, columns, reasons, on_undecodable)
 
     return decode
 
 
-def letter_maker(
-    decoders: Sequence[Decoder],
-) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """What makes letters, as Spark's Kafka sink takes them, of the records of record batches."""
+def letter_maker(decoders: Sequence[Decoder]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Return a function that makes dead letters, in the columns of Spark's Kafka sink."""
 
     def make(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -55,7 +88,7 @@ def letter_maker(
         header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         opened = [decoder.open() for decoder in decoders]
         for batch in batches:
-            _, reasons = decoded_columns(batch, opened)
+            _, reasons = decode_columns(batch, opened)
             letters = letters_of(batch, reasons)
             headers = [
                 [{"key": name, "value": value} for name, value in letter.letter_headers]
@@ -73,29 +106,65 @@ def letter_maker(
     return make
 
 
-def decoded_columns(
+def decode_columns(
     batch: Any, decoders: Sequence[OpenDecoder]
 ) -> tuple[dict[str, Any], list[str | None]]:
-    """The decoded columns of a batch, and why each record could not be decoded."""
-    names = _header_names(batch)
+    """Return the decoded columns of a batch, and for each record why it is undecodable or None."""
+    header_names = _header_names(batch)
     columns, reasons = {}, []
     for decoder in decoders:
         payloads = batch.column(decoder.part).to_pylist()
-        columns[decoder.part], why = decoded_array(decoder, payloads, names)
-        reasons.append(why)
-    return columns, joined_reasons(reasons)
+        columns[decoder.part], of_part = decode_array(decoder, payloads, header_names)
+        reasons.append(of_part)
+    joined = ["; ".join(filter(None, each)) or None for each in zip(*reasons, strict=True)]
+    return columns, joined
 
 
-def judged(
+def decode_array(
+    decoder: OpenDecoder,
+    payloads: Iterable[bytes | None],
+    header_names: Iterable[Sequence[str]],
+) -> tuple[Any, list[str | None]]:
+    """Return the decoded payloads as an array, and for each why it is undecodable or None.
+
+    A value that does not fit its column is undecodable and affects no other value.
+    """
+    import pyarrow as pa
+
+    values, reasons = decoder.decode_each(payloads, header_names)
+    kind = decoder.column.arrow()
+    array, _ = _make_array(values, kind)
+    if array is None:
+        for at, value in enumerate(values):
+            single, problem = _make_array([value], kind)
+            if single is None:
+                values[at] = None
+                reasons[at] = reason_text(decoder.part, f"it does not fit its column: {problem}")
+        array = pa.array(values, kind)
+    return array, reasons
+
+
+def _make_array(values: Sequence[Any], kind: Any) -> tuple[Any, Exception | None]:
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, kind), None
+    except MemoryError:  # Arrow's own is an ArrowException, too
+        raise
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as problem:
+        return None, problem
+
+
+def apply_policy(
     batch: Any,
     columns: dict[str, Any],
     reasons: Sequence[str | None],
     on_undecodable: OnUndecodable,
 ) -> Any:
-    """A batch with its decoded columns, without or with what could not be decoded.
+    """Return a batch with decoded columns, and fail on, keep or drop undecodable records.
 
     Raises:
-        UndecodableError: A record could not be decoded, and shall fail the work.
+        UndecodableError: A record is undecodable, and the policy is "fail".
     """
     import pyarrow as pa
 
@@ -118,42 +187,39 @@ def judged(
         return decoded
     if on_undecodable == "fail":
         at = next(number for number, reason in enumerate(reasons) if reason)
-        raise UndecodableError(cannot_be_decoded(*_place(batch, at), str(reasons[at])))
+        raise UndecodableError(undecodable_text(*_position(batch, at), str(reasons[at])))
     return decoded.filter(pa.array([reason is None for reason in reasons]))
 
 
-def cannot_be_decoded(topic: str, partition: int, offset: int, reason: str) -> str:
-    """A sentence for people."""
+def undecodable_text(topic: str, partition: int, offset: int, reason: str) -> str:
+    """Return the message of the error that fails a batch for an undecodable record."""
     return (
-        f"the record at {topic}-{partition} offset {offset} cannot be decoded: {reason}. To go on "
-        "without such records, give dead_letters= a topic, or keep_undecodable=True"
+        f"the record at {topic}-{partition} offset {offset} cannot be decoded: {reason}. To "
+        "continue without such records, give dead_letters= a topic, or keep_undecodable=True"
     )
 
 
 def letters_of(batch: Any, reasons: Sequence[str | None]) -> list[RecordLetter]:
-    """The letters of the records that have a reason."""
+    """Return the dead letters of the undecodable records of a batch."""
     import pyarrow as pa
 
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     headers = batch.column("headers")
-    letters = []
-    for at, reason in enumerate(reasons):
-        if reason is not None:
-            found = headers[at].as_py() or ()
-            letters.append(
-                RecordLetter(
-                    *_place(batch, at),
-                    timestamp_ms=None if times[at] is None else times[at] // 1000,
-                    reason=reason,
-                    key=batch.column("key")[at].as_py(),
-                    value=batch.column("value")[at].as_py(),
-                    headers=tuple((header["key"], header["value"]) for header in found),
-                )
-            )
-    return letters
+    return [
+        RecordLetter(
+            *_position(batch, at),
+            timestamp_ms=None if times[at] is None else times[at] // 1000,
+            reason=reason,
+            key=batch.column("key")[at].as_py(),
+            value=batch.column("value")[at].as_py(),
+            headers=tuple((one["key"], one["value"]) for one in headers[at].as_py() or ()),
+        )
+        for at, reason in enumerate(reasons)
+        if reason is not None
+    ]
 
 
-def _place(batch: Any, at: int) -> tuple[str, int, int]:
+def _position(batch: Any, at: int) -> tuple[str, int, int]:
     topic, partition, offset = (
         batch.column(name)[at].as_py() for name in ("topic", "partition", "offset")
     )

@@ -1,7 +1,7 @@
-"""The type of a column: for Spark, for Arrow, and how a decoded value gets into it.
+"""Column types: their Spark DDL, their Arrow type, and the conversion of decoded values.
 
-Owns which types there are. What has no type of its own (a type inside of itself, a free object, a
-choice between JSON types) becomes JSON as text, in all formats.
+A value without a column type (a recursive type, a free object, a choice of JSON types) becomes JSON
+as text, in all formats.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dagster_rebalance.core.model.errors import UndecodableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-MOST_DIGITS = 38
-"""Of a decimal in Spark."""
-MOST_COLUMNS = 20_000
-"""Of one schema, with those inside of structs. A schema of 2 kB can name one type 2^20 times."""
-_MOST_TYPES_IN_EACH_OTHER = 150
+MAX_DIGITS = 38
+"""Precision of a decimal in Spark."""
+MAX_COLUMNS = 20_000
+"""Columns of a schema, nested ones included. A schema of 2 kB can name one type 2^20 times."""
+_MAX_NESTED_TYPES = 150
 
 
 @dataclass(frozen=True)
@@ -28,59 +28,47 @@ class Column:
     """The type of a column.
 
     Attributes:
-        ddl: As Spark has it.
-        arrow: Makes Arrow's type.
-        convert: Makes what Arrow takes of a decoded value that is not None; None if it is that.
+        ddl: The type in Spark SQL.
+        arrow: Makes the Arrow type.
+        convert: Converts a decoded value that is not None for Arrow; None if Arrow takes it as is.
     """
 
     ddl: str
     arrow: Callable[[], Any]
     convert: Callable[[Any], Any] | None = None
 
-    def by(self, convert: Callable[[Any], Any]) -> Column:
-        """The same type for values of another form."""
+    def converted_by(self, convert: Callable[[Any], Any]) -> Column:
+        """Return this type with another conversion."""
         return Column(self.ddl, self.arrow, convert)
 
 
-class Inside:
-    """The types that a column is inside of, while the columns of a schema are made.
-
-    Attributes:
-        types: The types.
-    """
+class Nesting:
+    """The types around a column while the columns of a schema are made; counts the columns."""
 
     def __init__(self) -> None:
-        self.types: frozenset[Hashable] = frozenset()
-        self._made = [0]
+        self._types: frozenset[Hashable] = frozenset()
+        self._count = [0]
 
     def __contains__(self, type_: Hashable) -> bool:
-        return type_ in self.types
+        return type_ in self._types
 
-    def within(self, *types: Hashable) -> Inside:
-        """The same, inside of more types.
-
-        Raises:
-            UndecodableError: Of too many.
-        """
-        inner = Inside()
-        inner.types = self.types.union(types)
-        if len(inner.types) > _MOST_TYPES_IN_EACH_OTHER:
-            msg = f"it nests more than {_MOST_TYPES_IN_EACH_OTHER} types in each other"
+    def within(self, *types: Hashable) -> Nesting:
+        """Return the nesting inside further types; raise UndecodableError if it is too deep."""
+        inner = Nesting()
+        inner._types = self._types.union(types)
+        if len(inner._types) > _MAX_NESTED_TYPES:
+            msg = f"it nests more than {_MAX_NESTED_TYPES} types in each other"
             raise UndecodableError(msg)
-        inner._made = self._made
+        inner._count = self._count
         return inner
 
-    def count(self) -> None:
-        """Count a column.
-
-        Raises:
-            UndecodableError: The schema has too many.
-        """
-        self._made[0] += 1
-        if self._made[0] > MOST_COLUMNS:
+    def count_column(self) -> None:
+        """Count a column; raise UndecodableError if the schema has too many."""
+        self._count[0] += 1
+        if self._count[0] > MAX_COLUMNS:
             msg = (
-                f"it has more than {MOST_COLUMNS:,} columns, with those inside of structs: give a "
-                "reader's schema with the columns that you need"
+                f"it has more than {MAX_COLUMNS:,} columns, nested ones included: give a reader's "
+                "schema with the columns that you need"
             )
             raise UndecodableError(msg)
 
@@ -95,14 +83,12 @@ def _arrow(name: str, *arguments: Any) -> Callable[[], Any]:
 
 
 def json_text(value: object) -> str:
-    """A value as JSON; bytes in base64, times and decimals as text."""
-    return json.dumps(value, default=_as_json)
+    """Return a value as JSON: bytes in base64, times and decimals as text."""
+    return json.dumps(value, default=_to_json)
 
 
-def _as_json(value: object) -> object:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return str(value)
+def _to_json(value: object) -> object:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 STRING = Column("STRING", _arrow("string"))
@@ -113,24 +99,24 @@ LONG = Column("BIGINT", _arrow("int64"))
 FLOAT = Column("FLOAT", _arrow("float32"))
 DOUBLE = Column("DOUBLE", _arrow("float64"))
 DATE = Column("DATE", _arrow("date32"))
-# Plain TIMESTAMP is another type where spark.sql.timestampType says so.
+# TIMESTAMP alone has the meaning of spark.sql.timestampType.
 TIMESTAMP = Column("TIMESTAMP_LTZ", _arrow("timestamp", "us", "UTC"))
 LOCAL_TIMESTAMP = Column("TIMESTAMP_NTZ", _arrow("timestamp", "us"))
-JSON_TEXT = STRING.by(json_text)
+JSON_TEXT = STRING.converted_by(json_text)
 
 
 def decimal(digits: int, scale: int) -> Column:
-    """A decimal; as text when it has more digits than Spark has."""
-    if digits > MOST_DIGITS:
-        return STRING.by(lambda value: format(value, "f"))
+    """Return a decimal column, or text if it has more digits than a decimal in Spark."""
+    if digits > MAX_DIGITS:
+        return STRING.converted_by(lambda value: format(value, "f"))
     return Column(f"DECIMAL({digits},{scale})", _arrow("decimal128", digits, scale))
 
 
 def array(item: Column) -> Column:
-    """An array."""
+    """Return an array column."""
     convert = item.convert
 
-    def of_items(values: Any) -> list[Any]:
+    def convert_items(values: Any) -> list[Any]:
         assert convert is not None  # noqa: S101 - for the type checker
         return [None if value is None else convert(value) for value in values]
 
@@ -139,14 +125,14 @@ def array(item: Column) -> Column:
 
         return pa.list_(item.arrow())
 
-    return Column(f"ARRAY<{item.ddl}>", arrow, of_items if convert else None)
+    return Column(f"ARRAY<{item.ddl}>", arrow, convert_items if convert else None)
 
 
 def mapping(key: Column, value: Column) -> Column:
-    """A map, of a dict."""
+    """Return a map column for dicts."""
+    convert = value.convert
 
-    def of_pairs(values: Any) -> list[tuple[Any, Any]]:
-        convert = value.convert
+    def convert_items(values: Any) -> list[tuple[Any, Any]]:
         if convert is None:
             return list(values.items())
         return [(name, None if one is None else convert(one)) for name, one in values.items()]
@@ -156,22 +142,22 @@ def mapping(key: Column, value: Column) -> Column:
 
         return pa.map_(key.arrow(), value.arrow())
 
-    return Column(f"MAP<{key.ddl}, {value.ddl}>", arrow, of_pairs)
+    return Column(f"MAP<{key.ddl}, {value.ddl}>", arrow, convert_items)
 
 
 def struct(fields: Sequence[tuple[str, Column]]) -> Column:
-    """A struct, of a dict. One without fields is JSON, because no table can store it."""
+    """Return a struct column for dicts; JSON if it has no fields, which no table can store."""
     if not fields:
         return JSON_TEXT
     converted = [(name, column.convert) for name, column in fields if column.convert]
 
-    def of_dict(values: Any) -> dict[str, Any]:
-        found = dict(values)
+    def convert_fields(values: Any) -> dict[str, Any]:
+        result = dict(values)
         for name, convert in converted:
-            value = found.get(name)
+            value = result.get(name)
             if value is not None:
-                found[name] = convert(value)
-        return found
+                result[name] = convert(value)
+        return result
 
     def arrow() -> Any:
         import pyarrow as pa
@@ -179,9 +165,9 @@ def struct(fields: Sequence[tuple[str, Column]]) -> Column:
         return pa.struct([(name, column.arrow()) for name, column in fields])
 
     inner = ", ".join(f"{quoted(name)}: {column.ddl}" for name, column in fields)
-    return Column(f"STRUCT<{inner}>", arrow, of_dict if converted else None)
+    return Column(f"STRUCT<{inner}>", arrow, convert_fields if converted else None)
 
 
 def quoted(name: str) -> str:
-    """A name as Spark's SQL has it."""
+    """Quote an identifier for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,7 +1,7 @@
-"""A decoder: how one part of a record, its key or its value, becomes a column.
+"""Decoders of a record's key or value.
 
-Owns that a payload gives a value or a reason, never an error that ends all others. It is plain data
-until it is opened, so that it travels to Spark's executors; no login is in it.
+A payload gives a value or a reason, never an error that ends the batch. A `Decoder` is plain data
+without a login, so it can be pickled into a Spark plan; `open` prepares it for decoding.
 """
 
 from __future__ import annotations
@@ -19,56 +19,43 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from dagster_rebalance.decoding.columns import Column
-    from dagster_rebalance.decoding.schema import SchemaText
+    from dagster_rebalance.decoding.wire_format import SchemaText
 
 Format = Literal["avro", "protobuf", "json", "plain_json"]
 
+MAX_REASON_CHARACTERS = 2_000
 
-_MOST_REASON_CHARACTERS = 2_000
 
-
-def reason(part: str, problem: object) -> str:
-    """Why a part could not be decoded, as a text that can be stored.
-
-    What it cites of a payload may be very long, and have any characters.
-    """
-    return shown(f"{part}: {problem}"[:_MOST_REASON_CHARACTERS])[:_MOST_REASON_CHARACTERS]
+def reason_text(part: str, problem: object) -> str:
+    """Return why a part is undecodable, limited in length and without unprintable characters."""
+    return shown(f"{part}: {problem}"[:MAX_REASON_CHARACTERS])[:MAX_REASON_CHARACTERS]
 
 
 @dataclass(frozen=True)
 class KnownSchemas:
-    """The schemas by which a batch was written: all that its payloads name and the registry has.
-
-    Attributes:
-        by_id: The schemas.
-        problems: Why there is none for other ids.
-    """
+    """The writers' schemas of a batch by id, and why the schemas of other ids are missing."""
 
     by_id: Mapping[int, SchemaText] = field(default_factory=dict)
     problems: Mapping[int, str] = field(default_factory=dict)
 
     def __call__(self, schema_id: int) -> SchemaText:
-        """The schema with an id.
-
-        Raises:
-            UndecodableError: The registry has none.
-        """
+        """Return the schema with an id; raise UndecodableError if it is missing."""
         if schema_id in self.by_id:
             return self.by_id[schema_id]
-        msg = self.problems.get(schema_id, f"nobody has looked for its schema {schema_id}")
+        msg = self.problems.get(schema_id, f"its schema {schema_id} was not fetched")
         raise UndecodableError(msg)
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """How a part of a record is decoded.
+    """How to decode one part of a record.
 
     Attributes:
         part: key or value.
-        format: Of the payloads.
-        schema: The reader's: what the column is made of.
+        format: Format of the payloads.
+        schema: The reader's schema, which defines the column.
         writer: Finds the schema with an id.
-        message: Protobuf: the full name of the message, or nothing for the first.
+        message: Protobuf: full name of the message, or empty for the first one.
     """
 
     part: Literal["key", "value"]
@@ -78,37 +65,31 @@ class Decoder:
     message: str = ""
 
     def open(self, *, as_python: bool = False) -> OpenDecoder:
-        """What decodes.
+        """Return a decoder that is ready for payloads.
 
         Args:
-            as_python: Whether the values are Python's own, as the library of the format gives
-                them, and not for Arrow.
+            as_python: Return the Python values of the format's library instead of Arrow values.
 
         Raises:
-            UndecodableError: The reader's schema cannot be used.
+            UndecodableError: The reader's schema is invalid.
         """
         if self.format == "avro":
-            column, decode = avro.reader(self.schema, self.writer, as_python=as_python)
+            column, decode = avro.open_reader(self.schema, self.writer, as_python=as_python)
         elif self.format == "protobuf":
-            column, decode = protobuf.reader(self.schema, self.writer, self.message)
+            column, decode = protobuf.open_reader(self.schema, self.writer, self.message)
         else:
             writer = None if self.format == "plain_json" else self.writer
-            column, decode = json_schema.reader(self.schema, writer, as_python=as_python)
-        header = "" if self.format == "plain_json" else GUID_HEADERS[self.part]
-        # Of JSON, the library knows nothing of the reader's schema: the column has its checks.
-        is_as_read = as_python and self.format in {"avro", "protobuf"}
-        convert = None if is_as_read else column.convert
-        return OpenDecoder(self.part, column, decode, convert, header)
+            column, decode = json_schema.open_reader(self.schema, writer, as_python=as_python)
+        guid_header = "" if self.format == "plain_json" else GUID_HEADERS[self.part]
+        # Only the column of JSON checks values by the reader's schema.
+        is_unconverted = as_python and self.format in {"avro", "protobuf"}
+        convert = None if is_unconverted else column.convert
+        return OpenDecoder(self.part, column, decode, convert, guid_header)
 
 
 @dataclass(frozen=True)
 class OpenDecoder:
-    """Decodes payloads.
-
-    Attributes:
-        part: key or value.
-        column: What they become.
-    """
+    """A decoder that is ready for payloads of `part` and returns values of `column`."""
 
     part: str
     column: Column
@@ -116,56 +97,18 @@ class OpenDecoder:
     _convert: Callable[[Any], Any] | None
     _guid_header: str
 
-    def decoded(
-        self, payload: bytes | None, header_names: Iterable[str] = ()
-    ) -> tuple[Any, str | None]:
-        """The value of a payload, and None; or None, and why there is none.
-
-        Raises:
-            MemoryError: It is no fault of the record: a second look may find memory.
-        """
-        try:
-            return self(payload, header_names), None
-        except UndecodableError as problem:
-            if isinstance(problem.__cause__, MemoryError):
-                raise problem.__cause__ from None
-            return None, reason(self.part, problem)
-
-    def decoded_of_each(
-        self, payloads: Iterable[bytes | None], header_names: Iterable[Iterable[str]]
-    ) -> tuple[list[Any], list[str | None]]:
-        """The values of payloads, and for each why there is none, or None.
-
-        Raises:
-            MemoryError: As for one payload.
-        """
-        values: list[Any] = []
-        reasons: list[str | None] = []
-        for payload, names in zip(payloads, header_names, strict=True):
-            try:
-                value, why = self(payload, names), None
-            except UndecodableError:
-                value, why = self.decoded(payload, names)
-            values.append(value)
-            reasons.append(why)
-        return values, reasons
-
     def __call__(self, payload: bytes | None, header_names: Iterable[str] = ()) -> Any:
-        """The value of a payload. A tombstone has none.
-
-        Args:
-            payload: The key or the value of a record.
-            header_names: Of the headers of the record.
+        """Return the value of a payload, or None for a tombstone.
 
         Raises:
-            UndecodableError: It cannot be decoded.
+            UndecodableError: The payload cannot be decoded.
         """
         if payload is None:
             return None
         if self._guid_header and self._guid_header in header_names:
             msg = (
                 f"its schema is named by a GUID in the header {self._guid_header}, which is not "
-                "supported: let the producer write schema ids"
+                "supported: configure the producer to write schema ids"
             )
             raise UndecodableError(msg)
         value = self._decode(payload)
@@ -178,3 +121,30 @@ class OpenDecoder:
         except Exception as problem:
             msg = f"it does not fit its column: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
+
+    def try_decode(
+        self, payload: bytes | None, header_names: Iterable[str] = ()
+    ) -> tuple[Any, str | None]:
+        """Return a value and None, or None and why the payload is undecodable.
+
+        Raises:
+            MemoryError: Memory ran out, which is not the fault of the record.
+        """
+        try:
+            return self(payload, header_names), None
+        except UndecodableError as problem:
+            if isinstance(problem.__cause__, MemoryError):
+                raise problem.__cause__ from None
+            return None, reason_text(self.part, problem)
+
+    def decode_each(
+        self, payloads: Iterable[bytes | None], header_names: Iterable[Iterable[str]]
+    ) -> tuple[list[Any], list[str | None]]:
+        """Return the values of payloads, and for each why it is undecodable or None."""
+        values: list[Any] = []
+        reasons: list[str | None] = []
+        for payload, names in zip(payloads, header_names, strict=True):
+            value, reason = self.try_decode(payload, names)
+            values.append(value)
+            reasons.append(reason)
+        return values, reasons

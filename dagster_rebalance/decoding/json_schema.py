@@ -1,8 +1,7 @@
-"""JSON with a schema: which column it becomes, and how a payload is checked and read into it.
+"""JSON with a schema: the column of a schema, and the decoding of payloads into it.
 
-Owns the columns of JSON Schema's types. A payload is checked by the schema that it was written
-with; what it has besides the reader's properties is left out. Nothing is fetched: a reference that
-the registry does not have is an error.
+A payload is validated by its writer's schema and reduced to the reader's properties. References are
+never fetched: one that the registry does not have is an error.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
-from dagster_rebalance.decoding.columns import Inside
-from dagster_rebalance.decoding.json_validation import Check, Inexact, decimal_of
-from dagster_rebalance.decoding.wire_format import frame_of
+from dagster_rebalance.decoding.columns import Nesting
+from dagster_rebalance.decoding.json_validation import InexactFloat, JsonValidator, to_decimal
+from dagster_rebalance.decoding.wire_format import parse_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from dagster_rebalance.decoding.columns import Column
-    from dagster_rebalance.decoding.schema import SchemaText
+    from dagster_rebalance.decoding.wire_format import SchemaText
 
 
 def _json_text(value: Any) -> str:
     parts = [value]
     while parts:
         part = parts.pop()
-        if isinstance(part, Inexact):
+        if isinstance(part, InexactFloat):
             return _exact_text(value)
         if isinstance(part, (dict, list)):
             parts += part.values() if isinstance(part, dict) else part
@@ -42,97 +41,92 @@ def _exact_text(value: Any) -> str:
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_exact_text, value))}]"
-    return value.text if isinstance(value, Inexact) else json.dumps(value)
+    return value.text if isinstance(value, InexactFloat) else json.dumps(value)
 
 
-_JSON_TEXT = columns.STRING.by(_json_text)
+_JSON_TEXT = columns.STRING.converted_by(_json_text)
 _TYPES: dict[str, tuple[Column, type, tuple[type, ...]]] = {
     "string": (columns.STRING, str, (str,)),
     "boolean": (columns.BOOLEAN, bool, (bool,)),
     "number": (columns.DOUBLE, float, (int, float)),
 }
-"""The column of a type, its plain type in Python, and all that it has."""
-
+"""The column, the Python type and all accepted Python types of a JSON type."""
 _DIGITS_OF_A_DOUBLE = 15
-"""As many digits any double has."""
-
-_MARKS = {b"\xef", b"\xfe", b"\xff"}
+"""Decimal digits that every double can hold."""
+_BYTE_ORDER_MARKS = {b"\xef", b"\xfe", b"\xff"}
 """The first bytes of byte order marks."""
-
 _CHOICES = ("oneOf", "anyOf", "allOf")
 _DESCRIBING = {"properties", "$ref", *_CHOICES}
 
 
-def reader(
+def open_reader(
     schema: SchemaText, writer: Callable[[int], SchemaText] | None, *, as_python: bool = False
 ) -> tuple[Column, Callable[[bytes], Any]]:
-    """The column of a schema, and what decodes a payload into it.
+    """Return the column of the reader's schema, and a function that decodes.
 
     Args:
-        schema: The reader's.
+        schema: The reader's schema.
         writer: Finds the schema with an id; None for JSON without a frame.
-        as_python: Whether the values are for people: with dicts wherever JSON has objects.
+        as_python: Return dicts for all JSON objects.
 
     Raises:
-        UndecodableError: The schema cannot be used.
+        UndecodableError: The reader's schema is invalid.
     """
-    own = Check(schema)
+    own = JsonValidator(schema)
     try:
-        column = _Columns(is_ref_alone=own.is_ref_alone, as_python=as_python).of(
-            own.root, own.resolver
-        )
+        mapping = _ColumnMapping(is_ref_exclusive=own.is_ref_exclusive, as_python=as_python)
+        column = mapping.column_of(own.root, own.resolver)
     except Exception as problem:
-        msg = f"not a JSON schema that can be used: {type(problem).__name__} {problem}"
+        msg = f"unusable JSON schema: {type(problem).__name__} {problem}"
         raise UndecodableError(msg) from problem
-    checks: dict[int, Check] = {}
-    read = _Reading()
+    validators: dict[int, JsonValidator] = {}
+    parser = _Parser()
 
     def decode(payload: bytes) -> Any:
-        check, text = own, payload
+        validator, text = own, payload
         if writer is not None:
-            frame = frame_of(payload)
+            frame = parse_frame(payload)
             text = payload[frame.starts_at :]
-            if frame.schema_id not in checks:
-                its = writer(frame.schema_id)
-                checks[frame.schema_id] = own if its == schema else Check(its)
-            check = checks[frame.schema_id]
-        before = read.inexact
+            if frame.schema_id not in validators:
+                written = writer(frame.schema_id)
+                validators[frame.schema_id] = own if written == schema else JsonValidator(written)
+            validator = validators[frame.schema_id]
+        last_inexact = parser.last_inexact
         try:
-            value = read(text)
+            value = parser.parse(text)
         except (ValueError, RecursionError) as problem:
             msg = f"it is no JSON: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
-        check(value, text, is_exact=read.inexact is before)
+        validator.validate(value, text, is_exact=parser.last_inexact is last_inexact)
         return value
 
     return column, decode
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     msg = f"{constant} is no JSON"
     raise ValueError(msg)
 
 
-class _Reading:
-    """Reads JSON, with the digits of its numbers.
+class _Parser:
+    """Parses JSON and keeps the digits of its numbers.
 
     Attributes:
-        inexact: The last number with more digits than a double has.
+        last_inexact: The last number with more digits than a double has.
     """
 
     def __init__(self) -> None:
-        self.inexact: Inexact | None = None
-        # json.loads makes one for each payload, in half of its time.
-        self._decoder = json.JSONDecoder(parse_constant=_refuse, parse_float=self._number)
+        self.last_inexact: InexactFloat | None = None
+        # json.loads would make a decoder per payload, which takes half of its time.
+        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=self._number)
 
-    def __call__(self, text: bytes) -> Any:
-        """A value."""
-        if b"\0" in text[:4] or text[:1] in _MARKS:  # it may have another encoding than UTF-8
-            return json.loads(text, parse_constant=_refuse, parse_float=self._number)
+    def parse(self, text: bytes) -> Any:
+        if b"\0" in text[:4] or text[:1] in _BYTE_ORDER_MARKS:  # possibly not UTF-8
+            return json.loads(text, parse_constant=_refuse_constant, parse_float=self._number)
         return self._decoder.decode(text.decode(errors="surrogatepass"))
 
     def _number(self, text: str) -> float:
-        value = Inexact(text)
+        value = InexactFloat(text)
         if isinf(value):
             msg = "a number is larger than a double can be"
             raise ValueError(msg)
@@ -141,158 +135,159 @@ class _Reading:
         value.text = text
         try:
             is_exact = Decimal(repr(value)) == Decimal(text)
-        except ArithmeticError:  # an exponent that no decimal has
+        except ArithmeticError:  # the exponent is beyond that of a Decimal
             is_exact = False
         if is_exact:
             return float(value)
-        self.inexact = value
+        self.last_inexact = value
         return value
 
 
-class _Columns:
-    """The columns of schemas.
+class _ColumnMapping:
+    """Maps JSON schemas to columns.
 
     Args:
-        is_ref_alone: Whether what stands beside a `$ref` counts for nothing, as up to draft 7.
-        as_python: Whether what has no type of its own stays as it is, and is not text.
+        is_ref_exclusive: Whether keywords beside a `$ref` are ignored, as up to draft 7.
+        as_python: Whether values without a column type stay Python values instead of text.
     """
 
-    def __init__(self, *, is_ref_alone: bool, as_python: bool) -> None:
-        self._is_ref_alone = is_ref_alone
+    def __init__(self, *, is_ref_exclusive: bool, as_python: bool) -> None:
+        self._is_ref_exclusive = is_ref_exclusive
         self._as_python = as_python
         self._free = columns.STRING if as_python else _JSON_TEXT
-        self._nowhere = Inside()
+        self._nesting = Nesting()
 
-    def of(self, schema: Any, resolver: Any, inside: Inside | None = None) -> Column:
-        """The column of a schema.
-
-        Args:
-            schema: The schema.
-            resolver: Finds what it refers to.
-            inside: The schemas that it stands in.
-
-        Raises:
-            UndecodableError: It has too many columns.
-        """
-        inside = inside or self._nowhere
-        if not isinstance(schema, dict) or id(schema) in inside:
+    def column_of(self, schema: Any, resolver: Any, nesting: Nesting | None = None) -> Column:
+        """Return the column of a schema; raise UndecodableError if it has too many columns."""
+        nesting = nesting or self._nesting
+        if not isinstance(schema, dict) or id(schema) in nesting:
             return self._free
-        inside.count()
-        inside = inside.within(id(schema))
-        column = self._of_one(schema, resolver, inside)
+        nesting.count_column()
+        nesting = nesting.within(id(schema))
+        column = self._first_column(schema, resolver, nesting)
         if not column.ddl.startswith("STRUCT") or len(_DESCRIBING & set(schema)) == 1:
             return column
-        return self._of_all(schema, resolver, inside, column)
+        return self._merged_column(schema, resolver, nesting, column)
 
-    def _of_one(self, schema: Any, resolver: Any, inside: Inside) -> Column:
-        """The column of what describes a place first: a `$ref`, its own type, a choice."""
+    def _first_column(self, schema: Any, resolver: Any, nesting: Nesting) -> Column:
+        """Return the column of the first keyword that counts: `$ref`, a choice, or `type`."""
         if "$ref" in schema:
-            found = resolver.lookup(schema["$ref"])
-            return self.of(found.contents, found.resolver, inside)
+            target = resolver.lookup(schema["$ref"])
+            return self.column_of(target.contents, target.resolver, nesting)
         for choice in _CHOICES:
             if choice in schema and "type" not in schema:
-                others = _others(schema[choice])
-                return self.of(others[0], resolver, inside) if len(others) == 1 else self._free
+                others = _without_null(schema[choice])
+                single = len(others) == 1
+                return self.column_of(others[0], resolver, nesting) if single else self._free
         given = schema.get("type")
         kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
-        return self._of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else self._free
+        if len(kinds) != 1:
+            return self._free
+        return self._column_of_type(kinds[0], schema, resolver, nesting)
 
-    def _of_all(self, schema: Any, resolver: Any, inside: Inside, first: Column) -> Column:
-        """The column of an object with the properties of all schemas that describe it.
+    def _merged_column(self, schema: Any, resolver: Any, nesting: Nesting, first: Column) -> Column:
+        """Return the column of an object with the properties of all schemas that describe it.
 
-        It is JSON as text where some of them are in one of several choices alone.
+        It is JSON as text if one of several choices has properties that the object itself lacks.
         """
         parts = list(self._parts(schema, resolver))
-        found: dict[str, tuple[Any, Any]] = {}
+        properties: dict[str, tuple[Any, Any]] = {}
         for part, its_resolver in parts:
             for name, one in part.get("properties", {}).items():
-                found.setdefault(name, (one, its_resolver))
+                properties.setdefault(name, (one, its_resolver))
         for part, _ in self._parts(schema, resolver, with_choices=True):
-            if not found.keys() >= part.get("properties", {}).keys():
+            if not properties.keys() >= part.get("properties", {}).keys():
                 return self._free
-        within = inside.within(*(id(part) for part, _ in parts))
-        fields = [(name, self.of(one, its, within)) for name, (one, its) in found.items()]
+        inner = nesting.within(*(id(part) for part, _ in parts))
+        fields = [
+            (name, self.column_of(one, its_resolver, inner))
+            for name, (one, its_resolver) in properties.items()
+        ]
         column = columns.struct(fields)
         if column.ddl == first.ddl:
             return first
         required = {one for part, _ in parts for one in part.get("required", ())}
-        return _objects(fields, required)
+        return _object_column(fields, required)
 
     def _parts(
-        self, schema: Any, resolver: Any, seen: Inside | None = None, *, with_choices: bool = False
+        self,
+        schema: Any,
+        resolver: Any,
+        nesting: Nesting | None = None,
+        *,
+        with_choices: bool = False,
     ) -> Iterator[tuple[Any, Any]]:
-        """The schemas that describe one place together, the one of its first column first.
+        """Yield the schemas that describe one value, in the order of `_first_column`.
 
-        Args:
-            schema: The schema.
-            resolver: Finds what it refers to.
-            seen: The schemas that it stands in.
-            with_choices: Whether those of several choices are among them.
+        Those of several choices are included only with `with_choices`.
         """
-        seen = seen or self._nowhere
-        if not isinstance(schema, dict) or id(schema) in seen:
+        nesting = nesting or self._nesting
+        if not isinstance(schema, dict) or id(schema) in nesting:
             return
-        seen.count()
-        seen = seen.within(id(schema))
+        nesting.count_column()
+        nesting = nesting.within(id(schema))
         if "type" in schema and "$ref" not in schema:
             yield schema, resolver
         if "$ref" in schema:
             target = resolver.lookup(schema["$ref"])
             yield from self._parts(
-                target.contents, target.resolver, seen, with_choices=with_choices
+                target.contents, target.resolver, nesting, with_choices=with_choices
             )
-            if self._is_ref_alone:
+            if self._is_ref_exclusive:
                 return
         for choice in _CHOICES:
-            others = _others(schema.get(choice, ()))
+            others = _without_null(schema.get(choice, ()))
             if with_choices or choice == "allOf" or len(others) == 1:
                 for one in others:
-                    yield from self._parts(one, resolver, seen, with_choices=with_choices)
+                    yield from self._parts(one, resolver, nesting, with_choices=with_choices)
         if "type" not in schema or "$ref" in schema:
             yield schema, resolver
 
-    def _of_kind(self, kind: Any, schema: Any, resolver: Any, inside: Inside) -> Column:
+    def _column_of_type(self, kind: Any, schema: Any, resolver: Any, nesting: Nesting) -> Column:
         if kind in _TYPES:
-            return _leaf(kind)
+            return _leaf_column(kind)
         if kind == "integer":
-            return columns.LONG.by(_integer)
+            return columns.LONG.converted_by(_to_integer)
         if kind == "array" and isinstance(schema.get("items"), dict):
-            return _of_type(columns.array(self.of(schema["items"], resolver, inside)), list)
+            items = self.column_of(schema["items"], resolver, nesting)
+            return _checked_column(columns.array(items), list)
         if kind == "object" and schema.get("properties"):
             fields = [
-                (name, self.of(one, resolver, inside)) for name, one in schema["properties"].items()
+                (name, self.column_of(one, resolver, nesting))
+                for name, one in schema["properties"].items()
             ]
-            return _objects(fields, schema.get("required", ()))
+            return _object_column(fields, schema.get("required", ()))
         if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-            values = self.of(schema["additionalProperties"], resolver, inside)
+            values = self.column_of(schema["additionalProperties"], resolver, nesting)
             column = columns.mapping(columns.STRING, values)
-            pairs = column.convert
-            if self._as_python and pairs is not None:
-                column = column.by(lambda value: dict(pairs(value)))
-            return _of_type(column, dict)
+            to_pairs = column.convert
+            if self._as_python and to_pairs is not None:
+                column = column.converted_by(lambda value: dict(to_pairs(value)))
+            return _checked_column(column, dict)
         return self._free
 
 
-def _others(choices: Iterable[Any]) -> list[Any]:
-    """The choices besides null."""
+def _without_null(choices: Iterable[Any]) -> list[Any]:
     return [one for one in choices if not (isinstance(one, dict) and one.get("type") == "null")]
 
 
-def _leaf(kind: str) -> Column:
+def _leaf_column(kind: str) -> Column:
     column, plain, types = _TYPES[kind]
-    return column.by(lambda value: value if type(value) is plain else _of_types(value, types, kind))
+    return column.converted_by(
+        lambda value: value if type(value) is plain else _check_type(value, types, kind)
+    )
 
 
-def _objects(fields: Sequence[tuple[str, Column]], required: Collection[str]) -> Column:
-    """A column of objects, without the properties that the reader's schema has not.
+def _object_column(fields: Sequence[tuple[str, Column]], required: Collection[str]) -> Column:
+    """Return a column of objects with the reader's properties only.
 
-    A topic may hold records of several schemas. One that lacks required properties is of another
-    type than the reader's.
+    A record that lacks a required property is refused: in a topic of several schemas, it is of
+    another type than the reader's.
     """
     parts = [(name, column.convert) for name, column in fields]
 
     def convert(value: Any) -> Any:
-        _of_types(value, (dict,), "dict")
+        _check_type(value, (dict,), "dict")
         missing = [name for name in required if name not in value]
         if missing:
             msg = f"it lacks {', '.join(missing)}, which the reader's schema requires"
@@ -306,33 +301,33 @@ def _objects(fields: Sequence[tuple[str, Column]], required: Collection[str]) ->
                 kept[name] = None
         return kept
 
-    return columns.struct(fields).by(convert)
+    return columns.struct(fields).converted_by(convert)
 
 
-def _of_type(column: Column, kind: type) -> Column:
-    """A column that refuses what is of another type: a writer's schema may have allowed it."""
+def _checked_column(column: Column, kind: type) -> Column:
+    """Return a column that refuses values of another type, which the writer's schema may allow."""
     inner = column.convert
 
     def convert(value: Any) -> Any:
-        _of_types(value, (kind,), kind.__name__)
+        _check_type(value, (kind,), kind.__name__)
         return value if inner is None else inner(value)
 
-    return column.by(convert)
+    return column.converted_by(convert)
 
 
-def _of_types(value: Any, types: tuple[Any, ...], name: str) -> Any:
+def _check_type(value: Any, types: tuple[Any, ...], name: str) -> Any:
     if isinstance(value, types) and (bool in types or not isinstance(value, bool)):
         return float(value) if name == "number" else value
-    kind = float if isinstance(value, Inexact) else type(value)
+    kind = float if isinstance(value, InexactFloat) else type(value)
     msg = f"the reader's schema has {name} where it has {kind.__name__}"
     raise UndecodableError(msg)
 
 
-def _integer(value: Any) -> int:
+def _to_integer(value: Any) -> int:
     if type(value) is int:
         return value
     if isinstance(value, float):
-        exact = decimal_of(value)
+        exact = to_decimal(value)
         if exact == int(exact):
             return int(exact)
-    return int(_of_types(value, (int,), "integer"))
+    return int(_check_type(value, (int,), "integer"))

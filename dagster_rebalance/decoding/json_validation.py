@@ -1,9 +1,9 @@
-"""JSON with a schema: whether a value fits the schema that it was written with.
+"""Validation of JSON values by a schema, in bounded time.
 
-Owns that a check ends: whoever may write a record or register a schema must not hold the process.
-jsonschema-rs validates. It evaluates a recursive part of a schema once for each place of a value,
-and a pattern in time that is linear in the text. A schema may still repeat its parts at one place,
-twice as often with each level; those steps are counted before a record is validated.
+Anyone who may write a record or register a schema must not be able to block the process.
+jsonschema-rs validates a recursive schema once per part of a value, and matches patterns in linear
+time. But a schema may refer to its own parts so often that the steps double with each level. These
+steps are counted before a record is validated.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from dagster_rebalance.core.model.errors import UndecodableError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dagster_rebalance.decoding.schema import SchemaText
+    from dagster_rebalance.decoding.wire_format import SchemaText
 
     _Part = tuple[Any, Any]
-    """A schema, and what finds its references."""
+    """A schema and the resolver of its references."""
 
-MOST_STEPS = 500_000_000
-"""Of one record: some seconds."""
-_TOO_MANY_STEPS = f"to check it by its schema may take more than {MOST_STEPS:,} steps"
-_MOST_STEPS_TO_EXPLAIN = 100_000
-"""To find the place that does not fit takes a hundred times as long as to find that one does not,
-and without end in a schema that is inside of itself several times."""
-_MOST_LEVELS = 300
-"""Of a value. The library's recursion would run over the end of the stack."""
-_MOST_DEPTH = 50
-"""Of schemas that look at one place from inside of each other, for the same reason."""
-_LONGEST_PATTERN = 1_000
-_PATTERN_BYTES = 1 << 17
-"""Of a compiled pattern, by which the time for each character grows."""
+_MAX_STEPS = 500_000_000
+"""Steps per record, which take some seconds."""
+_TOO_MANY_STEPS = f"its validation may take more than {_MAX_STEPS:,} steps"
+_MAX_STEPS_TO_EXPLAIN = 100_000
+"""Finding the place of an error takes a hundred times as long as finding that there is one, and
+never ends for a schema that contains itself several times."""
+_MAX_LEVELS = 300
+"""Nested lists and objects. jsonschema-rs recurses and would overflow the stack."""
+_MAX_DEPTH = 50
+"""Nested schemas for one value, for the same reason."""
+_MAX_PATTERN_CHARACTERS = 1_000
+_MAX_PATTERN_BYTES = 1 << 17
+"""Size of a compiled pattern; the time per character grows with it."""
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _IN_PLACE_BY_NAME = ("dependencies", "dependentSchemas")
@@ -46,41 +46,38 @@ _BELOW = (
 _BELOW_BY_NAME = ("patternProperties",)
 _ONE_EACH = ("properties", "prefixItems")
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
-_TIMES_UNEVALUATED = 8
-"""How often the library looks again for what the parts of a schema have evaluated, as measured."""
+_STEPS_UNEVALUATED = 8
+"""How often jsonschema-rs repeats the parts of a schema for these keywords, as measured."""
 _LISTS = ("enum", "required", "properties", "patternProperties", "dependentRequired")
 _NOT_ASSERTED = ("contentEncoding", "contentMediaType")
 _SMALLEST = "1e-999999999"
 
 
-class Inexact(float):
-    """A number with more digits than a double has."""
+class InexactFloat(float):
+    """A number with more digits than a double has; `text` has them all."""
 
     text: str
 
 
-def decimal_of(number: float) -> Decimal:
-    """A number with the digits that its JSON has.
+def to_decimal(number: float) -> Decimal:
+    """Return a number with all digits of its JSON.
 
     Raises:
-        ArithmeticError: It has an exponent that no decimal has.
+        ArithmeticError: The exponent is beyond that of a Decimal.
     """
-    return Decimal(number.text if isinstance(number, Inexact) else repr(number))
+    return Decimal(number.text if isinstance(number, InexactFloat) else repr(number))
 
 
-class Check:
-    """Checks values by a schema.
-
-    Args:
-        schema: The schema, and what it refers to.
+class JsonValidator:
+    """Validates values by a schema.
 
     Attributes:
-        root: The schema as it is checked.
-        resolver: Finds what it refers to.
-        is_ref_alone: Whether what stands beside a `$ref` counts for nothing, as up to draft 7.
+        root: The schema without the rules that are not checked.
+        resolver: Resolves references.
+        is_ref_exclusive: Whether keywords beside a `$ref` are ignored, as up to draft 7.
 
     Raises:
-        UndecodableError: The schema cannot be used.
+        UndecodableError: The schema is invalid.
     """
 
     def __init__(self, schema: SchemaText) -> None:
@@ -90,43 +87,41 @@ class Check:
         from referencing.jsonschema import DRAFT7, specification_with
 
         try:
-            self.root = _loaded(schema.text)
-            known = {name: _loaded(text) for name, text in schema.references}
+            self.root = _load(schema.text)
+            known = {name: _load(text) for name, text in schema.references}
             dialect = self.root.get("$schema", "") if isinstance(self.root, dict) else ""
             draft = specification_with(str(dialect).rstrip("#"), default=DRAFT7)
 
-            def referred(uri: str) -> Any:
-                if uri in REGISTRY:
-                    return REGISTRY.contents(uri)
-                return _referred(known, uri)
+            def retrieve(uri: str) -> Any:
+                return REGISTRY.contents(uri) if uri in REGISTRY else _referenced(known, uri)
 
-            def find(uri: str) -> Any:
+            def retrieve_resource(uri: str) -> Any:
                 return referencing.Resource.from_contents(
-                    referred(uri), default_specification=draft
+                    retrieve(uri), default_specification=draft
                 )
 
-            registry: Any = referencing.Registry(retrieve=find)  # type: ignore[call-arg]
+            registry: Any = referencing.Registry(retrieve=retrieve_resource)  # type: ignore[call-arg]
             resource = referencing.Resource.from_contents(self.root, default_specification=draft)
             self.resolver = registry.resolver_with_root(resource)
-            self.is_ref_alone = "draft-0" in str(draft.name)
+            self.is_ref_exclusive = "draft-0" in str(draft.name)
             self._cost = _cost_of(self.root, self.resolver, draft)
             make = getattr(jsonschema_rs, _VALIDATORS.get(draft.name, "Draft7Validator"))
             self._validator = make(
                 self.root,
                 validate_formats=False,
                 registry=jsonschema_rs.Registry(
-                    [(uri, REGISTRY.contents(uri)) for uri in REGISTRY], retriever=referred
+                    [(uri, REGISTRY.contents(uri)) for uri in REGISTRY], retriever=retrieve
                 ),
-                pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
+                pattern_options=jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES),
                 keywords={"multipleOf": _MultipleOf},
             )
         except Exception as problem:
             text = f"{type(problem).__name__} {str(problem)[:500]}"
-            msg = f"not a JSON schema that can be used: {text}"
+            msg = f"unusable JSON schema: {text}"
             raise UndecodableError(msg) from problem
 
-    def __call__(self, value: object, text: bytes, *, is_exact: bool) -> None:
-        """Check a value.
+    def validate(self, value: object, text: bytes, *, is_exact: bool) -> None:
+        """Validate a value.
 
         Args:
             value: The value.
@@ -134,34 +129,34 @@ class Check:
             is_exact: Whether no number has more digits than a double has.
 
         Raises:
-            UndecodableError: It does not fit. The reason names the place and the rule, not the
-                value: that may be a person's.
+            UndecodableError: The value does not fit, or validation would exceed a bound. The reason
+                names the place and the rule, but not the value, which may be personal data.
         """
         opened = text.count(b"[") + text.count(b"{")
-        if opened > _MOST_LEVELS and _is_deep(value):
-            msg = f"it nests more than {_MOST_LEVELS} lists and objects in each other"
+        if opened > _MAX_LEVELS and _is_too_deep(value):
+            msg = f"it nests more than {_MAX_LEVELS} lists and objects in each other"
             raise UndecodableError(msg)
         steps = self._cost.steps * (text.count(b",") + opened + 1)
-        if steps > MOST_STEPS:  # some commas may be those of texts
-            steps = self._cost.steps * _places(value)
-        if steps > MOST_STEPS:
+        if steps > _MAX_STEPS:  # some of the commas may be in strings
+            steps = self._cost.steps * _count_values(value)
+        if steps > _MAX_STEPS:
             raise UndecodableError(_TOO_MANY_STEPS)
         try:
-            checked = value if is_exact else _for_the_library(value)
+            checked = value if is_exact else _for_validator(value)
             try:
                 is_valid = self._validator.is_valid(checked)
             except UnicodeEncodeError:  # half of a surrogate pair, which JSON may have
-                is_valid = self._validator.is_valid(_for_the_library(value))
+                is_valid = self._validator.is_valid(_for_validator(value))
         except Exception as problem:
-            msg = f"its schema cannot be used: {type(problem).__name__} {problem}"
+            msg = f"its schema is unusable: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
         if not is_valid:
-            may_explain = steps <= _MOST_STEPS_TO_EXPLAIN and self._cost.loops <= 1
-            where = self._place(_for_the_library(value)) if may_explain else ""
+            is_explained = steps <= _MAX_STEPS_TO_EXPLAIN and self._cost.loops <= 1
+            where = self._explain(_for_validator(value)) if is_explained else ""
             msg = f"it does not fit its schema{where}"
             raise UndecodableError(msg)
 
-    def _place(self, value: object) -> str:
+    def _explain(self, value: object) -> str:
         import jsonschema_rs
 
         try:
@@ -175,23 +170,13 @@ class Check:
 
 
 class _MultipleOf:
-    """The rule multipleOf for numbers with any digits: the library calculates in doubles.
-
-    Args:
-        _parent: The schema that has the rule.
-        step: What a number must be a multiple of.
-        _path: Where the rule is.
-    """
+    """The rule multipleOf in exact decimals; jsonschema-rs calculates in doubles."""
 
     def __init__(self, _parent: object, step: Any, _path: object) -> None:
         self._step = Decimal(repr(step))
 
     def validate(self, instance: Any) -> None:
-        """Refuse a number that is no multiple.
-
-        Raises:
-            ValueError: It is none.
-        """
+        """Raise ValueError if a number is not a multiple."""
         if isinstance(instance, bool) or not isinstance(instance, (int, float, Decimal)):
             return
         number = instance if isinstance(instance, Decimal) else Decimal(repr(instance))
@@ -200,7 +185,7 @@ class _MultipleOf:
 
 
 _EXACT = Context(prec=5_000, Emin=MIN_EMIN, Emax=MAX_EMAX)
-"""Has the digits of the largest double in steps of the smallest, and of any integer of Python's."""
+"""Has the digits of the largest double in steps of the smallest, and of any Python integer."""
 _VALIDATORS = {
     "draft-04": "Draft4Validator",
     "draft-06": "Draft6Validator",
@@ -209,29 +194,26 @@ _VALIDATORS = {
 }
 
 
-def _referred(known: dict[str, Any], uri: str) -> Any:
-    """A schema that another one refers to.
+def _referenced(known: dict[str, Any], uri: str) -> Any:
+    """Return the schema that a reference names.
 
-    A schema with an $id makes an address of each name that it refers to. Of a/b and b, which both
-    end it, the longer one is meant.
+    A schema with an $id makes a URI of each reference, so the end of the URI is compared. If both
+    a/b and b match, the longer name is meant.
     """
     import referencing.exceptions
 
-    ends = [name for name in known if f"/{uri}".endswith(f"/{name}")]
-    if not ends:
+    matching = [name for name in known if f"/{uri}".endswith(f"/{name}")]
+    if not matching:
         raise referencing.exceptions.NoSuchResource(uri)
-    return known[max(ends, key=len)]
+    return known[max(matching, key=len)]
 
 
-def _loaded(text: str) -> Any:
-    return json.loads(text, object_hook=_as_checked, parse_float=Decimal)
+def _load(text: str) -> Any:
+    return json.loads(text, object_hook=_without_unchecked_rules, parse_float=Decimal)
 
 
-def _as_checked(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of a schema as the library is to check it.
-
-    Some rules are left out: a value that does not fit them can be decoded.
-    """
+def _without_unchecked_rules(part: dict[str, Any]) -> dict[str, Any]:
+    """Remove the rules of a schema that do not decide whether a value can be decoded."""
     properties = part.get("patternProperties")
     if isinstance(part.get("pattern"), str) and not _is_linear(part["pattern"]):
         del part["pattern"]
@@ -244,12 +226,12 @@ def _as_checked(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_linear(pattern: str) -> bool:
-    """Whether a pattern is matched in linear time: one that looks around or back is not."""
+    """Whether a pattern is matched in linear time, without look-around or back-reference."""
     import jsonschema_rs
 
-    if len(pattern) > _LONGEST_PATTERN:
+    if len(pattern) > _MAX_PATTERN_CHARACTERS:
         return False
-    options = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
+    options = jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
     try:
         jsonschema_rs.Draft7Validator({"pattern": pattern}, pattern_options=options)
     except ValueError:
@@ -257,51 +239,51 @@ def _is_linear(pattern: str) -> bool:
     return True
 
 
-def _places(value: object) -> int:
+def _count_values(value: object) -> int:
     count, left = 0, [value]
     while left:
         count += 1
-        left += _inner(left.pop())
+        left += _inner_values(left.pop())
     return count
 
 
-def _is_deep(value: object) -> bool:
+def _is_too_deep(value: object) -> bool:
     level = [value]
-    for _ in range(_MOST_LEVELS + 1):
-        level = [inner for one in level for inner in _inner(one)]
+    for _ in range(_MAX_LEVELS + 1):
+        level = [inner for one in level for inner in _inner_values(one)]
     return bool(level)
 
 
-def _inner(value: object) -> Iterable[Any]:
+def _inner_values(value: object) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
-def _for_the_library(value: Any) -> Any:
-    """A value with decimals for inexact numbers, and without halves of surrogate pairs."""
+def _for_validator(value: Any) -> Any:
+    """Return a value with decimals for inexact numbers, and without halves of surrogate pairs."""
     if isinstance(value, dict):
-        return {_for_the_library(name): _for_the_library(one) for name, one in value.items()}
+        return {_for_validator(name): _for_validator(one) for name, one in value.items()}
     if isinstance(value, list):
-        return list(map(_for_the_library, value))
+        return list(map(_for_validator, value))
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
-    if isinstance(value, Inexact):
+    if isinstance(value, InexactFloat):
         try:
-            return decimal_of(value)
+            return to_decimal(value)
         except ArithmeticError:
             return Decimal(_SMALLEST).copy_sign(Decimal(value))
     return value
 
 
 class _Cost(NamedTuple):
-    """What a schema may cost at one place of a value.
+    """The most that a schema may cost for one value.
 
     Attributes:
-        steps: How often a part of it looks at the place, at most.
-        loops: How often it comes to a part that it is inside of. That part counts once then: the
-            library remembers what it has found of it.
-        depth: How many parts look at one place from inside of each other.
+        steps: How often its parts look at the value.
+        loops: How often it reaches a part that contains it. Such a part counts once, because
+            jsonschema-rs remembers its result.
+        depth: How many parts look at the value from inside of each other.
     """
 
     steps: int = 1
@@ -310,22 +292,18 @@ class _Cost(NamedTuple):
 
 
 def _cost_of(schema: Any, resolver: Any, draft: Any) -> _Cost:
-    """What a schema may cost.
-
-    Raises:
-        ValueError: Too much.
-    """
-    cost, deepest = _Costs(draft).of(schema, resolver)
-    if cost.steps > MOST_STEPS:
+    """Return the cost of a schema; raise ValueError if it is beyond a bound."""
+    cost, deepest = _CostCounter(draft).count(schema, resolver)
+    if cost.steps > _MAX_STEPS:
         raise ValueError(_TOO_MANY_STEPS)
-    if deepest > _MOST_DEPTH:
-        msg = f"it has more than {_MOST_DEPTH} schemas inside of each other for one place"
+    if deepest > _MAX_DEPTH:
+        msg = f"it nests more than {_MAX_DEPTH} schemas for one value"
         raise ValueError(msg)
     return cost
 
 
-class _Costs:
-    """Adds up what the parts of a schema cost, without a recursion: it may be very deep.
+class _CostCounter:
+    """Adds up the costs of the parts of a schema, which may be too deep for a recursion.
 
     Args:
         draft: The specification of schemas that name none.
@@ -336,38 +314,38 @@ class _Costs:
         self._known: dict[int, _Cost] = {}
         self._parts: dict[int, tuple[list[_Part], list[_Part], list[list[_Part]]]] = {}
 
-    def of(self, schema: Any, resolver: Any) -> tuple[_Cost, int]:
-        """The cost of a schema, and the depth of its deepest part."""
+    def count(self, schema: Any, resolver: Any) -> tuple[_Cost, int]:
+        """Return the cost of a schema, and the depth of its deepest part."""
         left = [(schema, resolver)]
         added = set()
         while left:
-            one, its = left[-1]
-            place = id(one)
-            if not isinstance(one, dict) or place in added:
+            one, its_resolver = left[-1]
+            key = id(one)
+            if not isinstance(one, dict) or key in added:
                 left.pop()
-            elif place not in self._parts:
-                self._known[place] = _Cost(1, 1)  # should it be inside of itself
-                here, below, one_of = self._parts[place] = self._parts_of(one, its)
+            elif key not in self._parts:
+                self._known[key] = _Cost(1, 1)  # for a schema that contains itself
+                here, below, one_of = self._parts[key] = self._parts_of(one, its_resolver)
                 inner = [*here, *below, *chain.from_iterable(one_of)]
                 left += [part for part in inner if id(part[0]) not in self._known]
             else:
                 left.pop()
-                added.add(place)
-                self._known[place] = self._added_up(one)
+                added.add(key)
+                self._known[key] = self._sum(one)
         deepest = max((cost.depth for cost in self._known.values()), default=0)
         return self._cost(schema), deepest
 
     def _cost(self, schema: Any) -> _Cost:
         return self._known[id(schema)] if isinstance(schema, dict) else _Cost()
 
-    def _added_up(self, schema: dict[str, Any]) -> _Cost:
-        parts, others, names = self._parts[id(schema)]
+    def _sum(self, schema: dict[str, Any]) -> _Cost:
+        parts, others, alternatives = self._parts[id(schema)]
         here = [self._cost(one) for one, _ in parts]
         below = [self._cost(one) for one, _ in others]
-        for one_of in names:  # a place has one name, or one number
+        for one_of in alternatives:  # a value has one name, or one index
             each = [self._cost(one) for one, _ in one_of]
             below.append(_Cost(*map(max, zip(_Cost(0), *each, strict=True))))
-        times = _TIMES_UNEVALUATED if _UNEVALUATED & schema.keys() else 1
+        times = _STEPS_UNEVALUATED if _UNEVALUATED & schema.keys() else 1
         own = 1 + sum(len(_items(schema.get(name))) for name in _LISTS)
         return _Cost(
             times * (own + sum(one.steps for one in here)) + sum(one.steps for one in below),
@@ -378,16 +356,16 @@ class _Costs:
     def _parts_of(
         self, schema: dict[str, Any], resolver: Any
     ) -> tuple[list[_Part], list[_Part], list[list[_Part]]]:
-        """The schemas of the same place, of all places below, and those of one place each."""
+        """Return the schemas for the value itself, for all values in it, and for one of them."""
         targets = [resolver.lookup(schema[name]) for name in _REFERENCES & schema.keys()]
         here = [(target.contents, target.resolver) for target in targets]
         return (
-            here + self._inner(_parts(schema, _IN_PLACE, _IN_PLACE_BY_NAME), resolver),
-            self._inner(_parts(schema, _BELOW, _BELOW_BY_NAME), resolver),
-            [self._inner(_items(schema.get(name)), resolver) for name in _ONE_EACH],
+            here + self._with_resolvers(_parts(schema, _IN_PLACE, _IN_PLACE_BY_NAME), resolver),
+            self._with_resolvers(_parts(schema, _BELOW, _BELOW_BY_NAME), resolver),
+            [self._with_resolvers(_items(schema.get(name)), resolver) for name in _ONE_EACH],
         )
 
-    def _inner(self, schemas: Iterable[Any], resolver: Any) -> list[_Part]:
+    def _with_resolvers(self, schemas: Iterable[Any], resolver: Any) -> list[_Part]:
         return [(one, self._resolver(one, resolver)) for one in schemas]
 
     def _resolver(self, schema: Any, resolver: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Protobuf: which column a message becomes, and how a payload is read into it.
+"""Protobuf: the column of a message, and the decoding of payloads into it.
 
-Owns the columns of Protobuf's types. A payload is read by the reader's message, as Protobuf means
-it; the writer's schema tells which message it is, and another one is refused.
+The reader's message parses each payload by Protobuf's own rules. The writer's schema only tells
+which message a payload is; another message is refused.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
-from dagster_rebalance.decoding.columns import Inside
-from dagster_rebalance.decoding.wire_format import frame_of
+from dagster_rebalance.decoding.columns import Nesting
+from dagster_rebalance.decoding.wire_format import parse_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dagster_rebalance.decoding.columns import Column
-    from dagster_rebalance.decoding.schema import SchemaText
+    from dagster_rebalance.decoding.wire_format import SchemaText
 
 _FILE = "registered.proto"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -40,37 +40,32 @@ _WRAPPERS = {
 }
 
 
-def reader(
+def open_reader(
     schema: SchemaText, writer: Callable[[int], SchemaText], message: str
 ) -> tuple[Column, Callable[[bytes], Any]]:
-    """The column of a message, and what decodes a payload into it.
-
-    Args:
-        schema: The reader's.
-        writer: Finds the schema with an id.
-        message: The full name of the message; the first one of the schema if empty.
+    """Return the column of a message (by default the first one), and a function that decodes.
 
     Raises:
-        UndecodableError: The schema cannot be used, or has no such message.
+        UndecodableError: The reader's schema is invalid, or does not have the message.
     """
     from google.protobuf.message_factory import GetMessageClass
 
-    file = _file(schema)
-    descriptor = _found(file, message) if message else _at(file, (0,))
-    column = _message(descriptor, Inside())
-    make = GetMessageClass(descriptor)
+    file = _load_file(schema)
+    descriptor = _message_by_name(file, message) if message else _message_at(file, (0,))
+    column = _message_column(descriptor, Nesting())
+    message_class = GetMessageClass(descriptor)
     writers: dict[int, Any] = {}
 
     def decode(payload: bytes) -> Any:
-        frame = frame_of(payload, has_indexes=True)
+        frame = parse_frame(payload, has_indexes=True)
         if frame.schema_id not in writers:
-            writers[frame.schema_id] = _file(writer(frame.schema_id))
-        written = _at(writers[frame.schema_id], frame.indexes).full_name
+            writers[frame.schema_id] = _load_file(writer(frame.schema_id))
+        written = _message_at(writers[frame.schema_id], frame.indexes).full_name
         if written != descriptor.full_name:
             msg = f"it is a message {written}, and {descriptor.full_name} is asked for"
             raise UndecodableError(msg)
         try:
-            return make.FromString(payload[frame.starts_at :])
+            return message_class.FromString(payload[frame.starts_at :])
         except Exception as problem:
             msg = f"it is no message {written}: {type(problem).__name__}"
             raise UndecodableError(msg) from problem
@@ -78,7 +73,7 @@ def reader(
     return column, decode
 
 
-def _file(schema: SchemaText) -> Any:
+def _load_file(schema: SchemaText) -> Any:
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     pool = descriptor_pool.DescriptorPool()
@@ -91,11 +86,11 @@ def _file(schema: SchemaText) -> Any:
             pool.Add(file)
         return pool.FindFileByName(_FILE)
     except Exception as problem:
-        msg = f"not a Protobuf schema that can be used: {type(problem).__name__} {problem}"
+        msg = f"unusable Protobuf schema: {type(problem).__name__} {problem}"
         raise UndecodableError(msg) from problem
 
 
-def _found(file: Any, name: str) -> Any:
+def _message_by_name(file: Any, name: str) -> Any:
     try:
         return file.pool.FindMessageTypeByName(name)
     except KeyError as problem:
@@ -104,44 +99,45 @@ def _found(file: Any, name: str) -> Any:
         raise UndecodableError(msg) from problem
 
 
-def _at(file: Any, indexes: Sequence[int]) -> Any:
-    found: Any = None
-    inner = list(file.message_types_by_name.values())
+def _message_at(file: Any, indexes: Sequence[int]) -> Any:
+    descriptor: Any = None
+    nested = list(file.message_types_by_name.values())
     for index in indexes:
-        if not 0 <= index < len(inner):
+        if not 0 <= index < len(nested):
             msg = f"its message indexes {list(indexes)} lead to no message of the schema"
             raise UndecodableError(msg)
-        found = inner[index]
-        inner = list(found.nested_types)
-    return found
+        descriptor = nested[index]
+        nested = list(descriptor.nested_types)
+    return descriptor
 
 
-def _message(descriptor: Any, inside: Inside) -> Column:
+def _message_column(descriptor: Any, nesting: Nesting) -> Column:
     name = descriptor.full_name
     if name == "google.protobuf.Timestamp":
-        return columns.TIMESTAMP.by(_time)
+        return columns.TIMESTAMP.converted_by(_to_datetime)
     if name in _WRAPPERS:
-        return _field(descriptor.fields_by_name["value"], inside).by(lambda one: one.value)
-    if name in _FREE or name in inside or not descriptor.fields:
-        return columns.STRING.by(_json)
-    within = inside.within(name)
-    fields = [(field.name, _whole_field(field, within)) for field in descriptor.fields]
+        wrapped = _value_column(descriptor.fields_by_name["value"], nesting)
+        return wrapped.converted_by(lambda one: one.value)
+    if name in _FREE or name in nesting or not descriptor.fields:
+        return columns.STRING.converted_by(_to_json)
+    inner = nesting.within(name)
+    fields = [(field.name, _field_column(field, inner)) for field in descriptor.fields]
     getters = [
         (field.name, _getter(field, column.convert))
         for field, (_, column) in zip(descriptor.fields, fields, strict=True)
     ]
 
-    def of_message(message: Any) -> dict[str, Any]:
+    def convert(message: Any) -> dict[str, Any]:
         return {name: get(message) for name, get in getters}
 
-    return columns.struct(fields).by(of_message)
+    return columns.struct(fields).converted_by(convert)
 
 
 def _getter(field: Any, convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     name, has_presence = field.name, field.has_presence and not _is_repeated(field)
 
     def get(message: Any) -> Any:
-        # By its type: a field may be called HasField.
+        # Called on the type, because a field may be named HasField.
         if has_presence and not type(message).HasField(message, name):
             return None
         value = getattr(message, name)
@@ -150,46 +146,46 @@ def _getter(field: Any, convert: Callable[[Any], Any] | None) -> Callable[[Any],
     return get
 
 
-def _whole_field(field: Any, inside: Inside) -> Column:
+def _field_column(field: Any, nesting: Nesting) -> Column:
     if not _is_repeated(field):
-        return _field(field, inside)
+        return _value_column(field, nesting)
     entry = field.message_type
     if entry is not None and entry.GetOptions().map_entry:
         key, value = entry.fields_by_name["key"], entry.fields_by_name["value"]
-        return columns.mapping(_field(key, inside), _field(value, inside))
-    item = columns.array(_field(field, inside))
-    return item if item.convert else item.by(list)
+        return columns.mapping(_value_column(key, nesting), _value_column(value, nesting))
+    items = columns.array(_value_column(field, nesting))
+    return items if items.convert else items.converted_by(list)
 
 
-def _field(field: Any, inside: Inside) -> Column:
-    inside.count()
+def _value_column(field: Any, nesting: Nesting) -> Column:
+    nesting.count_column()
     if field.message_type is not None:
-        return _message(field.message_type, inside)
+        return _message_column(field.message_type, nesting)
     if field.enum_type is not None:
-        # Of several names of one number (allow_alias), the first one counts, as in Protobuf's JSON.
+        # With allow_alias, the first name of a number counts, as in Protobuf's JSON.
         names = {one.number: one.name for one in reversed(field.enum_type.values)}
-        return columns.STRING.by(lambda number: names.get(number, str(number)))
-    return _SCALARS[_kind(field)]
+        return columns.STRING.converted_by(lambda number: names.get(number, str(number)))
+    return _SCALARS[_type_name(field)]
 
 
-def _kind(field: Any) -> str:
+def _type_name(field: Any) -> str:
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
     return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()
 
 
 def _is_repeated(field: Any) -> bool:
-    # Protobuf 7 has taken `label` away; versions before 6.31 had nothing else.
+    # Protobuf 7 removed `label`; versions before 6.31 have only that.
     if hasattr(field, "is_repeated"):
         return bool(field.is_repeated)
     return bool(field.label == field.LABEL_REPEATED)
 
 
-def _time(message: Any) -> datetime:
+def _to_datetime(message: Any) -> datetime:
     return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
 
 
-def _json(message: Any) -> str:
+def _to_json(message: Any) -> str:
     from google.protobuf.json_format import MessageToJson
 
     return str(MessageToJson(message, preserving_proto_field_name=True, indent=None))

@@ -1,31 +1,47 @@
-"""Confluent's wire format: which schema a payload was written with, and where its data begins.
+"""Confluent's wire format: the schema that a payload names, and where its data begins.
 
-Owns what is a framed payload and what is not: a magic byte 0 and the id of a schema in four bytes;
-for Protobuf also the path to the message within its schema. What else there is (the newer frame
-with a GUID, in the payload or in a header) is refused with the reason.
+A frame is a magic byte 0 and a schema id in four bytes. Protobuf adds the path to the message
+within its schema. The newer frame with a schema GUID, in the payload or in a header, is refused.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from dagster_rebalance.core.model.errors import UndecodableError
 
-_ID_ENDS = 5
-_GUID_ENDS = 17
-_MOST_VARINT_BYTES = 5
-_MOST_INDEXES = 100
+SchemaType = Literal["AVRO", "PROTOBUF", "JSON"]
+
+_HEADER_BYTES = 5
+_GUID_HEADER_BYTES = 17
+_MAX_VARINT_BYTES = 5
+_MAX_INDEXES = 100
 GUID_HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
-"""Where newer serializers may put the GUID of a schema."""
+"""Record headers in which newer serializers put the GUID of a schema."""
+
+
+@dataclass(frozen=True)
+class SchemaText:
+    """A registered schema as plain data, without a login or a connection.
+
+    Attributes:
+        text: The schema. Protobuf: a serialised file descriptor in base64.
+        references: Name and text of each schema that it refers to, directly or not. A schema comes
+            after those that it needs itself.
+    """
+
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
 
 
 class Frame(NamedTuple):
-    """What stands before the data.
+    """The header of a payload.
 
     Attributes:
-        schema_id: Of the schema that it was written with.
-        starts_at: Where the data begins.
-        indexes: Protobuf: the path to the message, from the file's messages inwards.
+        schema_id: The writer's schema.
+        starts_at: Position of the data.
+        indexes: Protobuf: the path to the message, outermost first.
     """
 
     schema_id: int
@@ -33,59 +49,58 @@ class Frame(NamedTuple):
     indexes: tuple[int, ...] = ()
 
 
-def frame_of(payload: bytes, *, has_indexes: bool = False) -> Frame:
-    """Read the frame of a payload.
-
-    Args:
-        payload: A key or a value.
-        has_indexes: Whether it is Protobuf.
+def parse_frame(payload: bytes, *, has_indexes: bool = False) -> Frame:
+    """Parse the frame of a payload; `has_indexes` is for Protobuf.
 
     Raises:
-        UndecodableError: It has none, or one that is cut off or newer.
+        UndecodableError: The frame is missing, truncated, or of the newer form.
     """
-    if len(payload) < _ID_ENDS or payload[0] != 0:
+    if len(payload) < _HEADER_BYTES or payload[0] != 0:
         raise UndecodableError(_why_no_frame(payload))
-    schema_id = int.from_bytes(payload[1:_ID_ENDS], "big")
+    schema_id = int.from_bytes(payload[1:_HEADER_BYTES], "big")
     if not has_indexes:
-        return Frame(schema_id, _ID_ENDS)
-    indexes, starts_at = _indexes(payload)
+        return Frame(schema_id, _HEADER_BYTES)
+    indexes, starts_at = _parse_indexes(payload)
     return Frame(schema_id, starts_at, indexes)
 
 
 def _why_no_frame(payload: bytes) -> str:
     if not payload:
-        return "it is empty, and has no magic byte and no schema id"
-    if payload[0] == 1 and len(payload) >= _GUID_ENDS:
+        return "it is empty: it has neither a magic byte nor a schema id"
+    if payload[0] == 1 and len(payload) >= _GUID_HEADER_BYTES:
         return (
             "it begins with magic byte 1, the frame with the GUID of a schema, which is not "
-            "supported: let the producer write schema ids"
+            "supported: configure the producer to write schema ids"
         )
     if payload[0] != 0:
-        return f"it begins with byte {payload[0]} and not with magic byte 0: no schema registry's"
+        return (
+            f"it begins with byte {payload[0]} and not with magic byte 0: it is not in the wire "
+            "format of a schema registry"
+        )
     return f"it has {len(payload)} bytes, too few for a magic byte and a schema id"
 
 
-def _indexes(payload: bytes) -> tuple[tuple[int, ...], int]:
-    """The path to a message: a count and as many numbers; a count of 0 is short for the first."""
-    count, at = _varint(payload, _ID_ENDS)
+def _parse_indexes(payload: bytes) -> tuple[tuple[int, ...], int]:
+    """Parse a count and as many indexes; a count of 0 means the first message."""
+    count, at = _parse_varint(payload, _HEADER_BYTES)
     if count == 0:
         return (0,), at
-    if not 0 < count <= _MOST_INDEXES:
-        msg = f"its message indexes are damaged: there cannot be {count}"
+    if not 0 < count <= _MAX_INDEXES:
+        msg = f"its message indexes are damaged: the count is {count}"
         raise UndecodableError(msg)
-    found = []
+    indexes = []
     for _ in range(count):
-        index, at = _varint(payload, at)
-        found.append(index)
-    return tuple(found), at
+        index, at = _parse_varint(payload, at)
+        indexes.append(index)
+    return tuple(indexes), at
 
 
-def _varint(payload: bytes, at: int) -> tuple[int, int]:
-    """A number in Protobuf's zigzag form, and where it ends."""
+def _parse_varint(payload: bytes, at: int) -> tuple[int, int]:
+    """Parse a zigzag varint; return its value and its end."""
     value = 0
-    for shift, byte in enumerate(payload[at : at + _MOST_VARINT_BYTES]):
+    for shift, byte in enumerate(payload[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << (7 * shift)
-        if byte < 0x80:  # noqa: PLR2004 - the bit that says that another byte follows
+        if byte < 0x80:  # noqa: PLR2004 - the continuation bit
             return (value >> 1) ^ -(value & 1), at + shift + 1
-    msg = "its message indexes are cut off"
+    msg = "its message indexes are truncated"
     raise UndecodableError(msg)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, UndecodableError
-from dagster_rebalance.decoding.schema import SchemaText, SchemaType
+from dagster_rebalance.decoding.wire_format import SchemaText, SchemaType
 from dagster_rebalance.kafka.client.owner_thread import OwnerThread
 
 if TYPE_CHECKING:

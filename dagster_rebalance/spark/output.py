@@ -1,13 +1,10 @@
-"""Output keyed by range: one file for each range, which a replay replaces in one step.
+"""Parquet output by range: one file per range, which a replay replaces in one step.
 
-Owns the layout `topic_partition=<topic>-p<partition>/<start>-<until>.parquet`, and that a file is
-complete before it gets there. Spark writes to a folder beside the output (`staged`), which no
-reader of the output looks into; `publication` moves the files. Never touches another range.
-
-A task of Spark reads one range of Kafka, so what it writes is the file of that range, unless the
-user's code moves records between tasks. So records are written as they come where this process can
-look at the files (`footers`), and gathered by range, which takes a shuffle, only where a file is
-not exactly one range.
+The layout is `topic_partition=<topic>-p<partition>/<start>-<until>.parquet`. Spark writes to a
+folder beside the output (`staged`), and `publication` moves the complete files. A Spark task reads
+one range of Kafka, so its file is that of the range unless user code moves records between tasks.
+If this process sees the files (`footers`), ranges are gathered, which takes a shuffle, only when
+they are not.
 """
 
 from __future__ import annotations
@@ -26,20 +23,20 @@ from dagster_rebalance.spark.reading.ranges import (
     READ_ID,
     explained_read_errors,
     functions_of,
+    written_once,
 )
-from dagster_rebalance.spark.reading.reads import written_once
 from dagster_rebalance.spark.session.jobs import is_connect
 from dagster_rebalance.spark.writing import publication
 from dagster_rebalance.spark.writing.footers import COLUMNS, local_folder, ranges_by_file
-from dagster_rebalance.spark.writing.schemas import fitted, refuse_alike_names
-from dagster_rebalance.spark.writing.stored_schema import (
-    refuse_other_first_writers,
-    schema_of_files,
+from dagster_rebalance.spark.writing.schemas import (
+    fit_to_files,
+    refuse_ambiguous_names,
+    refuse_concurrent_schemas,
+    stored_schema,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from pyspark.sql import DataFrame
 
@@ -48,10 +45,10 @@ RANGE_KEY = COLUMNS
 # The staging folder of an attempt, the output, and the place of each staged file: all as URIs.
 _Moves: TypeAlias = "tuple[str, str, Mapping[str, str]]"
 
-# Not `topic`: readers infer the type of a folder's value (007 is 7), and take it for the column.
+# Not `topic`: readers infer the type of a folder's value (007 is 7), and use it as the column.
 FOLDER = "topic_partition"
 _FILE = "dagster_rebalance_range"
-# File systems may not tell capitals apart, and a name may have 255 characters. No topic has a ~.
+# File systems may ignore case, and limit a name to 255 characters. No topic has a ~.
 _FOLDER_OF_ROW = """
     concat(
         CASE WHEN `topic` RLIKE '^[a-z0-9._-]{1,150}$' THEN `topic`
@@ -64,31 +61,30 @@ _FILE_OF_ROW = """
     THEN raise_error('a record has no topic, partition, range_start or range_until')
     ELSE concat(range_start, '-', range_until) END
 """
-# The two folders of an attempt: what Spark wrote without a look at the ranges, and by range.
+# The two folders of an attempt: files as they were read, and files by range.
 _AS_READ, _BY_RANGE = "as_read", "by_range"
 _STAGED = re.compile(rf"{_BY_RANGE}/{FOLDER}=([^/]+)/{_FILE}=(\d+-\d+)/[^/]+")
-# Longer than any write; far below the age at which another writer removes what was left over.
+# Longer than any write, and far below the age at which other writers remove staging folders.
 _STAGING_LIMIT_S = publication.LEFT_OVER_AFTER_S / 2
 
 _gathered: set[str] = set()
-"""Outputs of which a file was not exactly one range: their records are gathered at once."""
+"""Outputs of which a file was not exactly one range: their records are gathered immediately."""
 
 
 def write_parquet_by_range(frame: DataFrame, path: str) -> int:
-    """Write records to Parquet, one file for each range, so that a range written again is replaced.
+    """Write records to Parquet, one file per range, replacing ranges that were written before.
 
-    Each file is replaced in one step: a reader sees the old one or the new one. Runs may write to
-    the same path at the same time, also the same range. A range of which no record is left (all
-    were filtered out) replaces nothing: keep what is filtered out a function of the record alone,
-    so that a replay gives the same records. So after a rerun with code that filters more, the file
-    of such a range has to be deleted by hand.
+    Each file is replaced in one step: a reader sees the old one or the new one. Concurrent runs may
+    write to the same path, also the same range. A range of which all records were filtered out
+    replaces nothing: let the filter depend on the record alone, so a replay gives the same records.
+    If a rerun filters more than the run before, delete the file of such a range manually.
 
-    Write what you read to one path in one call: a second call would replace the first one's files,
-    and is refused. Filter into several paths, not into several calls for one path.
+    Write a read to one path in one call: a second call would replace the files of the first, and is
+    refused. Filter into several paths, not into several calls for one path.
 
     Args:
-        frame: What became of the DataFrame of `read_ranges`, with its columns `topic`,
-            `partition`, `range_start` and `range_until`.
+        frame: A frame derived from that of `read_ranges`, with its columns `topic`, `partition`,
+            `range_start` and `range_until`.
         path: A folder of a mounted file system, of HDFS (not with Spark Connect), or of S3 or
             Google Cloud Storage, which this process must reach through pyarrow, too. Beside it
             is `.<name>-staging`, where Spark writes first.
@@ -98,67 +94,79 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
 
     Raises:
         IllegalStateError: One of these columns is missing or empty; names differ only in capitals;
-            the columns do not fit the files that are there; the frame was written to this path
-            already; or the output was written by version 0.1.0.
-        ConfigurationError: The file system cannot replace a file in one step, or is out of reach.
+            the columns do not fit the existing files; the frame was written to this path already;
+            or the output was written by version 0.1.0.
+        ConfigurationError: The file system cannot replace a file in one step, or is unreachable.
         BrokerError: Kafka no longer has all of the offsets.
     """
-    _look_up(frame)
+    _prefetch(frame)
     _check_columns(frame.columns)
     schema = frame.schema
-    refuse_alike_names(schema)
+    refuse_ambiguous_names(schema)
     parent, name = _parent_and_name(path)
     session = frame.sparkSession
     if urlsplit(path).scheme:
         publication.check_scheme(session, urlsplit(path).scheme)
-    attempt = uuid.uuid4().hex
-    output, staged = f"{parent}{name}", f"{parent}.{name}-staging/{attempt}"
+    output, staged = f"{parent}{name}", f"{parent}.{name}-staging/{uuid.uuid4().hex}"
     started_at = time.time()
-    about_read = schema["range_start"].metadata
+    read = schema["range_start"].metadata
     seen = local_folder(output) if _is_seen(parent) else None
-    frame, is_first = _fitted(frame, output, seen)
-    written, moved = None, None
-    if about_read.get(IS_ONE_RANGE_A_TASK) and _is_seen(parent) and output not in _gathered:
-        written = _write(frame, f"{staged}/{_AS_READ}")
-        moved = _moves_as_read(output, staged, written)
-        if moved is None:
-            _gathered.add(output)
-            frame = session.read.schema(frame.schema).parquet(f"{staged}/{_AS_READ}")
-    if moved is None:
-        gathered = _stage(frame, staged)
-        files = _files_in(session, f"{staged}/{_BY_RANGE}")
-        found = session.read.parquet(f"{staged}/{_BY_RANGE}").count() if files else 0
-        written = gathered if written is None else written
-        if not found == gathered == written:
-            msg = (
-                f"Spark wrote {written} records to {staged}, and {found} of them are there: the "
-                "folder is not shared by all of Spark's workers and its driver. Nothing was "
-                "changed in the output. Write to a file system that they share."
-            )
-            raise ConfigurationError(msg)
-        moved = _moves(files, attempt) if files else _no_moves(output, staged)
+    if seen is not None:
+        publication.check_one_file_system(seen)
+    stored = stored_schema(session, output, seen, FOLDER)
+    if stored is not None:
+        frame = fit_to_files(frame, stored, output)
+    may_write_as_read = bool(read.get(IS_ONE_RANGE_A_TASK)) and _is_seen(parent)
+    written, moved = _write_staged(frame, output, staged, may_write_as_read=may_write_as_read)
     if moved is None:
         return 0
     staging, root, moves = moved
     if time.time() - started_at > _STAGING_LIMIT_S:
         msg = (
-            f"writing took longer than a day, so that {staging} may be taken for left over. "
-            "Nothing was changed in the output. Write smaller batches."
+            f"the write took longer than a day, so other writers may remove {staging}. Nothing was "
+            "changed in the output. Write smaller batches."
         )
         raise IllegalStateError(msg)
     places = {publication.place_of(uri) for uri in moves.values()}
-    with written_once(about_read.get(READ_ID), places):
+    with written_once(read.get(READ_ID), places):
         publication.publish(session, root, moves, staging)
-    if is_first and seen is not None:
+    if stored is None and seen is not None:
         ours = {seen / place.removeprefix(root).lstrip("/") for place in moves.values()}
-        refuse_other_first_writers(session, schema, seen, ours)
-    return written or 0
+        refuse_concurrent_schemas(session, schema, seen, ours)
+    return written
 
 
-def _look_up(frame: DataFrame) -> None:
-    """Ask a Connect server at once for what it would be asked for one after the other.
+def _write_staged(
+    frame: DataFrame, output: str, staged: str, *, may_write_as_read: bool
+) -> tuple[int, _Moves | None]:
+    """Write one file per range to the staging folder; return the record count and the moves."""
+    written = None
+    if may_write_as_read and output not in _gathered:
+        written = _write(frame, f"{staged}/{_AS_READ}")
+        moves = _moves_as_read(output, staged, written)
+        if moves is not None:
+            return written, moves
+        _gathered.add(output)
+        frame = frame.sparkSession.read.schema(frame.schema).parquet(f"{staged}/{_AS_READ}")
+    gathered = _stage(frame, staged)
+    files = _files_in(frame.sparkSession, f"{staged}/{_BY_RANGE}")
+    found = frame.sparkSession.read.parquet(f"{staged}/{_BY_RANGE}").count() if files else 0
+    written = gathered if written is None else written
+    if not found == gathered == written:
+        msg = (
+            f"Spark wrote {written} records to {staged}, and {found} of them were found: the "
+            "folder is not shared by all of Spark's workers and its driver. Nothing was changed in "
+            "the output. Write to a file system that they share."
+        )
+        raise ConfigurationError(msg)
+    attempt = staged.rpartition("/")[2]
+    return written, _moves(files, attempt) if files else _no_moves(output, staged)
 
-    A frame remembers its schema, and whether it is a stream, which pyspark asks before it counts.
+
+def _prefetch(frame: DataFrame) -> None:
+    """Ask a Connect server in parallel for what it would be asked for one after the other.
+
+    A frame caches its schema, and whether it is a stream, which pyspark asks before it counts.
     """
     if is_connect(frame.sparkSession):
         with ThreadPoolExecutor(1) as pool:
@@ -186,24 +194,24 @@ def _parent_and_name(path: str) -> tuple[str, str]:
     if not name or name in {".", ".."} or parent.endswith(":/") or re.search(r"[*?\[\]{}\\]", path):
         msg = (
             f"{path!r} cannot be the path of an output: give a folder below the root of its file "
-            "system or bucket, without the characters * ? [ ] { } and \\, which Spark takes for a "
-            "pattern."
+            "system or bucket, without the characters * ? [ ] { } and \\, which are a pattern in "
+            "Spark."
         )
         raise ConfigurationError(msg)
     return f"{parent}{slash}", name
 
 
 def _is_seen(parent: str) -> bool:
-    """Whether an output in this folder is likely to be seen by this process."""
+    """Whether this process probably sees an output in this folder."""
     folder = local_folder(parent)
-    return folder is not None and os.path.isdir(folder)  # noqa: PTH112 - Path raises where it may not look
+    return folder is not None and os.path.isdir(folder)  # noqa: PTH112 - Path raises if it has no permission
 
 
 def _moves_as_read(output: str, staged: str, written: int) -> _Moves | None:
-    """The moves of what was written as it was read; None if it has to be gathered by range."""
+    """Return the moves of files written as they were read; None if ranges must be gathered."""
     root, staging = local_folder(output), local_folder(staged)
     if root is None or staging is None or not (staging / _AS_READ).is_dir():
-        return None  # also where nothing was written: that it is not seen here proves nothing
+        return None  # also if nothing was written, which an unseen folder does not prove
     ranges = ranges_by_file(staging / _AS_READ, written)
     if ranges is None:
         return None
@@ -214,18 +222,8 @@ def _moves_as_read(output: str, staged: str, written: int) -> _Moves | None:
     return staging.as_uri(), root.as_uri(), moves
 
 
-def _fitted(frame: DataFrame, output: str, seen: Path | None) -> tuple[DataFrame, bool]:
-    """The frame as the files of the output have it, and whether there are none yet."""
-    if seen is not None:
-        publication.check_one_file_system(seen)
-    stored = schema_of_files(frame.sparkSession, output, seen, FOLDER)
-    if stored is None:
-        return frame, True
-    return fitted(frame, frame.schema, stored, output), False
-
-
 def _no_moves(output: str, staged: str) -> _Moves | None:
-    """The same without a record; None where this process cannot tell where Spark has staged."""
+    """Return no moves for a write without records; None if the staging folder is not seen here."""
     root, staging = local_folder(output), local_folder(staged)
     if root is not None and staging is not None and staging.is_dir():
         return staging.as_uri(), root.as_uri(), {}
@@ -235,29 +233,29 @@ def _no_moves(output: str, staged: str) -> _Moves | None:
 
 
 def _stage(frame: DataFrame, staged: str) -> int:
-    """Write one complete file for each range into a folder that no other attempt knows."""
+    """Write one complete file per range into the folder of this attempt."""
     named = frame.selectExpr("*", f"{_FOLDER_OF_ROW} AS {FOLDER}", f"{_FILE_OF_ROW} AS {_FILE}")
-    # One task for each range, or it would be several files, which no file system replaces at once.
+    # One task per range: no file system replaces several files at once.
     whole = named.repartition(FOLDER, _FILE)
     return _write(whole, f"{staged}/{_BY_RANGE}", FOLDER, _FILE)
 
 
 def _write(frame: DataFrame, folder: str, *by: str) -> int:
-    """Write records, and return how many."""
+    """Write records, and return their number."""
     counted, count = _observed(frame)
     plain = counted.withMetadata("range_start", {})
     writer = plain.write.mode("error").option("maxRecordsPerFile", "0")
     with explained_read_errors():
         (writer.partitionBy(*by) if by else writer).parquet(folder)
     counted_records = count.get.get("records")
-    # A Spark Connect server that is busy ends a command without its observations now and then.
+    # A busy Spark Connect server sometimes ends a command without its observations.
     if counted_records is None:
         return int(frame.sparkSession.read.schema(frame.schema).parquet(folder).count())
     return int(counted_records)
 
 
 def _observed(frame: Any) -> tuple[DataFrame, Any]:
-    # pyspark's own choice between the two kinds goes by the process and not by the session.
+    # pyspark's own choice between the two kinds depends on the process, not on the session.
     if is_connect(frame.sparkSession):
         from pyspark.sql.connect import observation
     else:
@@ -268,14 +266,14 @@ def _observed(frame: Any) -> tuple[DataFrame, Any]:
 
 
 def _files_in(session: Any, folder: str) -> list[str]:
-    """The Parquet files in a folder as URIs, as Spark sees them: the client may not."""
+    """Return the URIs of the Parquet files in a folder, which only Spark may see."""
     reader = session.read.format("binaryFile").option("recursiveFileLookup", "true")
     files: list[str] = reader.option("pathGlobFilter", "*.parquet").load(folder).inputFiles()
     return files
 
 
 def _moves(files: Iterable[str], attempt: str) -> _Moves:
-    """The staging folder of this attempt, the output, and the place of each staged file in it."""
+    """Return the staging folder of this attempt, the output, and the place of each staged file."""
     moves: dict[str, str] = {}
     staging = root = ""
     for file in files:
@@ -285,8 +283,8 @@ def _moves(files: Iterable[str], attempt: str) -> _Moves:
         staged = _STAGED.fullmatch(unquote(inside))
         if staged is None:
             msg = (
-                f"{inside} names no range: partition, range_start and range_until must be those of "
-                "read_ranges()."
+                f"{inside} is not the file of a range: partition, range_start and range_until must "
+                "be those of read_ranges()."
             )
             raise IllegalStateError(msg)
         moves[file] = f"{root}/{FOLDER}={staged[1]}/{staged[2]}.parquet"

@@ -1,7 +1,7 @@
 """`PipesBatch`: a batch on the other side of Dagster Pipes, in a job on a cluster.
 
-Neither Dagster nor a Kafka client has to be installed there. How to reach Kafka is given on that
-side, because nothing of it travels.
+The job needs neither Dagster nor a Kafka client. It gives the connection to Kafka itself, because
+the message from Dagster does not include it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class PipesBatch(SentBatch):
         options: Mapping[str, str] | None = None,
         allow_plaintext: bool = False,
     ) -> DataFrame:
-        """A Spark DataFrame over exactly the ranges of the batch, as `KafkaBatch.dataframe` has it.
+        """Return a DataFrame over exactly the ranges of the batch, as `KafkaBatch.dataframe` does.
 
         Args:
             session: A classic or a Connect session, with Spark's Kafka connector.
-            kafka_options: How to reach Kafka, login included, by librdkafka's names; keys that
-                start with `kafka.` go to the connector as they are. Without an `isolation.level`
-                that of the group counts.
+            kafka_options: Settings of the connection to Kafka, login included, by librdkafka's
+                names; keys that start with `kafka.` go to the connector unchanged. The default of
+                `isolation.level` is that of the group.
             options: Further options of the connector, such as `includeHeaders`.
             allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another
                 machine without TLS.
@@ -63,7 +63,7 @@ class PipesBatch(SentBatch):
         )
 
     def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
-        """What is worth showing on the materialisation, for `report_asset_materialization`.
+        """Return metadata of the materialisation, for `report_asset_materialization`.
 
         Args:
             row_count: How many records were written, for Dagster's chart.

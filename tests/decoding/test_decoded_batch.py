@@ -23,8 +23,8 @@ from dagster_rebalance import (
     UndecodableError,
     plain_json,
 )
+from dagster_rebalance.decoding.batches import RecordLetter
 from dagster_rebalance.decoding.decoder import KnownSchemas
-from dagster_rebalance.decoding.record_letter import RecordLetter
 from dagster_rebalance.kafka.producers import dead_letters, record_letters
 from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
 from dagster_rebalance.orchestration.batch import decoded
@@ -325,7 +325,7 @@ def test_what_cannot_work_is_refused_before_anything_is_read(
         ({"value": its.avro(), "dead_letters": "orders"}, "is a topic of the group"),
         ({"value": its.avro(subject="nothing")}, "has no subject nothing"),
         ({"value": its.avro(reader="{")}, "the reader's schema of the value of orders"),
-        ({"value": plain_json("7")}, "not a JSON schema"),
+        ({"value": plain_json("7")}, "unusable JSON schema"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             given.decoded_messages(**arguments)

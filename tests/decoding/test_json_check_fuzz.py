@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.json_validation import Check
-from dagster_rebalance.decoding.schema import SchemaText
+from dagster_rebalance.decoding.json_validation import JsonValidator
+from dagster_rebalance.decoding.wire_format import SchemaText
 
 NAMES = st.sampled_from(["a", "b", "c"])
 NUMBERS = st.integers(-4, 4) | st.sampled_from([0.5, 1.5, 2.0])
@@ -69,9 +69,13 @@ def test_a_value_fits_a_schema_exactly_if_another_validator_says_so(
     value: object,
 ) -> None:
     """Also where the schema refers to itself, and where the reason is looked for."""
-    check, text, reason = Check(SchemaText(json.dumps(schema))), json.dumps(value).encode(), ""
+    check, text, reason = (
+        JsonValidator(SchemaText(json.dumps(schema))),
+        json.dumps(value).encode(),
+        "",
+    )
     try:
-        check(value, text, is_exact=True)
+        check.validate(value, text, is_exact=True)
     except UndecodableError as problem:
         reason = str(problem)
     assert Draft7Validator(schema).is_valid(value) == (reason == ""), reason

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.arrow import decoded_array
+from dagster_rebalance.decoding.batches import decode_array
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
-from dagster_rebalance.decoding.schema import SchemaText
+from dagster_rebalance.decoding.wire_format import SchemaText
 from tests.decoding.records import framed
 
 ORDER = {
@@ -66,7 +66,7 @@ def test_a_schema_becomes_columns() -> None:
         "either": 7,
         "more": "left out",
     }
-    array, reasons = decoded_array(opened, [payload(value)], [()])
+    array, reasons = decode_array(opened, [payload(value)], [()])
     assert reasons == [None]
     assert array.to_pylist() == [
         {
@@ -98,7 +98,7 @@ def test_an_integer_is_exact_or_refused(number: str, found: int | None) -> None:
     """A float does not have all of its digits, and passes the check of the schema."""
     schema = {"type": "object", "properties": {"i": {"type": "integer"}}}
     opened = decoder(text(schema)).open()
-    value, why = opened.decoded(framed(1, f'{{"i": {number}}}'.encode()))
+    value, why = opened.try_decode(framed(1, f'{{"i": {number}}}'.encode()))
     assert value == (None if found is None else {"i": found})
     assert (why is None) == (found is not None)
 
@@ -132,7 +132,7 @@ def test_a_number_is_a_multiple_by_its_digits(
     properties = {"x": {"$ref": "amount.json"}, "multipleOf": True}
     schema = {"type": "object", "properties": properties}
     opened = decoder(text(schema | own, ("amount.json", amount))).open()
-    _, why = opened.decoded(framed(1, f'{{"x": {number}}}'.encode()))
+    _, why = opened.try_decode(framed(1, f'{{"x": {number}}}'.encode()))
     assert (why is None) == is_valid, why
 
 
@@ -141,7 +141,9 @@ def test_json_as_text_keeps_the_digits_of_its_numbers() -> None:
     schema = {"type": "object", "properties": {"a": {}, "n": {"type": "number"}}}
     opened = decoder(text(schema)).open()
     free = '{"x\\"": [9007199254740993.0, 1.5, "y", null], "z": 1.00000000000000000001, "e": {}}'
-    value, why = opened.decoded(framed(1, f'{{"n": 0.10000000000000000001, "a": {free}}}'.encode()))
+    value, why = opened.try_decode(
+        framed(1, f'{{"n": 0.10000000000000000001, "a": {free}}}'.encode())
+    )
     assert (value, why) == ({"n": 0.1, "a": free}, None)
     as_python = decoder(text(schema)).open(as_python=True)
     number = as_python(framed(1, b'{"n": 0.10000000000000000001}'))["n"]
@@ -159,7 +161,7 @@ def test_an_optional_field_of_confluents_java_serializer_is_a_column(choice: str
     opened = decoder(text({"type": "object", "properties": properties})).open()
     assert opened.column.ddl == "STRUCT<`name`: STRING, `id`: BIGINT>"
     values: list[dict[str, Any]] = [{"name": "bob", "id": 5}, {"name": None, "id": None}]
-    array, reasons = decoded_array(opened, map(payload, values), [()] * 2)
+    array, reasons = decode_array(opened, map(payload, values), [()] * 2)
     assert (array.to_pylist(), reasons) == (values, [None, None])
 
 
@@ -198,7 +200,7 @@ def test_no_property_is_lost_where_several_schemas_describe_a_place(
     opened = decoder(text(schema)).open()
     assert opened.column.ddl == ddl
     value = {"a": 1, "b": 2}
-    array, reasons = decoded_array(opened, [payload(value)], [()])
+    array, reasons = decode_array(opened, [payload(value)], [()])
     assert reasons == [None]
     (found,) = array.to_pylist()
     assert found in (json.dumps(value), {name: value.get(name) for name in found})
@@ -227,7 +229,7 @@ def test_an_object_must_have_what_any_of_its_schemas_requires() -> None:
 )
 def test_an_invalid_payload_has_a_reason_and_spoils_nothing(given: bytes, reason: str) -> None:
     """The reason names the place and the rule, and never the value."""
-    array, reasons = decoded_array(
+    array, reasons = decode_array(
         decoder(text(ORDER)).open(), [payload({"id": 1}), given, payload({"id": 2})], [()] * 3
     )
     assert [one and one["id"] for one in array.to_pylist()] == [1, None, 2]
@@ -261,7 +263,7 @@ def test_a_rule_is_checked_in_linear_time_or_not_at_all(
     free = text({"type": "object"})
     for inner in (rules, {"$schema": "http://json-schema.org/draft-06/schema#", **rules}):
         writer = text({"properties": {"v": {"allOf": [inner]}}})
-        _, why = decoder(free, free, writer).open().decoded(payload({"v": value}, 2))
+        _, why = decoder(free, free, writer).open().try_decode(payload({"v": value}, 2))
         assert (why is None) == (rule is None), why
         assert rule is None or f"the rule {rule}" in str(why)
 
@@ -293,8 +295,8 @@ def expression(levels: int, leaf: object) -> dict[str, Any]:
 def test_a_recursive_schema_is_checked_once_for_each_part_of_a_value() -> None:
     """Each level of operators doubled the time before: 2^60 checks do not end."""
     opened = decoder(text({}), text({}), text(EXPRESSION)).open()
-    assert opened.decoded(payload(expression(60, 1), 2))[1] is None
-    assert opened.decoded(payload(expression(60, "secret"), 2))[1] == (
+    assert opened.try_decode(payload(expression(60, 1), 2))[1] is None
+    assert opened.try_decode(payload(expression(60, "secret"), 2))[1] == (
         "value: it does not fit its schema"
     )
 
@@ -314,8 +316,8 @@ def test_a_schema_whose_steps_double_with_each_level_is_refused(
         doubled[f"a{at}"] = {keyword: [part, dict(part)]}
     schema = {"allOf": [{"$ref": "#/definitions/a0"}], "definitions": doubled, **own}
     opened = decoder(text({}), text({}), text(schema)).open()
-    _, why = opened.decoded(payload(1, 2))
-    assert "to check it by its schema may take more than 500,000,000 steps" in str(why)
+    _, why = opened.try_decode(payload(1, 2))
+    assert "its validation may take more than 500,000,000 steps" in str(why)
 
 
 @pytest.mark.parametrize("keyword", ["unevaluatedProperties", "unevaluatedItems"])
@@ -327,7 +329,7 @@ def test_a_schema_of_unevaluated_parts_is_refused_before_it_is_compiled(keyword:
         definitions[f"a{at}"] = {"anyOf": [part, part], keyword: part}
     schema = {"$ref": "#/definitions/a0", "definitions": definitions, **DRAFT_2020}
     opened = decoder(text({}), text({}), text(schema)).open()
-    assert "may take more than 500,000,000 steps" in str(opened.decoded(payload(1, 2))[1])
+    assert "may take more than 500,000,000 steps" in str(opened.try_decode(payload(1, 2))[1])
 
 
 def test_a_union_of_many_types_is_checked() -> None:
@@ -339,23 +341,23 @@ def test_a_union_of_many_types_is_checked() -> None:
     ]  # fmt: skip
     opened = decoder(text({}), text({"oneOf": types})).open()
     value = {"type": "t7", "f7": 1, "f8": 2}
-    assert opened.decoded(payload(value))[1] is None
-    assert opened.decoded(payload(value | {"f8": "x"}))[1] is not None
+    assert opened.try_decode(payload(value))[1] is None
+    assert opened.try_decode(payload(value | {"f8": "x"}))[1] is not None
 
 
 def test_commas_in_a_text_are_no_places_of_a_value() -> None:
     """A record may carry a file as text; each comma would count as one more item."""
     schema = text({"anyOf": [{"type": "object"} for _ in range(1_000)]})
-    _, why = decoder(schema, schema).open().decoded(payload({"csv": "," * 600_000}))
+    _, why = decoder(schema, schema).open().try_decode(payload({"csv": "," * 600_000}))
     assert why is None
 
 
 def test_a_deeply_nested_value_is_refused() -> None:
     """A recursion without a bound overflows the stack and ends the process."""
     opened = decoder(text({}), text({"items": {"$ref": "#"}})).open()
-    assert opened.decoded(framed(1, b"[" * 290 + b"]" * 290))[1] is None
-    assert opened.decoded(framed(1, b"[" + b"[]," * 1000 + b"1]"))[1] is None
-    _, why = opened.decoded(framed(1, b"[" * 600 + b"]" * 600))
+    assert opened.try_decode(framed(1, b"[" * 290 + b"]" * 290))[1] is None
+    assert opened.try_decode(framed(1, b"[" + b"[]," * 1000 + b"1]"))[1] is None
+    _, why = opened.try_decode(framed(1, b"[" * 600 + b"]" * 600))
     assert "nests more than 300 lists and objects" in str(why)
 
 
@@ -364,7 +366,7 @@ def test_json_may_have_any_encoding_of_unicode(encoding: str) -> None:
     """As Python's own module reads it, with the digits of its numbers."""
     opened = decoder(text({"type": "object", "properties": {"a": {}, "n": {}}})).open()
     given = '{"a": "é", "n": [1.00000000000000000001]}'
-    assert opened.decoded(framed(1, given.encode(encoding))) == (
+    assert opened.try_decode(framed(1, given.encode(encoding))) == (
         {"a": '"\\u00e9"', "n": "[1.00000000000000000001]"},
         None,
     )
@@ -378,17 +380,17 @@ def test_schemas_may_be_deep_but_not_at_one_place() -> None:
             inner = {"$ref": f"#/definitions/a{at + 1}"}
             definitions[f"a{at}"] = {form: [inner] if form == "allOf" else {"x": inner}}
         writer = text({"allOf": [{"$ref": "#/definitions/a0"}], "definitions": definitions})
-        _, why = decoder(text({}), text({}), writer).open().decoded(payload({"x": {"x": {}}}, 2))
+        _, why = decoder(text({}), text({}), writer).open().try_decode(payload({"x": {"x": {}}}, 2))
         assert (why is not None) == is_refused, why
-        assert not is_refused or "more than 50 schemas inside of each other" in str(why)
+        assert not is_refused or "more than 50 schemas for one value" in str(why)
 
 
 def test_half_of_a_surrogate_pair_is_checked_as_text() -> None:
     """A producer that cuts a text may cut an emoji in two; JSON can say that."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 2}, "b": {}}}
     opened = decoder(text(schema)).open()
-    assert opened.decoded(framed(1, b'{"b": ["\\ud83d"]}')) == ({"b": '["\\ud83d"]'}, None)
-    assert "rule maxLength" in str(opened.decoded(framed(1, b'{"a": "abc\\ud83d"}'))[1])
+    assert opened.try_decode(framed(1, b'{"b": ["\\ud83d"]}')) == ({"b": '["\\ud83d"]'}, None)
+    assert "rule maxLength" in str(opened.try_decode(framed(1, b'{"a": "abc\\ud83d"}'))[1])
 
 
 def test_a_pattern_is_checked_and_properties_may_be_called_as_rules_are() -> None:
@@ -405,9 +407,9 @@ def test_a_pattern_is_checked_and_properties_may_be_called_as_rules_are() -> Non
         "`contentEncoding`: STRING>"
     )
     fitting = {"pattern": "AB1", "uniqueItems": 1, "contentEncoding": "no base64"}
-    assert opened.decoded(payload(fitting))[1] is None
+    assert opened.try_decode(payload(fitting))[1] is None
     assert r"$.pattern against the rule pattern" in str(
-        opened.decoded(payload({"pattern": "AB"}))[1]
+        opened.try_decode(payload({"pattern": "AB"}))[1]
     )
 
 
@@ -424,16 +426,18 @@ def test_a_schema_may_refer_to_the_schema_of_schemas(dialect: str) -> None:
     schema = {"type": "object", "properties": {"schema": {"$ref": dialect}, "id": INTEGER}}
     opened = decoder(text(schema)).open()
     assert opened.column.ddl.startswith("STRUCT<`schema`: ST")
-    assert opened.decoded(payload({"id": 1, "schema": {"type": "string"}}))[1] is None
-    assert "it does not fit its schema" in str(opened.decoded(payload({"schema": {"type": 5}}))[1])
+    assert opened.try_decode(payload({"id": 1, "schema": {"type": "string"}}))[1] is None
+    assert "it does not fit its schema" in str(
+        opened.try_decode(payload({"schema": {"type": 5}}))[1]
+    )
 
 
 @pytest.mark.parametrize("dialect", ["http://json-schema.org/schema#", "http://team.example.com/x"])
 def test_a_schema_of_an_unknown_dialect_is_read_as_draft_7(dialect: str) -> None:
     """As Confluent's own clients do."""
     opened = decoder(text({"$schema": dialect, **BASE})).open()
-    assert opened.decoded(payload({"a": 1})) == ({"a": 1}, None)
-    assert opened.decoded(payload({"a": "x"}))[1] is not None
+    assert opened.try_decode(payload({"a": 1})) == ({"a": 1}, None)
+    assert opened.try_decode(payload({"a": "x"}))[1] is not None
 
 
 def test_a_payload_is_checked_by_its_writers_schema_and_read_by_the_readers() -> None:
@@ -473,15 +477,15 @@ def test_the_readers_schema_holds_for_messages_as_it_does_for_columns() -> None:
     opened = decoder(reader, text({})).open(as_python=True)
     value = {"id": 5, "tags": {"a": 1}, "line": {"sub": "s"}, "free": {"b": [1.5]}, "either": 7}
     more = value | {"secret": "x", "line": {"sub": "s", "secret": "x"}}
-    assert opened.decoded(payload(more)) == (value, None)
-    assert opened.decoded(payload({"id": 1.0})) == ({"id": 1}, None)
+    assert opened.try_decode(payload(more)) == (value, None)
+    assert opened.try_decode(payload({"id": 1.0})) == ({"id": 1}, None)
     for wrong, why in (
         ({"tags": {}}, "it lacks id, which the reader's schema requires"),
         ({"id": "x"}, "integer where it has str"),
         ([1], "dict where it has list"),
         (value | {"tags": {"a": "x"}}, "integer where it has str"),
     ):
-        found, reason = opened.decoded(payload(wrong))
+        found, reason = opened.try_decode(payload(wrong))
         assert found is None
         assert why in str(reason)
 
@@ -497,7 +501,7 @@ def test_references_are_found_and_never_fetched(own: str | None) -> None:
     assert opened.column.ddl == "STRUCT<`to`: STRUCT<`city`: STRING>>"
     with pytest.raises(UndecodableError, match="rule type"):
         opened(payload({"to": {"city": 1}}))
-    with pytest.raises(UndecodableError, match="not a JSON schema that can be used"):
+    with pytest.raises(UndecodableError, match="unusable JSON schema"):
         decoder(text(order)).open()
 
 
@@ -512,11 +516,11 @@ def test_of_two_references_that_fit_the_longer_one_is_meant() -> None:
 def test_a_reason_can_be_stored_whatever_it_cites() -> None:
     """A name that is no Unicode, or is a megabyte long, would end the batch."""
     opened = decoder(text({"type": "object", "additionalProperties": {"type": "integer"}})).open()
-    _, alone = opened.decoded(framed(1, b'{"\\ud800": "x"}'))
-    _, long = opened.decoded(payload({"a" * 1_000_000: "x"}))
+    _, alone = opened.try_decode(framed(1, b'{"\\ud800": "x"}'))
+    _, long = opened.try_decode(payload({"a" * 1_000_000: "x"}))
     assert alone is not None
     assert "against the rule type" in alone.encode().decode()
-    _, escape = opened.decoded(payload({"\x1b]0;owned\x07": "x"}))
+    _, escape = opened.try_decode(payload({"\x1b]0;owned\x07": "x"}))
     assert str(escape).endswith(r"$.\x1b]0;owned\x07 against the rule type")
     assert len(str(long)) == 2_000
 
@@ -524,5 +528,5 @@ def test_a_reason_can_be_stored_whatever_it_cites() -> None:
 @pytest.mark.parametrize("wrong", ["", "{", '{"type": "nothing"}', "7"])
 def test_a_readers_schema_that_cannot_be_used_is_refused(wrong: str) -> None:
     """Before anything is read."""
-    with pytest.raises(UndecodableError, match="not a JSON schema"):
+    with pytest.raises(UndecodableError, match="unusable JSON schema"):
         decoder(SchemaText(wrong)).open()

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import descriptor_pool, message_factory
 
 from dagster_rebalance.core.model.errors import ConfigurationError, UndecodableError
-from dagster_rebalance.decoding.arrow import decoded_array
+from dagster_rebalance.decoding.batches import decode_array
 from dagster_rebalance.decoding.decoder import Decoder
 from dagster_rebalance.kafka.schema_registry import Registry
 from tests.decoding.records import framed, proto_file, proto_message
@@ -69,7 +69,7 @@ def test_the_message_indexes_lead_to_a_nested_message(registry: HttpRegistry) ->
     opened = decoder(registry, "lines", "shop.Order.Line").open()
     assert opened.column.ddl == "STRUCT<`raw`: BINARY, `number`: DECIMAL(20,0)>"
     data = written(file, "shop.Order.Line", raw=b"\xff\x00", number=2**64 - 1)
-    array, reasons = decoded_array(
+    array, reasons = decode_array(
         opened,
         [
             framed(schema_id, data, b"\x04\x02\x00"),
@@ -89,7 +89,7 @@ def test_the_message_indexes_lead_to_a_nested_message(registry: HttpRegistry) ->
             "a message shop.Order, and shop.Order.Line is asked for",
             "a message shop.Refund",
             "lead to no message",
-            "indexes are cut off",
+            "indexes are truncated",
             "no message shop.Order.Line",
         ),
         strict=True,
@@ -106,7 +106,7 @@ def test_a_message_becomes_a_struct(registry: HttpRegistry) -> None:
         file, "shop.Order", id=1, lines=[{"raw": b"a"}], at={"seconds": 1, "nanos": 2000}
     )
     unknown = data + b"\x48\x07"  # an enum's number of a newer schema
-    array, reasons = decoded_array(
+    array, reasons = decode_array(
         opened, [framed(schema_id, one, b"\x02\x02") for one in (data, unknown)], [(), ()]
     )
     assert reasons == [None, None]

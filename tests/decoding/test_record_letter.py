@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.decoding.record_letter import MOST_REASON_CHARACTERS, RecordLetter
+from dagster_rebalance.decoding.batches import RecordLetter
+from dagster_rebalance.decoding.decoder import MAX_REASON_CHARACTERS
 
 LETTER = RecordLetter("orders", 3, 7, 5, "why", b"k", b"v", (("trace", b"\x01"), ("trace", None)))
 
@@ -34,4 +35,4 @@ def test_a_letter_keeps_the_headers_and_says_what_is_wrong() -> None:
 def test_a_long_reason_is_cut() -> None:
     """A topic takes a record of a certain size."""
     long = replace(LETTER, reason="x" * 10_000)
-    assert len(dict(long.letter_headers)["dead_letter.reason"] or b"") == MOST_REASON_CHARACTERS
+    assert len(dict(long.letter_headers)["dead_letter.reason"] or b"") == MAX_REASON_CHARACTERS

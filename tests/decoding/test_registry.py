@@ -68,8 +68,8 @@ def test_an_id_is_looked_up_in_the_context_of_its_subject(registry: HttpRegistry
         for encoding in (resource.avro(), resource.avro(subject=":.eu:orders-value"))
     )
     for _ in range(2):
-        assert eu.open().decoded(avro(1, of_eu, {"x": "7"})) == ({"x": "7"}, None)
-        assert default.open().decoded(avro(1, of_default, {"x": 7})) == ({"x": 7}, None)
+        assert eu.open().try_decode(avro(1, of_eu, {"x": "7"})) == ({"x": "7"}, None)
+        assert default.open().try_decode(avro(1, of_default, {"x": 7})) == ({"x": 7}, None)
     registry.register("orders-value", {**of_default, "doc": "of the default context alone"})
     with pytest.raises(UndecodableError, match="no schema with the id 2"):
         eu.writer(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_rebalance.decoding.schema import SchemaText
+from dagster_rebalance.decoding.wire_format import SchemaText
 
 
 def test_a_schema_is_known_by_its_text_and_all_that_it_refers_to() -> None:

@@ -13,10 +13,10 @@ from pyspark.cloudpickle import cloudpickle
 from dagster_rebalance import ConfigurationError, SchemaRegistryResource
 from dagster_rebalance.decoding.batches import batch_decoder, letter_maker
 from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
-from dagster_rebalance.decoding.schema import SchemaText
+from dagster_rebalance.decoding.wire_format import SchemaText
 from dagster_rebalance.kafka.schema_registry import Registry
 from dagster_rebalance.orchestration.batch.decoded import with_known_schemas
-from dagster_rebalance.spark.reading.decoded import let_travel
+from dagster_rebalance.spark.reading.decoded_frame import pickle_by_value
 from tests.decoding.http_registry import PASSWORD, USER
 from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
 from tests.decoding.test_protobuf import registered, written
@@ -66,7 +66,7 @@ def test_the_work_of_an_executor_travels_without_the_package(
         good, format_ = framed(1, b'{"id": 1}'), "json"
     decoders = [Decoder("value", format_, schema, KnownSchemas({1: schema}))]
     function = letter_maker(decoders) if kind == "letters" else batch_decoder(decoders, "keep")
-    let_travel()
+    pickle_by_value()
     (tmp_path / "work").write_bytes(cloudpickle.dumps((function, [good, b"poison"])))  # type: ignore[no-untyped-call]
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE, str(tmp_path / "work")],
@@ -85,7 +85,7 @@ def test_neither_the_login_nor_the_address_of_the_registry_travels(registry: Htt
     its = SchemaRegistryResource(url=registry.url, username=USER, password=PASSWORD)
     decoder = its.avro().decoder("value", frozenset({"orders"}))
     known = with_known_schemas([decoder], {"value": [schema_id, 99]})
-    let_travel()
+    pickle_by_value()
     sent = cloudpickle.dumps(batch_decoder(known, "fail"))  # type: ignore[no-untyped-call]
     assert b"Order" in sent
     for secret in (PASSWORD, registry.url.removeprefix("http://")):

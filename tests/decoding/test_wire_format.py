@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.wire_format import Frame, frame_of
+from dagster_rebalance.decoding.wire_format import Frame, parse_frame
 
 ID = b"\x00\x00\x00\x01\x02"
 
@@ -22,7 +22,7 @@ ID = b"\x00\x00\x00\x01\x02"
 )
 def test_a_frame_is_a_magic_byte_and_an_id(payload: bytes, frame: Frame) -> None:
     """In four bytes without a sign, the largest first."""
-    assert frame_of(payload) == frame
+    assert parse_frame(payload) == frame
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_frame_is_a_magic_byte_and_an_id(payload: bytes, frame: Frame) -> None
 )
 def test_protobuf_has_the_path_to_its_message_too(indexes: bytes, frame: Frame) -> None:
     """A count of 0 is short for the first message; a path that leads nowhere is found later."""
-    assert frame_of(ID + indexes + b"", has_indexes=True) == frame
+    assert parse_frame(ID + indexes + b"", has_indexes=True) == frame
 
 
 @pytest.mark.parametrize(
@@ -48,24 +48,24 @@ def test_protobuf_has_the_path_to_its_message_too(indexes: bytes, frame: Frame) 
         (b"\x00\x00\x00\x01", "4 bytes, too few"),
         (b"\x01" + bytes(16), "GUID"),
         (b"\x01" + bytes(15), "byte 1 and not"),
-        (ID, "cut off"),
-        (ID + b"\x04\x02", "cut off"),
-        (ID + b"\xff\xff\xff\xff\xff\x01", "cut off"),
-        (ID + b"\x01", "there cannot be -1"),
-        (ID + b"\xca\x01", "there cannot be 101"),
+        (ID, "truncated"),
+        (ID + b"\x04\x02", "truncated"),
+        (ID + b"\xff\xff\xff\xff\xff\x01", "truncated"),
+        (ID + b"\x01", "the count is -1"),
+        (ID + b"\xca\x01", "the count is 101"),
     ],
 )
 def test_what_is_no_frame_is_refused_with_the_reason(payload: bytes, why: str) -> None:
     """It goes into a dead letter, for people."""
     with pytest.raises(UndecodableError, match=why):
-        frame_of(payload, has_indexes=True)
+        parse_frame(payload, has_indexes=True)
 
 
 @given(payload=st.binary(max_size=40), has_indexes=st.booleans())
 def test_any_bytes_have_a_frame_or_a_reason(payload: bytes, *, has_indexes: bool) -> None:
     """Whatever somebody has produced, it is no error of another kind."""
     try:
-        frame = frame_of(payload, has_indexes=has_indexes)
+        frame = parse_frame(payload, has_indexes=has_indexes)
     except UndecodableError:
         return
     assert 5 <= frame.starts_at <= len(payload)

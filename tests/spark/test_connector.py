@@ -141,6 +141,6 @@ def test_a_connector_that_cannot_be_fetched_is_told_with_the_way_out(tmp_path: P
     )
     said = used.stderr.splitlines()[-1]
     assert "ConfigurationError: Spark did not start" in said
-    assert f"It was to fetch {connector.kafka_connector_package()}." in said
+    assert f"It tried to fetch {connector.kafka_connector_package()}." in said
     assert f"pip install 'pyspark[connect]=={connector.ADVISED}'" in said
     assert "UNRESOLVED DEPENDENCIES" in used.stderr.partition("Traceback")[0]

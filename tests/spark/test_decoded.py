@@ -26,10 +26,10 @@ from dagster_rebalance import (
     plain_json,
 )
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
-from dagster_rebalance.decoding.schema import SchemaText
+from dagster_rebalance.decoding.wire_format import SchemaText
 from dagster_rebalance.orchestration.storage.run_tags import spelled
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.reading.decoded import decoded_frame
+from dagster_rebalance.spark.reading.decoded_frame import decoded_frame
 from dagster_rebalance.spark.reading.ranges import given_records
 from dagster_rebalance.spark.writing.delta import write_delta
 from dagster_rebalance.spark.writing.iceberg import write_iceberg

@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
-from dagster_rebalance.decoding.schema import SchemaText
-from dagster_rebalance.spark.reading.decoded import write_letters
+from dagster_rebalance.decoding.wire_format import SchemaText
+from dagster_rebalance.spark.reading.decoded_frame import write_letters
 from dagster_rebalance.spark.reading.options import (
     OPTIONS_REDACTION,
     REDACTION,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.reading.decoded import write_letters
+from dagster_rebalance.spark.reading.decoded_frame import write_letters
 from dagster_rebalance.spark.reading.options import spark_kafka_options
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def test_what_java_does_without_being_told_needs_no_option(setting: dict[str, ob
 def test_a_ca_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
     """Java would say that the trust store is empty, an hour of searching later."""
     (tmp_path / "ca.der").write_text("not pem")
-    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location.*holds no certificate"):
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location.*has no certificate"):
         spark_kafka_options({**SECURED, "ssl.ca.location": str(tmp_path / "ca.der")})
 
 

@@ -97,7 +97,7 @@ def test_missing_records_are_said_with_both_causes_and_no_advice_that_skips_new_
     with pytest.raises(BrokerError) as caught, explained_read_errors():
         raise RuntimeError(text)
     message = str(caught.value)
-    assert all(cause in message for cause in ("retention", "unclean", "transaction", "anew"))
+    assert all(cause in message for cause in ("retention", "unclean", "transaction", "recreated"))
     assert message.index("kafka-get-offsets") < message.index("dagster-rebalance reset")
 
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from dagster_rebalance import IllegalStateError
-from dagster_rebalance.spark.writing.schemas import ddl, refuse_alike_names, refuse_misfits
+from dagster_rebalance.spark.writing.schemas import ddl, refuse_ambiguous_names, refuse_misfits
 
 
 def struct(**types: DataType) -> StructType:
@@ -45,12 +45,12 @@ INT, LONG, TEXT = IntegerType(), LongType(), StringType()
 def test_names_that_differ_only_in_capitals_are_refused(schema: StructType, names: str) -> None:
     """Spark writes them without an error, and reads nothing of the output afterwards."""
     with pytest.raises(IllegalStateError, match=names):
-        refuse_alike_names(schema)
+        refuse_ambiguous_names(schema)
 
 
 def test_the_same_name_in_different_structs_is_accepted() -> None:
     """Each has its own path."""
-    refuse_alike_names(struct(a=struct(b=INT), B=struct(b=INT)))
+    refuse_ambiguous_names(struct(a=struct(b=INT), B=struct(b=INT)))
 
 
 @pytest.mark.parametrize(

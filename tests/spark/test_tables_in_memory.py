@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dagster_rebalance import ConfigurationError, IllegalStateError, OffsetRange
-from dagster_rebalance.spark.reading.ranges import READ_ID, _about
+from dagster_rebalance.spark.reading.ranges import READ_ID, _read_metadata
 from dagster_rebalance.spark.writing import tables
 from dagster_rebalance.spark.writing.delta import DELTA, write_delta
 from dagster_rebalance.spark.writing.iceberg import ICEBERG, write_iceberg
@@ -29,7 +29,7 @@ class Frame:
         self, *columns: str, read_id: str | None = None, read: Sequence[OffsetRange] | None = None
     ) -> None:
         self.columns = list(columns)
-        about: dict[str, object] = {} if read is None else _about(read)
+        about: dict[str, object] = {} if read is None else _read_metadata(read)
         if read_id is not None:
             about[READ_ID] = read_id
         self.schema = StructType(
@@ -47,7 +47,7 @@ class Frame:
 
 @pytest.fixture(autouse=True)
 def _no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_writer_of_nothing", lambda _frame, _form: None)
+    monkeypatch.setattr(tables, "_empty_writer", lambda _frame, _form: None)
 
 
 @pytest.fixture
@@ -221,4 +221,4 @@ def test_a_frame_without_offsets_is_refused(write: Callable[..., None]) -> None:
 )
 def test_what_the_formats_say_of_overtaken_commits_is_known(form: TableFormat, said: str) -> None:
     """As Delta Lake 4.0 and Iceberg 1.10 say it."""
-    assert form.overtaken.search(said)
+    assert form.conflict.search(said)

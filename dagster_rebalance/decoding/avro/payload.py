@@ -1,194 +1,132 @@
-"""Avro: how a payload is read into the columns of a schema.
-
-Owns which schema reads which payload, with the reader's defaults and with all that both refer to.
-"""
+"""Decoding of Avro payloads with the writer's and the reader's schema."""
 
 from __future__ import annotations
 
 import io
-import json
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.avro.columns import branches_of, column_of, type_of
-from dagster_rebalance.decoding.avro.logical_types import (
-    check_precision,
-    exact,
-    without_invalid_decimal,
+from dagster_rebalance.decoding.avro import logical_types
+from dagster_rebalance.decoding.avro.column_mapping import column_of
+from dagster_rebalance.decoding.avro.resolution import resolve
+from dagster_rebalance.decoding.avro.schema_tree import (
+    branches_of,
+    describe,
+    parse,
+    type_of,
+    unusable_schema,
 )
-from dagster_rebalance.decoding.avro.named_types import NAMED, names_of
-from dagster_rebalance.decoding.avro.resolution import register, resolved
 from dagster_rebalance.decoding.avro.size import SizeCheck
-from dagster_rebalance.decoding.wire_format import frame_of
+from dagster_rebalance.decoding.wire_format import parse_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from dagster_rebalance.decoding.avro.resolution import Defaults
+    from dagster_rebalance.decoding.avro.schema_tree import AvroSchema
     from dagster_rebalance.decoding.columns import Column
-    from dagster_rebalance.decoding.schema import SchemaText
+    from dagster_rebalance.decoding.wire_format import SchemaText
 
 
-@contextmanager
-def _what_is_wrong_with_a_schema() -> Iterator[None]:
-    try:
-        yield
-    except Exception as problem:
-        msg = f"not an Avro schema that can be used: {_said(problem)}"
-        raise UndecodableError(msg) from problem
-
-
-def parsed(schema: SchemaText) -> Any:
-    """A schema with the types that it refers to, as fastavro takes it.
-
-    Raises:
-        UndecodableError: It is no schema, or refers to what is not there.
-    """
-    import fastavro
-
-    named: dict[str, Any] = {}
-    with _what_is_wrong_with_a_schema():
-        for _, text in schema.references:
-            fastavro.parse_schema(_loaded(text), named_schemas=named)
-        root = fastavro.parse_schema(_loaded(schema.text), named_schemas=named)
-        if schema.references:
-            root = fastavro.parse_schema(_whole(root, named, set()))
-        check_precision(root)
-        return root
-
-
-def reader(
+def open_reader(
     schema: SchemaText, writer: Callable[[int], SchemaText], *, as_python: bool = False
 ) -> tuple[Column, Callable[[bytes], Any]]:
-    """The column of a schema, and what decodes a payload into it.
+    """Return the column of the reader's schema, and a function that decodes.
 
     Args:
-        schema: The reader's.
+        schema: The reader's schema.
         writer: Finds the schema with an id.
-        as_python: Whether the values are for people: without the branches that they are of.
+        as_python: Return values without the numbers of their union branches.
 
     Raises:
-        UndecodableError: The schema cannot be used.
+        UndecodableError: The reader's schema is invalid.
     """
-    import fastavro
-
-    register()
-    wanted = parsed(schema)
-    with _what_is_wrong_with_a_schema():
-        names = names_of(wanted)
-        column = column_of(wanted, names)
-        defaults = _defaults(names, with_branches=not as_python)
-    writers: dict[int, _Writer] = {}
+    logical_types.register()
+    reader = parse(schema)
+    with unusable_schema():
+        column = column_of(reader.root, reader.names)
+        defaults = _decode_defaults(reader.names, with_branches=not as_python)
+    plans: dict[int, _ReadPlan] = {}
 
     def decode(payload: bytes) -> Any:
-        frame = frame_of(payload)
-        if frame.schema_id not in writers:
+        frame = parse_frame(payload)
+        if frame.schema_id not in plans:
             text = writer(frame.schema_id)
-            written = wanted if text == schema else parsed(text)
-            with _what_is_wrong_with_a_schema():
-                writers[frame.schema_id] = _Writer.of(
-                    written, wanted, defaults, with_branches=not as_python
+            written = reader if text == schema else parse(text)
+            with unusable_schema():
+                plans[frame.schema_id] = _ReadPlan.of(
+                    written, reader, defaults, with_branches=not as_python
                 )
-        its = writers[frame.schema_id]
-        if its.check_size is not None:
-            its.check_size(payload, frame.starts_at)
-        data = io.BytesIO(payload)
-        data.seek(frame.starts_at)
-        try:
-            read: Any = fastavro.schemaless_reader(data, its.schema, its.asked)
-        except Exception as problem:
-            msg = f"it does not fit schema {frame.schema_id}: {_said(problem)}"
-            raise UndecodableError(msg) from problem
-        if (left := len(payload) - data.tell()) > 0:
-            msg = f"it does not fit schema {frame.schema_id}: {left} bytes are left over"
-            raise UndecodableError(msg)
-        value = read["value"] if its.is_around else read
-        return _copied(value) if its.shares_defaults else value
+        return plans[frame.schema_id].read(payload, frame.schema_id, frame.starts_at)
 
     return column, decode
 
 
 @dataclass(frozen=True)
-class _Writer:
-    """How the records that one schema has written are read.
+class _ReadPlan:
+    """How to read the payloads of one writer's schema.
 
     Attributes:
-        schema: The writer's, as fastavro gets it.
-        asked: The reader's in the same form; None if it is the same.
-        is_around: Whether the value is the field of a record around it.
-        check_size: Looks at its payloads before, if that is needed.
-        shares_defaults: Whether values may have a list or a dict in common.
+        writer: The writer's schema for fastavro.
+        reader: The reader's schema for fastavro; None if it is the same.
+        is_wrapped: Whether the value is the field of a record around it.
+        check_size: Checks payloads first; None if their size is bounded.
+        shares_defaults: Whether values may share a list or a dict.
     """
 
-    schema: Any
-    asked: Any
-    is_around: bool
+    writer: Any
+    reader: Any
+    is_wrapped: bool
     check_size: SizeCheck | None
     shares_defaults: bool
 
     @classmethod
-    def of(cls, written: Any, wanted: Any, defaults: Defaults, *, with_branches: bool) -> _Writer:
-        """What a writer's schema needs."""
-        schema, asked, is_around = resolved(written, wanted, defaults, with_branches=with_branches)
-        size = SizeCheck(written, names_of(written))
-        shares_defaults = any(isinstance(one, (dict, list)) for one in defaults.values())
-        check_size = size if size.is_needed() else None
-        return cls(schema, asked, is_around, check_size, shares_defaults and asked is not None)
+    def of(
+        cls, writer: AvroSchema, reader: AvroSchema, defaults: Defaults, *, with_branches: bool
+    ) -> _ReadPlan:
+        for_writer, for_reader, is_wrapped = resolve(
+            writer, reader, defaults, with_branches=with_branches
+        )
+        check = SizeCheck(writer)
+        shares_defaults = for_reader is not None and any(
+            isinstance(one, (dict, list)) for one in defaults.values()
+        )
+        check_size = check if check.is_needed() else None
+        return cls(for_writer, for_reader, is_wrapped, check_size, shares_defaults)
+
+    def read(self, payload: bytes, schema_id: int, starts_at: int) -> Any:
+        import fastavro
+
+        if self.check_size is not None:
+            self.check_size(payload, starts_at)
+        data = io.BytesIO(payload)
+        data.seek(starts_at)
+        try:
+            value: Any = fastavro.schemaless_reader(data, self.writer, self.reader)
+        except Exception as problem:
+            msg = f"it does not fit schema {schema_id}: {describe(problem)}"
+            raise UndecodableError(msg) from problem
+        if (left := len(payload) - data.tell()) > 0:
+            msg = f"it does not fit schema {schema_id}: {left} bytes are left over"
+            raise UndecodableError(msg)
+        if self.is_wrapped:
+            value = value["value"]
+        return _deep_copy(value) if self.shares_defaults else value
 
 
-def _loaded(text: str) -> Any:
-    return json.loads(text, object_hook=without_invalid_decimal)
-
-
-def _whole(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
-    """A schema with each type that it names written out where it is named first.
-
-    Args:
-        schema: The schema.
-        named: The types that it may name.
-        seen: Those that are written out already.
-    """
-    if isinstance(schema, list):
-        return [_whole(branch, named, seen) for branch in schema]
-    if isinstance(schema, str):
-        if schema not in named:
-            return schema
-        return schema if schema in seen else _whole(named[schema], named, seen)
-    if schema["type"] in NAMED and schema["name"] in seen:
-        return schema["name"]
-    seen.add(schema.get("name", ""))
-    found = {name: value for name, value in schema.items() if not name.startswith("__")}
-    if "." not in found.get("name", "."):
-        found["namespace"] = ""  # not that of the record that it stands in
-    for inner in ("items", "values", "type"):
-        if inner in found:
-            found[inner] = _whole(found[inner], named, seen)
-    if "fields" in found:
-        found["fields"] = [
-            {**field, "type": _whole(field["type"], named, seen)} for field in found["fields"]
-        ]
-    return found
-
-
-def _copied(value: Any) -> Any:
-    """A value with lists and dicts of its own."""
+def _deep_copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _copied(one) for name, one in value.items()}
+        return {name: _deep_copy(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_copied, value))
+        return type(value)(map(_deep_copy, value))
     return value
 
 
-def _said(problem: Exception) -> str:
-    return f"{type(problem).__name__} {str(problem)[:500]}".strip()
-
-
-def _defaults(names: Mapping[str, Any], *, with_branches: bool) -> Defaults:
-    """The defaults of the reader's schema as values: fastavro takes them as JSON has them."""
+def _decode_defaults(names: Mapping[str, Any], *, with_branches: bool) -> Defaults:
+    """Decode the reader's defaults; fastavro would return them as JSON has them."""
     return {
-        (name, field["name"]): _default(
+        (name, field["name"]): _decode_default(
             field["type"], field["default"], names, with_branches=with_branches
         )
         for name, record in names.items()
@@ -197,21 +135,22 @@ def _defaults(names: Mapping[str, Any], *, with_branches: bool) -> Defaults:
     }
 
 
-def _default(schema: Any, value: Any, names: Mapping[str, Any], *, with_branches: bool) -> Any:
-    """A default of a schema, as if it had been read."""
+def _decode_default(
+    schema: Any, value: Any, names: Mapping[str, Any], *, with_branches: bool
+) -> Any:
     from fastavro.read import LOGICAL_READERS
 
-    def inner(of: Any, one: Any) -> Any:
-        return _default(of, one, names, with_branches=with_branches)
+    def decode(inner: Any, one: Any) -> Any:
+        return _decode_default(inner, one, names, with_branches=with_branches)
 
     if isinstance(schema, list):
         branch = next(one for one in schema if _may_be(one, value, names))
-        found, of_several = inner(branch, value), branches_of(schema)
+        decoded, branches = decode(branch, value), branches_of(schema)
         is_named = (branch if isinstance(branch, str) else branch.get("name")) in names
-        is_pair = with_branches and is_named and len(of_several) > 1
-        return (of_several.index(branch), found) if is_pair else found
+        is_pair = with_branches and is_named and len(branches) > 1
+        return (branches.index(branch), decoded) if is_pair else decoded
     if isinstance(schema, str) and schema in names:
-        return inner(names[schema], value)
+        return decode(names[schema], value)
     kind = type_of(schema)
     if kind in {"bytes", "fixed"}:
         value = value.encode("latin-1")
@@ -219,14 +158,14 @@ def _default(schema: Any, value: Any, names: Mapping[str, Any], *, with_branches
         value = float(value)
     elif kind in {"record", "error"}:
         return {
-            field["name"]: inner(field["type"], value.get(field["name"], field.get("default")))
+            field["name"]: decode(field["type"], value.get(field["name"], field.get("default")))
             for field in schema["fields"]
         }
     elif kind == "array":
-        return [inner(schema["items"], one) for one in value]
+        return [decode(schema["items"], one) for one in value]
     elif kind == "map":
-        return {name: inner(schema["values"], one) for name, one in value.items()}
-    logical = exact(schema).get("logicalType") if isinstance(schema, dict) else None
+        return {name: decode(schema["values"], one) for name, one in value.items()}
+    logical = logical_types.exact(schema).get("logicalType") if isinstance(schema, dict) else None
     read = LOGICAL_READERS.get(f"{kind}-{logical}")
     return value if read is None else read(value, schema, None)
 

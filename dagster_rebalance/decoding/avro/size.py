@@ -1,9 +1,8 @@
-"""How deeply a payload of Avro nests the types that refer to themselves, and how much is in it.
+"""Bounds of Avro payloads: nested records, and items that take no byte.
 
-Owns that no payload ends the process: fastavro reads in C and does not look how deep it is, so a
-few thousand levels run over the end of the stack, and take the run or Spark's executor along. Nor
-does it look how many items take no byte, which a payload of 12 bytes may have without end: in an
-array, or in records of records that double with each level.
+fastavro reads recursively in C without a depth limit: a payload of a few thousand levels overflows
+the stack and kills the process. It also has no limit for items that take no byte, of which a
+payload of 12 bytes may hold any number: in an array, or in records that double with each level.
 """
 
 from __future__ import annotations
@@ -12,185 +11,176 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.avro.columns import parts_of, type_of
+from dagster_rebalance.decoding.avro.schema_tree import parts_of, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-MOST_LEVELS = 100
-"""Of records in each other: as many as Protobuf allows messages."""
-MOST_EMPTY_ITEMS = 10_000
-"""That take no byte, in one payload."""
-_MOST_BYTES = 10
-"""Of a number of 64 bits."""
-_TOO_DEEP = f"it nests more than {MOST_LEVELS} records in each other"
+    from dagster_rebalance.decoding.avro.schema_tree import AvroSchema
+
+_MAX_LEVELS = 100
+"""Nested records; Protobuf's limit for messages."""
+_MAX_EMPTY_ITEMS = 10_000
+"""Items of one payload that take no byte."""
+_MAX_VARINT_BYTES = 10
+_TOO_DEEP = f"it nests more than {_MAX_LEVELS} records in each other"
 _FIXED_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _NUMBERS = {"int", "long", "enum"}
-_OF_A_LENGTH = {"bytes", "string"}
+_LENGTH_PREFIXED = {"bytes", "string"}
 
 
 class SizeCheck:
-    """Looks at the payloads of a schema before they are read.
+    """Checks payloads of a writer's schema before fastavro reads them.
 
-    What it knows of a part it finds out once: a type may be named at very many places.
-
-    Args:
-        schema: As fastavro has parsed it.
-        names: Its named types.
+    The bounds of each part are computed once, because a type may be named at many places.
     """
 
-    def __init__(self, schema: Any, names: Mapping[str, Any]) -> None:
+    def __init__(self, schema: AvroSchema) -> None:
         self._schema = schema
-        self._names = names
         self._levels: dict[str | int, float] = {}
-        self._empties: dict[str | int, int] = {}
+        self._empty_items: dict[str | int, int] = {}
 
     def is_needed(self) -> bool:
-        """Whether a payload may be without end."""
-        return self._levels_of(self._schema) > MOST_LEVELS or any(
-            self._has_empties(one) for one in (self._schema, *self._names.values())
+        """Whether the schema leaves the depth or the items of a payload unbounded."""
+        return self._levels_of(self._schema.root) > _MAX_LEVELS or any(
+            self._empty_items_of(inner)
+            for part in self._schema.parts
+            if isinstance(part, dict)
+            for inner in parts_of(part)
         )
 
     def __call__(self, payload: bytes, starts_at: int) -> None:
-        """Refuse a payload without end. What else is wrong with it, fastavro says.
-
-        Args:
-            payload: With its frame.
-            starts_at: Where its data begins.
+        """Refuse a payload beyond the bounds; leave other defects to fastavro.
 
         Raises:
-            UndecodableError: It nests too deeply, has too many items that take no byte, or a number
-                that no type can hold.
+            UndecodableError: The payload nests too deeply, has too many items that take no byte,
+                or a number that no type can hold.
         """
         try:
-            _Walk(payload, starts_at, self._names, self._empties_of).over(self._schema, 0)
-        except IndexError:  # it ends too early, or has a branch that there is not
+            _Walk(payload, starts_at, self._schema.names, self._empty_items_of).pass_over(
+                self._schema.root, 0
+            )
+        except IndexError:  # a truncated payload, or a branch that does not exist
             return
         except RecursionError:
             raise UndecodableError(_TOO_DEEP) from None
 
     def _levels_of(self, schema: Any) -> float:
-        """How deep a value may be: without end where a type is inside of itself."""
-        at = _place(schema)
-        if at not in self._levels:
-            self._levels[at] = inf  # should it be inside of itself
-            named = self._names.get(schema) if isinstance(schema, str) else None
+        """Return the depth of a schema, infinite if it is recursive."""
+        key = _key(schema)
+        if key not in self._levels:
+            self._levels[key] = inf  # for a recursive schema
+            named = self._schema.names.get(schema) if isinstance(schema, str) else None
             parts = parts_of(schema) if named is None else [named]
-            self._levels[at] = 1 + max(map(self._levels_of, parts), default=0)
-        return self._levels[at]
+            self._levels[key] = 1 + max(map(self._levels_of, parts), default=0)
+        return self._levels[key]
 
-    def _has_empties(self, schema: Any) -> bool:
-        if isinstance(schema, dict):
-            items = [schema["items"]] if "items" in schema else []
-            inner = items + [field["type"] for field in schema.get("fields", ())]
-            if any(map(self._empties_of, inner)):
-                return True
-        return any(map(self._has_empties, parts_of(schema)))
+    def _empty_items_of(self, schema: Any) -> int:
+        """Return how many values a part has if it takes no byte, itself included; else 0."""
+        key = _key(schema)
+        if key not in self._empty_items:
+            self._empty_items[key] = 0  # for a recursive schema, no value of which is empty
+            self._empty_items[key] = self._count_empty_items(schema)
+        return self._empty_items[key]
 
-    def _empties_of(self, schema: Any) -> int:
-        """How many values a part has, itself among them, if it takes no byte; 0 if it takes one."""
-        at = _place(schema)
-        if at not in self._empties:
-            self._empties[at] = 0  # should it be inside of itself, as no value that ends can be
-            self._empties[at] = self._counted(schema)
-        return self._empties[at]
-
-    def _counted(self, schema: Any) -> int:
+    def _count_empty_items(self, schema: Any) -> int:
         if isinstance(schema, list):
             return 0
-        if isinstance(schema, str) and schema in self._names:
-            return self._empties_of(self._names[schema])
+        if isinstance(schema, str) and schema in self._schema.names:
+            return self._empty_items_of(self._schema.names[schema])
         if isinstance(schema, dict) and "fields" in schema:
-            counts = [self._empties_of(field["type"]) for field in schema["fields"]]
+            counts = [self._empty_items_of(field["type"]) for field in schema["fields"]]
             return 1 + sum(counts) if all(counts) else 0
         kind = type_of(schema)
         return int(kind == "null" or (kind == "fixed" and schema["size"] == 0))
 
 
-def _place(schema: Any) -> str | int:
+def _key(schema: Any) -> str | int:
     return schema if isinstance(schema, str) else id(schema)
 
 
 class _Walk:
-    """Passes over the data of a payload, and reads what decides where the next part begins."""
+    """Passes over the data of a payload; reads only what decides where the next part begins."""
 
     def __init__(
-        self, payload: bytes, at: int, names: Mapping[str, Any], empties_of: Callable[[Any], int]
+        self,
+        payload: bytes,
+        at: int,
+        names: Mapping[str, Any],
+        empty_items_of: Callable[[Any], int],
     ) -> None:
         self._payload = payload
         self._at = at
         self._names = names
-        self._empties_of = empties_of
+        self._empty_items_of = empty_items_of
         self._empty_items = 0
 
-    def over(self, schema: Any, level: int) -> None:
-        """Pass over a part, `level` records deep."""
-        kind = schema
-        while not isinstance(kind, str) or kind in self._names:
-            if isinstance(kind, list):
-                schema = kind[self._number()]
-            elif isinstance(kind, dict):
-                schema, kind = kind, kind["type"]
-                continue
+    def pass_over(self, schema: Any, level: int) -> None:
+        """Pass over a part that is `level` records deep."""
+        while not isinstance(schema, dict):
+            if isinstance(schema, list):
+                schema = schema[self._read_number()]
+            elif schema in self._names:
+                schema = self._names[schema]
             else:
-                schema = self._names[kind]
-            kind = schema
+                break
+        kind = type_of(schema)
         if kind in _FIXED_SIZES:
-            self._pass(_FIXED_SIZES[kind])
+            self._skip(_FIXED_SIZES[kind])
         elif kind in _NUMBERS:
-            self._number()
-        elif kind in _OF_A_LENGTH:
-            self._pass(self._number())
+            self._read_number()
+        elif kind in _LENGTH_PREFIXED:
+            self._skip(self._read_number())
         elif kind == "fixed":
-            self._pass(schema["size"])
+            self._skip(schema["size"])
         elif kind == "array":
-            self._blocks(schema["items"], level, has_keys=False)
+            self._pass_over_blocks(schema["items"], level, has_keys=False)
         elif kind == "map":
-            self._blocks(schema["values"], level, has_keys=True)
+            self._pass_over_blocks(schema["values"], level, has_keys=True)
         else:
-            self._record(schema, level)
+            self._pass_over_record(schema, level)
 
-    def _record(self, schema: Any, level: int) -> None:
-        if level == MOST_LEVELS:
+    def _pass_over_record(self, schema: Any, level: int) -> None:
+        if level == _MAX_LEVELS:
             raise UndecodableError(_TOO_DEEP)
         for field in schema["fields"]:
-            if empties := self._empties_of(field["type"]):
-                self._add(empties)
+            if empty_items := self._empty_items_of(field["type"]):
+                self._count(empty_items)
             else:
-                self.over(field["type"], level + 1)
+                self.pass_over(field["type"], level + 1)
 
-    def _blocks(self, inner: Any, level: int, *, has_keys: bool) -> None:
-        empties = 0 if has_keys else self._empties_of(inner)
-        while count := self._number():
+    def _pass_over_blocks(self, inner: Any, level: int, *, has_keys: bool) -> None:
+        empty_items = 0 if has_keys else self._empty_items_of(inner)
+        while count := self._read_number():
             if count < 0:
-                self._number()  # the bytes of the block
-            if empties:
-                self._add(abs(count) * empties)
+                self._read_number()  # the size of the block in bytes
+            if empty_items:
+                self._count(abs(count) * empty_items)
                 continue
             for _ in range(abs(count)):
                 if has_keys:
-                    self._pass(self._number())
-                self.over(inner, level)
+                    self._skip(self._read_number())
+                self.pass_over(inner, level)
 
-    def _add(self, empties: int) -> None:
-        self._empty_items += empties
+    def _count(self, empty_items: int) -> None:
+        self._empty_items += empty_items
         # A large payload may have some beside each of its other values.
-        if self._empty_items > max(MOST_EMPTY_ITEMS, len(self._payload)):
-            msg = f"it has more than {MOST_EMPTY_ITEMS} items that take no byte"
+        if self._empty_items > max(_MAX_EMPTY_ITEMS, len(self._payload)):
+            msg = f"it has more than {_MAX_EMPTY_ITEMS} items that take no byte"
             raise UndecodableError(msg)
 
-    def _pass(self, length: int) -> None:
+    def _skip(self, length: int) -> None:
         if not 0 <= length <= len(self._payload) - self._at:
             raise IndexError
         self._at += length
 
-    def _number(self) -> int:
+    def _read_number(self) -> int:
         value = 0
-        for place in range(_MOST_BYTES):
+        for place in range(_MAX_VARINT_BYTES):
             byte = self._payload[self._at]
             self._at += 1
             value |= (byte & 0x7F) << (7 * place)
-            if byte < 0x80:  # noqa: PLR2004 - the bit that says that another byte follows
+            if byte < 0x80:  # noqa: PLR2004 - the continuation bit
                 return (value >> 1) ^ -(value & 1)
-        msg = f"it has a number of more than {_MOST_BYTES} bytes"
+        msg = f"it has a number of more than {_MAX_VARINT_BYTES} bytes"
         raise UndecodableError(msg)

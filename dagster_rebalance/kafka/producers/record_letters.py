@@ -13,7 +13,7 @@ from dagster_rebalance.core.model.errors import BrokerError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_rebalance.decoding.record_letter import RecordLetter
+    from dagster_rebalance.decoding.batches import RecordLetter
     from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
 
 _WAIT_S = 0.1

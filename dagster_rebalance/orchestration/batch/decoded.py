@@ -13,13 +13,13 @@ from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError,
 from dagster_rebalance.core.model.offsets import is_topic_name
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.decoding.batches import (
-    cannot_be_decoded,
-    decoded_columns,
-    judged,
+    RecordLetter,
+    apply_policy,
+    decode_columns,
     letters_of,
+    undecodable_text,
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
-from dagster_rebalance.decoding.record_letter import RecordLetter
 from dagster_rebalance.kafka.producers import record_letters
 from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
 from dagster_rebalance.orchestration.batch.arrow import as_bytes, chunks
@@ -187,10 +187,10 @@ def decoded_batches(
     opened = [decoder.open() for decoder in decoders]
     with letters:
         for batch in batches:
-            columns, reasons = decoded_columns(batch, opened)
+            columns, reasons = decode_columns(batch, opened)
             if on_undecodable == "drop":
                 letters.store(letters_of(batch, reasons))
-            yield judged(batch, columns, reasons, on_undecodable)
+            yield apply_policy(batch, columns, reasons, on_undecodable)
 
 
 class Letters:
@@ -217,7 +217,7 @@ class Letters:
             return
         if self._topic is None:
             first = letters[0]
-            msg = cannot_be_decoded(first.topic, first.partition, first.offset, first.reason)
+            msg = undecodable_text(first.topic, first.partition, first.offset, first.reason)
             raise UndecodableError(msg)
         if self._kafka is None:
             return
@@ -252,7 +252,7 @@ def _decoded(message: Message, opened: Iterable[OpenDecoder]) -> DecodedMessage:
     reasons = []
     for decoder in opened:
         payload = as_bytes(parts[decoder.part])
-        parts[decoder.part], reason = decoder.decoded(payload, names)
+        parts[decoder.part], reason = decoder.try_decode(payload, names)
         reasons.append(reason)
     return DecodedMessage(message, **parts, undecodable="; ".join(filter(None, reasons)) or None)
 

@@ -275,7 +275,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 or cannot be used; or as of `dataframe`.
             IllegalStateError: A range is not one of the batch.
         """
-        from dagster_rebalance.spark.reading import decoded as in_spark
+        from dagster_rebalance.spark.reading import decoded_frame as in_spark
 
         decoding = Decoding.of(
             self.kafka,
@@ -341,7 +341,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         decoders: "Sequence[Decoder]",
         topic: str,
     ) -> None:
-        from dagster_rebalance.spark.reading.decoded import write_letters
+        from dagster_rebalance.spark.reading.decoded_frame import write_letters
 
         check_letter_topic(self.kafka, topic)
         write_letters(frame, decoders, topic, self._spark_options(spark))

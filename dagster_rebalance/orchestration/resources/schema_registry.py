@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_vali
 
 from dagster_rebalance.core.model.errors import ConfigurationError, UndecodableError
 from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
-from dagster_rebalance.decoding.schema import SchemaText, SchemaType
+from dagster_rebalance.decoding.wire_format import SchemaText, SchemaType
 from dagster_rebalance.kafka.schema_registry import Registry
 from dagster_rebalance.orchestration.resources.client_settings import as_texts
 from dagster_rebalance.orchestration.resources.unknown_settings import refuse_unknown_settings

@@ -1,1 +1,1 @@
-"""Spark sessions: the connector, the start, and jobs that can be interrupted."""
+"""Spark sessions: the connector, their start, and the interruption of their work."""

@@ -1,14 +1,10 @@
-"""Spark Connect sessions that can be found again by the id of the run that made them.
+"""Spark Connect sessions with the id of their run, which any process can end.
 
-A Connect server goes on working for minutes after its client was killed. Since a run's session
-carries the run's id, any process can end it: interrupting stops what it works on, and releasing
-leaves a tombstone, so that a client that still lives is refused from then on. Interrupting a
-session that the server does not know creates it first; so even a run that has not connected yet is
-kept out (Spark 4.0).
-
-Speaks to the server directly and within a time limit: pyspark's own client retries an unreachable
-server for minutes. Never opens a `SparkSession`, which would become the default session of the
-process.
+A Connect server works on for minutes after its client was killed. Interrupting a session stops its
+work, and releasing it leaves a tombstone, so a client that is still alive is refused from then on.
+Interrupting an unknown session creates it first, which also keeps out a run that has not connected
+yet (Spark 4.0). Requests go directly to the server within a time limit: pyspark's client would
+retry for minutes, and a `SparkSession` would become the default session of the process.
 """
 
 from __future__ import annotations
@@ -30,16 +26,13 @@ if TYPE_CHECKING:
 
 USER_ID = "dagster"
 TIMEOUT_S = 10.0
-_UNWINDING = "is not within statuses"
+_STILL_ENDING = "is not within statuses"
 _ADDRESS = re.compile(r"sc://[A-Za-z0-9._-]+(:\d+)?")
 _NAMESPACE = uuid.UUID("6f0c1ee5-5f2c-4f0e-9a51-2a8d7a1d3b0e")
 
 
 def connect_session_id(run_id: str) -> str:
-    """Return the Connect session id of a run.
-
-    It is the run id, which in Dagster is a UUID, or else a UUID derived from it.
-    """
+    """Return the Connect session id of a run: its id, or a UUID derived from an id that is none."""
     try:
         return str(uuid.UUID(run_id))
     except ValueError:
@@ -47,21 +40,17 @@ def connect_session_id(run_id: str) -> str:
 
 
 def remote_with_session(remote: str, session_id: str) -> str:
-    """The URL of a Connect server with a session id and a user id; its other parameters stay.
+    """Return the URL of a Connect server with a session id and a user id added.
 
-    Args:
-        remote: `sc://host:port`, with or without parameters. A `user_id` in it wins over that of
-            this library. Sessions belong to a user: only the same one finds the session again.
-        session_id: A UUID.
+    A `user_id` in the URL wins. Sessions belong to a user: only the same one finds a session again.
 
     Raises:
-        ConfigurationError: It is not such a URL, or has a session id of its own, which would make
-            all runs share one session.
+        ConfigurationError: The URL is invalid, or has a session id, which all runs would share.
     """
     address, _, text = remote.partition(";")
     address = address.rstrip("/")
     if _ADDRESS.fullmatch(address) is None:
-        # Not shown: a token that is in the wrong place is still one.
+        # The URL is not shown, because it may have a token in the wrong place.
         msg = (
             "`remote` is not the URL of a Spark Connect server: write it as sc://host:port, then "
             "any parameters as /;key=value."
@@ -71,8 +60,8 @@ def remote_with_session(remote: str, session_id: str) -> str:
     keys = {parameter.partition("=")[0] for parameter in parameters}
     if "session_id" in keys:
         msg = (
-            f"the URL of the Spark Connect server {address} names a session_id: remove it. Each "
-            "run has a session of its own."
+            f"the URL of the Spark Connect server {address} has a session_id: remove it. Each run "
+            "has a separate session."
         )
         raise ConfigurationError(msg)
     parameters += [] if "user_id" in keys else [f"user_id={USER_ID}"]
@@ -80,10 +69,7 @@ def remote_with_session(remote: str, session_id: str) -> str:
 
 
 def connects_in_the_clear(session: SparkSession) -> bool:
-    """Tell whether the session sends its data across a network without TLS.
-
-    That is a Connect session whose server is not on this machine.
-    """
+    """Whether this is a Connect session to another machine without TLS."""
     if not is_connect(session):
         return False
     connected: Any = session  # the two kinds share a parent in pyspark's code, but not in its types
@@ -95,11 +81,7 @@ def connects_in_the_clear(session: SparkSession) -> bool:
 
 
 def check_reachable(remote: str, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Make sure that a Connect server answers.
-
-    Raises:
-        ConfigurationError: It does not within the time.
-    """
+    """Raise ConfigurationError unless a Connect server answers within the time."""
     import grpc  # type: ignore[import-untyped]
 
     with _service(remote, str(uuid.uuid4())) as (builder, _):
@@ -109,8 +91,8 @@ def check_reachable(remote: str, *, timeout_s: float = TIMEOUT_S) -> None:
         except grpc.FutureTimeoutError as error:
             msg = (
                 f"no Spark Connect server answered at {_address(remote)} within {timeout_s:g} s: "
-                "start it, or correct `remote`. "
-                "A server behind TLS needs `use_ssl=true` among its parameters."
+                "start it, or correct `remote`. A server with TLS needs the parameter "
+                "`use_ssl=true`."
             )
             raise ConfigurationError(msg) from error
         finally:
@@ -118,12 +100,11 @@ def check_reachable(remote: str, *, timeout_s: float = TIMEOUT_S) -> None:
 
 
 def stop_session(remote: str, session_id: str, *, timeout_s: float = TIMEOUT_S) -> None:
-    """End a session from any process: its work stops at once, and no client can submit more in it.
+    """End a session from any process: its work stops, and no client can submit more in it.
 
-    A session that does not exist, or was ended before, is no error. A write that was already moving
-    its finished files into place, or committing to a table, may still end, after the replay of its
-    range as well: `write_parquet_by_range`, `write_delta` and `write_iceberg` bear that, another
-    output must.
+    A session that does not exist, or was ended before, is no error. A write that already moves its
+    finished files, or commits to a table, may still end after its range was replayed.
+    `write_parquet_by_range`, `write_delta` and `write_iceberg` allow that; any other output must.
 
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.
@@ -131,34 +112,38 @@ def stop_session(remote: str, session_id: str, *, timeout_s: float = TIMEOUT_S) 
     import grpc
     from pyspark.sql.connect.proto import base_pb2 as pb
 
-    with _service(remote, session_id) as (builder, service), _answered(remote, session_id):
+    with _service(remote, session_id) as (builder, service), _explained_errors(remote, session_id):
         owner = pb.UserContext(user_id=builder.userId or USER_ID)
-        everything = pb.InterruptRequest.INTERRUPT_TYPE_ALL
         interrupt = pb.InterruptRequest(
-            session_id=session_id, user_context=owner, interrupt_type=everything
+            session_id=session_id,
+            user_context=owner,
+            interrupt_type=pb.InterruptRequest.INTERRUPT_TYPE_ALL,
         )
         release = pb.ReleaseSessionRequest(session_id=session_id, user_context=owner)
-        service.Interrupt(interrupt, timeout=timeout_s, metadata=builder.metadata())
-        try:
-            service.ReleaseSession(release, timeout=timeout_s, metadata=builder.metadata())
-        except grpc.RpcError as error:
-            # Spark 4.0 shuts the session to clients first, and then trips over an operation that is
-            # still winding down. Interrupting once more tells: SESSION_CLOSED if it is shut.
-            if _UNWINDING not in (error.details() or ""):
-                raise
+
+        def interrupt_and_release() -> None:
             service.Interrupt(interrupt, timeout=timeout_s, metadata=builder.metadata())
             service.ReleaseSession(release, timeout=timeout_s, metadata=builder.metadata())
 
+        try:
+            interrupt_and_release()
+        except grpc.RpcError as error:
+            # Spark 4.0 closes the session to clients first, and then fails on an operation that is
+            # still ending. If it is closed, a second interrupt answers SESSION_CLOSED.
+            if _STILL_ENDING not in (error.details() or ""):
+                raise
+            interrupt_and_release()
+
 
 def interrupt_tag(remote: str, session_id: str, tag: str) -> None:
-    """Stop what carries a tag in a session, and leave the session to its other clients.
+    """Stop the work with a tag in a session, and leave the session open.
 
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.
     """
     from pyspark.sql.connect.proto import base_pb2 as pb
 
-    with _service(remote, session_id) as (builder, service), _answered(remote, session_id):
+    with _service(remote, session_id) as (builder, service), _explained_errors(remote, session_id):
         interrupt = pb.InterruptRequest(
             session_id=session_id,
             user_context=pb.UserContext(user_id=builder.userId or USER_ID),
@@ -184,7 +169,7 @@ def _service(
 
 
 @contextmanager
-def _answered(remote: str, session_id: str) -> Iterator[None]:
+def _explained_errors(remote: str, session_id: str) -> Iterator[None]:
     import grpc
 
     try:
@@ -195,13 +180,12 @@ def _answered(remote: str, session_id: str) -> Iterator[None]:
             return
         msg = (
             f"the Spark Connect server at {_address(remote)} did not end session {session_id} "
-            f"({error.code().name}: {details[:200]}): "
-            "its Spark work may still run. Try again when the server answers, or restart the "
-            "server."
+            f"({error.code().name}: {details[:200]}): its Spark work may still run. Try again when "
+            "the server answers, or restart the server."
         )
         raise ConfigurationError(msg) from error
 
 
 def _address(remote: str) -> str:
-    """The part of the URL without parameters: a token may be among those."""
+    """Return a URL without its parameters, which may include a token."""
     return remote.partition(";")[0].rstrip("/")

@@ -1,9 +1,8 @@
-"""How a classic session is started: its settings in a file, its Python, and its jars.
+"""The start of a classic session: its settings in a file, its Python, and its jars.
 
-pyspark puts each setting on the JVM's command line, which every user of the machine can read. Owns
-the file, readable by this user alone and gone when the session has started, and the variable by
-which `spark-submit` finds it. JVM options stand on the command line whatever is done, so a secret
-among them is refused.
+pyspark puts each setting on the JVM's command line, which every user of the machine can read. The
+settings therefore go into a file that only this user can read, until the session has started. JVM
+options always are on the command line, so a secret among them is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dagster_rebalance.core.model.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _FILE = "--properties-file"
 _JVM_OPTIONS = "JavaOptions"
 _PYTHON = "PYSPARK_PYTHON"
@@ -37,53 +36,51 @@ _SECRET_OPTION = re.compile(r"-D\S*(password|secret|token|jaas)\S*=", re.IGNOREC
 
 @contextmanager
 def settings_in_a_file(config: Mapping[str, object]) -> Iterator[None]:
-    """Let a JVM that pyspark starts inside find its settings in a private file.
+    """Pass settings in a private file to a JVM that pyspark starts in the block.
 
-    What stands in spark-defaults.conf is still read.
+    Spark still reads spark-defaults.conf.
 
     Raises:
-        ConfigurationError: A JVM option is a secret, or the environment names another file, which
-            would not be read.
+        ConfigurationError: A JVM option is a secret, or the environment names another file.
     """
     for key, value in config.items():
         if key.endswith(_JVM_OPTIONS) and _SECRET_OPTION.search(str(value)):
             msg = (
-                f"{key} has a secret in it, which would be on the command line of a JVM: let the "
-                "JVM read it from a file of its own."
+                f"{key} has a secret, which would be on the command line of a JVM: give the JVM a "
+                "file with it."
             )
             raise ConfigurationError(msg)
-    before = os.environ.get(_ARGUMENTS)
+    before = os.environ.get(_SUBMIT_ARGUMENTS)
     if _FILE in (before or ""):
         msg = (
-            f"{_ARGUMENTS} has {_FILE}, of which Spark takes one: give those settings in "
-            "spark_config, or in conf/spark-defaults.conf."
+            f"{_SUBMIT_ARGUMENTS} has {_FILE}, which Spark accepts only once: give those settings "
+            "in spark_config, or in conf/spark-defaults.conf."
         )
         raise ConfigurationError(msg)
-    # Readable by its owner alone.
+    # mkstemp makes a file that only its owner can read.
     handle, name = tempfile.mkstemp(prefix="dagster-rebalance-spark-", suffix=".conf")
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.writelines(
                 f"{_escaped(key)}={_escaped(str(value))}\n" for key, value in config.items()
             )
-        os.environ[_ARGUMENTS] = (
+        os.environ[_SUBMIT_ARGUMENTS] = (
             f"--load-spark-defaults {_FILE} {shlex.quote(name)} {before or 'pyspark-shell'}"
         )
         yield
     finally:
         if before is None:
-            os.environ.pop(_ARGUMENTS, None)
+            os.environ.pop(_SUBMIT_ARGUMENTS, None)
         else:
-            os.environ[_ARGUMENTS] = before
+            os.environ[_SUBMIT_ARGUMENTS] = before
         Path(name).unlink()
 
 
 @contextmanager
 def one_fetch_at_a_time(config: Mapping[str, str]) -> Iterator[None]:
-    """Let no other session of this machine start meanwhile that fetches into the same cache.
+    """Lock Ivy's cache against other sessions of this machine that fetch packages.
 
-    Ivy does not bear two processes that fill one cache: one of them reads files that the other one
-    has not written to their end. The lock lies in that cache, and ends with the process.
+    If two processes fill one cache, one of them reads files that the other is still writing.
     """
     if not config.get(_PACKAGES):
         yield
@@ -97,10 +94,9 @@ def one_fetch_at_a_time(config: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def workers_of_this_python() -> Iterator[None]:
-    """Let a session that starts inside work in the Python of this process.
+    """Let a session that starts in the block use the Python of this process, with its libraries.
 
-    pyspark would take the first python3 of the PATH, which has other libraries than the environment
-    of the run. Whoever has named one with PYSPARK_PYTHON keeps it.
+    pyspark would use the first python3 of the PATH. PYSPARK_PYTHON wins if it is set.
     """
     if _PYTHON in os.environ:
         yield
@@ -114,10 +110,10 @@ def workers_of_this_python() -> Iterator[None]:
 
 @contextmanager
 def only_the_given_server() -> Iterator[None]:
-    """Hide pyspark's own variable SPARK_REMOTE while a session starts inside.
+    """Unset SPARK_REMOTE while a session starts in the block.
 
-    The resource names the server, or none. pyspark takes that variable for the wish for a server,
-    also where it is empty, and starts no local session then.
+    The resource decides whether there is a server. pyspark starts no local session if that variable
+    is set, even if it is empty.
     """
     hidden = os.environ.pop(_REMOTE, None)
     try:
@@ -128,7 +124,7 @@ def only_the_given_server() -> Iterator[None]:
 
 
 def _escaped(text: str) -> str:
-    """Text as a Java properties file has it."""
+    """Escape text for a Java properties file."""
     units = text.encode("utf-16-be")
     numbers = [int.from_bytes(units[index : index + 2], "big") for index in range(0, len(units), 2)]
     return "".join(

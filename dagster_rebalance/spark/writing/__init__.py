@@ -1,1 +1,1 @@
-"""Output keyed by range in Parquet files, Delta Lake and Iceberg."""
+"""Output by range: Parquet files, and tables of Delta Lake and Iceberg."""

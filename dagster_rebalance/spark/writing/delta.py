@@ -1,8 +1,7 @@
-"""Output keyed by range in a table of Delta Lake.
+"""Output by range in tables of Delta Lake, by an overwrite with a filter (`replaceWhere`).
 
-Owns which of Delta's errors mean that another commit was first. The one commit that replaces ranges
-is an overwrite by filter (`replaceWhere`). Delta fails it when another commit has added or removed
-rows of the same table partition since it began, also where there were none before.
+Delta Lake fails that commit if another one has added or removed rows of the same table partition
+since it began, also where there were none before.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 DELTA = TableFormat(
     name="Delta Lake",
     provider="delta",
-    overtaken=re.compile(
+    conflict=re.compile(
         r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|TABLE_OR_VIEW_ALREADY_EXISTS"
     ),
     setup=(
@@ -57,17 +56,18 @@ def write_delta(
     *,
     options: Mapping[str, str] | None = None,
 ) -> None:
-    """Write records to a table of Delta Lake, so that ranges that are written again are replaced.
+    """Write records to a table of Delta Lake, replacing ranges that were written before.
 
-    One commit of the table removes what it has of the ranges and adds the rows of the frame. So a
-    reader never sees a part, a writer that is killed before its commit leaves nothing that readers
-    see, and of two runs that write a range at the same moment the second one replaces what the
-    first has added. The rows of a range are those with its topic, partition and offsets, so also
-    ranges with other bounds replace each other, and files may be compacted at any time.
+    One commit of the table removes its rows of the ranges and adds the rows of the frame. Readers
+    never see a partial write, and a writer that is killed before its commit leaves nothing visible.
+    If two runs write a range concurrently, the later commit replaces the rows of the earlier one.
+    The rows of a range are those with its topic, partition and offsets, so ranges with other bounds
+    replace each other too, and files may be compacted at any time.
 
-    Write what you read to one table in one call: a second part of it would replace the first, and
-    is refused where the frame still has the column `range_start` of `kafka_batch.dataframe()`. So
-    are ranges that it was not read from, such as those of a topic that another call writes.
+    Write a read to one table in one call. A second part of it would replace the first, and is
+    refused if the frame still has the column `range_start` of `kafka_batch.dataframe()`. Ranges
+    that the frame was not read from, such as those of a topic that another call writes, are refused
+    too.
 
     Example:
         ```python
@@ -79,24 +79,24 @@ def write_delta(
 
     Args:
         frame: All rows of the ranges, with the columns `topic`, `partition` and `offset`.
-        table: The name of a table, or the path of one (`/data/orders`, `s3a://lake/orders`). It is
-            made if it is missing, partitioned by `topic` and `partition`.
+        table: The name or the path of a table (`/data/orders`, `s3a://lake/orders`). If it does not
+            exist, it is created, partitioned by `topic` and `partition`.
         ranges: The ranges that the frame was read from: `kafka_batch.offset_ranges`, or those
-            that `ranges=` has chosen of them. A range of which the frame has no row has none in
-            the table afterwards. No ranges at all, as of a topic that the batch has nothing of,
-            change nothing.
+            selected with `ranges=`. A range without rows in the frame has none in the table
+            afterwards. Without ranges, for a topic that the batch does not contain, nothing
+            changes.
         options: Further options of the write, such as `mergeSchema` or `userMetadata`. With
-            `mergeSchema` the frame may have new columns, which the table gets, and lack others,
-            which are NULL in its rows.
+            `mergeSchema` the frame may have new columns, which are added to the table, and lack
+            others, which are NULL in its rows.
 
     Raises:
         IllegalStateError: A column is missing, also one of the table; names differ only in
             capitals; there are rows and no ranges, or others than the frame was read from; or
             another part of the same read was written to the table before.
-        ConfigurationError: The session cannot write tables of Delta Lake, or other writers were
-            faster ten times in a row. Nothing was written.
+        ConfigurationError: The session cannot write tables of Delta Lake, or the commit conflicted
+            with other writers ten times in a row. Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.
-        PySparkException: A row is of none of the ranges. Nothing was written.
+        PySparkException: A row is in none of the ranges. Nothing was written.
     """
     is_path = "/" in table
     name = f"delta.{quoted(table)}" if is_path else table
@@ -111,8 +111,8 @@ def write_delta(
         table,
         ranges,
         DELTA,
-        # By its path also where a writer was killed while it made the table: SQL takes a folder
-        # that is not empty for one.
+        # By path even after a writer was killed while it created the table: SQL takes any non-empty
+        # folder for a table.
         create=lambda writer: writer.save(table) if is_path else writer.saveAsTable(table),
         write=write,
     )
@@ -121,8 +121,8 @@ def write_delta(
 def _refuse_missing_columns(frame: DataFrame, table: str) -> None:
     """Refuse a frame without a column of the table, which Delta Lake would fill with NULL.
 
-    Delta Lake fills a column that has a DEFAULT. A frame of these columns is compared once per
-    process: that takes a look at the table.
+    Delta Lake fills a column that has a DEFAULT. The columns of a frame are compared once per
+    process, because that reads the table's schema.
     """
     known = (table, frozenset(name.lower() for name in frame.columns))
     if known in _compared:
@@ -136,7 +136,7 @@ def _refuse_missing_columns(frame: DataFrame, table: str) -> None:
         msg = (
             f"the records lack the column(s) {', '.join(missing)} of {table}, which would be NULL, "
             "also in ranges that are written again. Keep them in the DataFrame, drop them from the "
-            "table, or give options={'mergeSchema': 'true'} where NULL, or a generated value, is "
+            "table, or give options={'mergeSchema': 'true'} if NULL, or a generated value, is "
             "right. Nothing was written."
         )
         raise IllegalStateError(msg)

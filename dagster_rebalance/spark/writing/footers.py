@@ -1,8 +1,8 @@
-"""Which range a staged Parquet file holds, by the statistics in its footer.
+"""The range that a staged Parquet file holds, by the statistics in its footer.
 
-Owns when a file that Spark wrote without being told of ranges can be the file of one: all of its
-records are of that range, and no other file has any of them. Only for files that this process sees.
-Never reads a record.
+A file that Spark wrote without gathering ranges is the file of one range if all of its records are
+of that range, and no other file has any of them. Records are never read, and the files must be
+visible to this process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RangeKey(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """What its folder stands for, and the name of its file, as `output` has Spark name them."""
+        """The value of its folder and the name of its file, as `output` has Spark name them."""
         topic = self.topic
         if not _PLAIN_TOPIC.fullmatch(topic):
             digest = hashlib.sha256(topic.encode()).hexdigest()
@@ -42,37 +42,31 @@ class RangeKey(NamedTuple):
 
 
 def local_folder(path: str) -> Path | None:
-    """A folder by the name that Spark has for it; None where only Spark can reach it.
-
-    Hadoop takes `..` out of a name without a look at what the folder before it is.
-    """
+    """Return the local folder of a path in Spark; None if only Spark can reach it."""
     name = path.removeprefix("file:")
     if name.startswith("//"):
         name = name.removeprefix("//")
-        return _normal(name) if name.startswith("/") else None  # a host's name stands before it
-    return None if urlsplit(name).scheme else _normal(name)
-
-
-def _normal(name: str) -> Path:
+        if not name.startswith("/"):  # it begins with a host
+            return None
+    elif urlsplit(name).scheme:
+        return None
+    # Hadoop removes `..` from a name without resolving links, and so does normpath.
     return Path(os.path.normpath(Path(name).absolute()))
 
 
 def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:
-    """The staged files, and the range that each one holds as a whole.
+    """Return the staged files, and the range that each one holds as a whole.
 
-    Args:
-        folder: Where Spark has written.
-        records: How many records it says to have written.
-
-    Returns:
-        None when a file holds more than one range or part of one, or when not all of the records
-        are seen here: a mounted folder may show a file late, and one may be encrypted.
+    The result is None if a file holds several ranges or part of one, or if not all of the records
+    that Spark counted are seen here: a mounted folder may show a file late, or files are encrypted.
     """
     from pyarrow import ArrowException, parquet
 
     found: dict[Path, RangeKey] = {}
     seen = 0
-    for file in _files(folder):
+    for file in folder.glob("*.parquet"):
+        if not _is_data(file.name):
+            continue
         try:
             footer = parquet.read_metadata(file)
         except (OSError, ArrowException):
@@ -89,9 +83,9 @@ def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:
 
 
 def stored_schemas(output: Path) -> Iterator[tuple[Path, str | None]]:
-    """The files of an output, and the schema that Spark has noted in each, as JSON.
+    """Yield the files of an output, and the schema that Spark has noted in each, as JSON.
 
-    It is None in a file that another program has written, or that this process cannot read.
+    The schema is None if another program wrote the file, or if this process cannot read it.
     """
     from pyarrow import ArrowException, parquet
 
@@ -108,7 +102,7 @@ def stored_schemas(output: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def _output_files(output: Path) -> Iterator[Path]:
-    """List lazily: an output may have a folder per partition, with many files in each."""
+    # Lazily, because an output may have a folder per partition, with many files in each.
     try:
         with os.scandir(output) as folders:
             for folder in folders:
@@ -120,12 +114,8 @@ def _output_files(output: Path) -> Iterator[Path]:
 
 
 def _is_data(name: str) -> bool:
+    """Whether Spark takes a file for data, and not for its own notes or work in progress."""
     return name.endswith(".parquet") and not name.startswith(("_", "."))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """What Spark takes for files of an output: neither its own notes nor work in progress."""
-    return (file for file in folder.glob("*.parquet") if _is_data(file.name))
 
 
 def _only_range(footer: Any) -> RangeKey | None:
@@ -148,7 +138,7 @@ def _only_range(footer: Any) -> RangeKey | None:
 
 
 def _only_value(statistics: Any) -> Any:
-    """The value that all records have; None when there are several, or some have none."""
+    """Return the value that all records have; None if there are several, or some have none."""
     if statistics is None or not statistics.has_min_max or not statistics.has_null_count:
         return None
     is_one = statistics.null_count == 0 and statistics.min == statistics.max

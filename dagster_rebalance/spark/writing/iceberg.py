@@ -1,10 +1,8 @@
-"""Output keyed by range in a table of Iceberg.
+"""Output by range in tables of Iceberg.
 
-Owns the one commit that replaces ranges there, and which of Iceberg's errors mean that another
-commit was first. There are two ways to that commit. An overwrite by filter drops whole files:
-Iceberg looks for them anew in each attempt to commit, and so finds what another writer has just
-added. It refuses where a file has rows of other ranges, too, as after a compaction. There a MERGE
-writes such files anew without the rows.
+An overwrite with a filter drops whole files. Iceberg evaluates the filter again in each attempt to
+commit, so it finds the rows that another writer has just added. It refuses a file that also has
+rows of other ranges, as after a compaction; a MERGE then rewrites such files.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.decoding.columns import quoted
+from dagster_rebalance.spark.reading.ranges import functions_of
 from dagster_rebalance.spark.session.connector import ICEBERG as ICEBERG_PACKAGES
 from dagster_rebalance.spark.session.connector import coordinates_text
 from dagster_rebalance.spark.writing.schemas import ddl
@@ -23,7 +22,6 @@ from dagster_rebalance.spark.writing.tables import (
     merges_schema,
     overwrite,
     replace_rows,
-    sql_column,
 )
 
 if TYPE_CHECKING:
@@ -36,23 +34,23 @@ if TYPE_CHECKING:
 ICEBERG = TableFormat(
     name="Iceberg",
     provider="iceberg",
-    overtaken=re.compile(
+    conflict=re.compile(
         r"CommitFailedException|Found conflicting files|AlreadyExistsException"
         r"|TABLE_OR_VIEW_ALREADY_EXISTS|Missing required files to delete|FIELD_ALREADY_EXISTS"
     ),
     setup=(
         f"it needs the package {coordinates_text(ICEBERG_PACKAGES)} (setting spark.jars.packages, "
         "which KafkaSparkResource fills in), a catalog (spark.sql.catalog.lake="
-        "org.apache.iceberg.spark.SparkCatalog, and what that one needs), and a table in that "
-        "catalog (lake.shop.orders). Give them in spark_config of KafkaSparkResource, or to the "
-        "Spark Connect server when it starts."
+        "org.apache.iceberg.spark.SparkCatalog, and its settings), and a table in that catalog "
+        "(lake.shop.orders). Give them in spark_config of KafkaSparkResource, or to the Spark "
+        "Connect server when it starts."
     ),
 )
 _SHARED_FILE = "Cannot delete file where some, but not all, rows match filter"
 _NEW_COLUMNS = "TOO_MANY_DATA_COLUMNS"
 _UNRESOLVED = "UNRESOLVED_COLUMN"
 _ANY_SCHEMA = "write.spark.accept-any-schema"
-_MARK = "dagster_rebalance_replaced_"
+_PREFIX = "dagster_rebalance_replaced_"
 
 
 def write_iceberg(
@@ -62,33 +60,33 @@ def write_iceberg(
     *,
     options: Mapping[str, str] | None = None,
 ) -> None:
-    """Write records to a table of Iceberg, so that ranges that are written again are replaced.
+    """Write records to a table of Iceberg, replacing ranges that were written before.
 
-    It promises what `write_delta` does, and takes the same. The catalog must make commits atomic
-    for all writers, as REST, Hive, Glue and JDBC catalogs do: Iceberg's Hadoop catalog does not on
+    The guarantees and arguments are those of `write_delta`. The catalog must make commits atomic
+    for all writers, as REST, Hive, Glue and JDBC catalogs do. Iceberg's Hadoop catalog does not on
     object stores, and on a mounted file system only within one Spark.
 
     Args:
         frame: All rows of the ranges, with the columns `topic`, `partition` and `offset`.
-        table: Its name, with that of its catalog (`lake.shop.orders`). It is made if it is missing,
-            partitioned by `topic` and `partition`; its namespace is not.
+        table: The name of a table with its catalog (`lake.shop.orders`). If the table does not
+            exist, it is created, partitioned by `topic` and `partition`; its namespace is not.
         ranges: The ranges that the frame was read from: `kafka_batch.offset_ranges`, or those
-            that `ranges=` has chosen of them. A range of which the frame has no row has none in
-            the table afterwards. No ranges at all, as of a topic that the batch has nothing of,
-            change nothing.
+            selected with `ranges=`. A range without rows in the frame has none in the table
+            afterwards. Without ranges, for a topic that the batch does not contain, nothing
+            changes.
         options: Further options of the write, such as `fanout-enabled` or `snapshot-property.team`.
-            The write of a range into compacted files has none of them. With `mergeSchema` the
-            table gets the new columns of the frame first.
+            They do not apply to a write into compacted files. With `mergeSchema`, the new columns
+            of the frame are added to the table first.
 
     Raises:
         IllegalStateError: A column is missing; names differ only in capitals; there are rows and
             no ranges, or others than the frame was read from; or another part of the same read was
             written to the table before.
-        ConfigurationError: The session cannot write tables of Iceberg; the table accepts any
-            schema and was compacted; or other writers were faster ten times in a row. Nothing was
-            written.
+        ConfigurationError: The session cannot write tables of Iceberg; the table accepts any schema
+            and was compacted; or the commit conflicted with other writers ten times in a row.
+            Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.
-        PySparkException: A row is of none of the ranges. Nothing was written.
+        PySparkException: A row is in none of the ranges. Nothing was written.
     """
 
     def write(checked: DataFrame, rows: Rows) -> None:
@@ -123,7 +121,7 @@ def _replace(frame: DataFrame, table: str, rows: Rows, options: Mapping[str, str
                 raise
             msg = (
                 f"{table} was compacted, and has the property {_ANY_SCHEMA}, with which Spark "
-                "cannot replace single rows: take it away with ALTER TABLE ... UNSET "
+                "cannot replace single rows: remove it with ALTER TABLE ... UNSET "
                 f"TBLPROPERTIES ('{_ANY_SCHEMA}'). New columns need the option mergeSchema alone. "
                 "Nothing was written."
             )
@@ -131,9 +129,9 @@ def _replace(frame: DataFrame, table: str, rows: Rows, options: Mapping[str, str
 
 
 def _add_columns(frame: DataFrame, table: str) -> None:
-    """Add the columns of the frame that the table has not.
+    """Add the new columns of the frame to the table.
 
-    Iceberg would do that itself in a table that accepts any schema, in which no MERGE works.
+    Iceberg itself adds them only to a table that accepts any schema, in which no MERGE works.
     """
     session = frame.sparkSession
     known = {name.lower() for name in session.table(table).columns}
@@ -146,26 +144,26 @@ def _add_columns(frame: DataFrame, table: str) -> None:
 
 
 def _merge(frame: DataFrame, table: str, rows: Rows) -> None:
-    """Replace rows of files that have others, too.
+    """Replace rows in files that also have rows of other ranges.
 
     The source has the new rows and, for each range, a row that stands for its old rows. Only these
-    match rows of the table, and by an equality, so that Spark does not compare all with all. The
-    columns of the source have names that no table has, so no name needs the table's before it.
+    match rows of the table, by an equality, so Spark does not compare all rows with all. The
+    columns of the source have unique names, so no name has to be qualified with the table.
     """
-    marks = {name: f"{_MARK}{name}" for name in ("topic", "partition", "start", "until")}
-    new = {name: f"{_MARK}by_{number}" for number, name in enumerate(frame.columns)}
+    expr = functions_of(frame.sparkSession).expr
+    marks = {name: f"{_PREFIX}{name}" for name in ("topic", "partition", "start", "until")}
+    new = {name: f"{_PREFIX}by_{number}" for number, name in enumerate(frame.columns)}
     replaced = frame.sparkSession.createDataFrame(list(rows.spans), list(marks.values()))
     source = frame.toDF(*new.values()).unionByName(replaced, allowMissingColumns=True)
     merge = source.mergeInto(
         table,
-        sql_column(
-            frame,
+        expr(
             f"({rows.condition()}) AND `topic` = {marks['topic']} "
             f"AND `partition` = {marks['partition']} "
-            f"AND `offset` >= {marks['start']} AND `offset` < {marks['until']}",
+            f"AND `offset` >= {marks['start']} AND `offset` < {marks['until']}"
         ),
     )
-    values = {quoted(name): sql_column(frame, column) for name, column in new.items()}
-    merge.whenMatched().delete().whenNotMatched(
-        sql_column(frame, f"{marks['topic']} IS NULL")
-    ).insert(values).merge()
+    values = {quoted(name): expr(column) for name, column in new.items()}
+    merge.whenMatched().delete().whenNotMatched(expr(f"{marks['topic']} IS NULL")).insert(
+        values
+    ).merge()

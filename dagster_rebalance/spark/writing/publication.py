@@ -1,9 +1,9 @@
-"""Moving staged files to their places in an output, each in one atomic step.
+"""Publication of staged files: each is moved to its place in one atomic step.
 
-Owns which file systems have such a step, and who takes it: this process, the JVM of a classic
-session, or a Python worker of the Spark Connect server when this process does not see its files.
-Never deletes a file of an output and never empties a place first: a reader finds the old file or
-the new one at any moment, and a writer that ends at any point leaves one of the two.
+The step is taken by this process, by the JVM of a classic session, or by a Python worker of a Spark
+Connect server whose files this process does not see. No file of an output is deleted and no place
+emptied first, so a reader finds the old file or the new one at any moment, even if a writer is
+killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# A copy within these stores is one request; the new object shows when it is complete.
+# A copy within these stores is one request; the new object appears when it is complete.
 _STORES = {"s3": "s3", "s3a": "s3", "gs": "gs"}
 _OLD_FOLDER = "topic="
 _WORKER_FUNCTION = "dagster_rebalance_publish"
@@ -32,33 +32,25 @@ LEFT_OVER_AFTER_S = 2 * 24 * 3600.0
 
 
 def check_scheme(session: SparkSession, scheme: str) -> None:
-    """Refuse a file system on which a file cannot be replaced in one step.
-
-    Raises:
-        ConfigurationError: It is one.
-    """
+    """Raise ConfigurationError for a file system that cannot replace a file in one step."""
     if scheme == "hdfs" and is_connect(session):
         msg = (
-            "output by range on HDFS needs a session without Spark Connect: its client cannot "
+            "output by range on HDFS needs a classic session: the client of Spark Connect cannot "
             "replace a file there in one step. Set `master` instead of `remote`, or write to a "
             "file system that is mounted on the workers (file:) or to an object store (s3a:, gs:)."
         )
         raise ConfigurationError(msg)
     if scheme not in {"file", "hdfs", *_STORES}:
         msg = (
-            f"output by range cannot be written to {scheme}: a file cannot be replaced there in "
-            "one step, so two writers of a range could double or lose its records. Write to a "
+            f"output by range cannot be written to {scheme}: it cannot replace a file in one step, "
+            "so two writers of a range could duplicate or lose its records. Write to a "
             "mounted file system (file:), HDFS (hdfs:), S3 (s3a:) or Google Cloud Storage (gs:)."
         )
         raise ConfigurationError(msg)
 
 
 def check_one_file_system(output: Path) -> None:
-    """Refuse an output on another file system than the folder beside it, where Spark writes first.
-
-    Raises:
-        ConfigurationError: It is a link to another file system, or a mounted volume itself.
-    """
+    """Raise ConfigurationError if an output is on another file system than its staging folder."""
     with suppress(FileNotFoundError):
         if output.stat().st_dev != output.parent.stat().st_dev:
             raise ConfigurationError(_other_file_system(str(output)))
@@ -67,13 +59,13 @@ def check_one_file_system(output: Path) -> None:
 def _other_file_system(output: str) -> str:
     return (
         f"{output} is on another file system than its staging folder beside it, because it, or a "
-        "folder in it, is a link or a mounted volume: no file can be moved there in one step. Give "
-        "a folder within the volume, by its real path."
+        "folder in it, is a link or a mounted volume. A file cannot be moved there in one step: "
+        "give a folder within the volume, by its real path."
     )
 
 
 def place_of(uri: str) -> str:
-    """A file by one name, whatever Spark calls its file system."""
+    """Return one name for a file, whichever scheme Spark uses for its file system."""
     parts = urlsplit(uri)
     scheme = _STORES.get(parts.scheme, parts.scheme)
     return f"{scheme}://{parts.netloc}{unquote(parts.path)}"
@@ -82,11 +74,7 @@ def place_of(uri: str) -> str:
 def publish(session: SparkSession, root: str, moves: Mapping[str, str], staging: str) -> None:
     """Move staged files into an output, one after the other, and remove the staging folder.
 
-    Args:
-        session: The session that staged them.
-        root: The output, as a URI.
-        moves: The place of each staged file, both as URIs.
-        staging: The folder of this attempt, as a URI.
+    All paths are URIs; `moves` has the place of each staged file.
 
     Raises:
         ConfigurationError: The files cannot be reached, or cannot be replaced in one step.
@@ -96,21 +84,21 @@ def publish(session: SparkSession, root: str, moves: Mapping[str, str], staging:
     try:
         is_old = _published(session, root, moves, staging)
     except Exception as error:
-        # Also from a worker of Spark, as a text.
+        # By its text, because the error may come from a worker of Spark.
         if _CROSS_DEVICE not in str(error):
             raise
         raise ConfigurationError(_other_file_system(root)) from error
     if is_old:
         msg = (
             f"the output {root} was written by version 0.1.0, as topic=/partition=/...: a range "
-            "that is written again would not replace what is there. Write to a new path, and copy "
+            "that is written again would not replace its old file. Write to a new path, and copy "
             "the old output there once by reading it and writing it with this function."
         )
         raise IllegalStateError(msg)
 
 
 def _published(session: SparkSession, root: str, moves: Mapping[str, str], staging: str) -> bool:
-    """Move the files, or answer that the output has the layout of version 0.1.0."""
+    """Move the files, or return True if the output has the layout of version 0.1.0."""
     scheme = urlsplit(root).scheme
     if scheme == "hdfs":
         return _publish_on_hadoop(session, root, moves, staging)
@@ -122,10 +110,10 @@ def _published(session: SparkSession, root: str, moves: Mapping[str, str], stagi
 
 
 def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
-    """Publication on a mounted file system.
+    """Return a function that publishes on a mounted file system.
 
-    The function answers whether it refused an output of version 0.1.0. It is made here, and
-    imports what it needs, so that a worker without this package can run it.
+    It returns True if it refused an output of version 0.1.0. It is a closure with its own imports,
+    so a worker without this package can run it.
     """
 
     def publish_mounted(root: str, sources: list[str], places: list[str], staging: str) -> bool:
@@ -158,7 +146,7 @@ def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
 
 
 def _are_seen(uris: Iterable[str]) -> bool:
-    """Whether this process sees the files of the server; Spark's names for them are unique."""
+    """Whether this process sees the files of the server, whose names are unique."""
     return all(Path(unquote(urlsplit(uri).path)).exists() for uri in uris)
 
 
@@ -175,10 +163,10 @@ def _publish_in_worker(session: Any, root: str, moves: Mapping[str, str], stagin
         if not any(sign in str(error) for sign in _NO_PYTHON):
             raise
         msg = (
-            "the Spark Connect server writes to files that this process does not see, and its "
-            "workers cannot run this process's Python, which would move them to their places. "
-            "Give the workers the same Python (PYSPARK_PYTHON), mount the output in the run, or "
-            "write to an object store."
+            "this process does not see the files of the Spark Connect server, and the server's "
+            "workers, which would move them to their places, have another Python. Give the workers "
+            "the same Python (PYSPARK_PYTHON), mount the output in the run, or write to an object "
+            "store."
         )
         raise ConfigurationError(msg) from error
     return bool(row["is_old"])

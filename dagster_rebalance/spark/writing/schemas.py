@@ -1,46 +1,53 @@
-"""Column names and types that every reader of an output can read.
+"""Column names and types that every reader of a Parquet output can read.
 
-Decides which frames fit the Parquet files that an output has, whose readers take the schema of one
-file for all of them, and which names no reader can tell apart. Reads no file.
+Readers take the schema of one file for all files of an output, so a frame has to fit the files that
+exist. That schema is only in the footers of the files, so a deleted output accepts any schema
+again. One file represents all of them, because each write had to fit. If this process sees the
+output, that costs the footer of one file per write; otherwise Spark lists the output once per
+process.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.decoding.columns import quoted
+from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.writing.footers import stored_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 _INTEGERS = ("byte", "short", "integer", "long")
 _SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
-_SHOWN = 5
+_MAX_DIFFERENCES = 5
 """Differences in a message; a frame may have hundreds of columns."""
+_NO_FILES = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
+
+_known: dict[str, StructType] = {}
+"""Schemas of outputs that only Spark sees."""
 
 
-def refuse_alike_names(schema: StructType) -> None:
-    """Refuse columns, or fields of one column, whose names differ only in capitals.
-
-    Raises:
-        IllegalStateError: There are such names.
-    """
-    for first, second in _alike(schema.jsonValue(), ""):
+def refuse_ambiguous_names(schema: StructType) -> None:
+    """Raise IllegalStateError if the names of columns or of fields differ only in capitals."""
+    for first, second in _ambiguous_names(schema.jsonValue(), ""):
         msg = (
             f"the names {first!r} and {second!r} differ only in capitals, which Spark and most "
-            "other readers ignore: nobody could read the output. Rename one of them. Nothing was "
+            "other readers ignore: the output could not be read. Rename one of them. Nothing was "
             "written."
         )
         raise IllegalStateError(msg)
 
 
-def _alike(type_: Any, path: str) -> Iterator[tuple[str, str]]:
+def _ambiguous_names(type_: Any, path: str) -> Iterator[tuple[str, str]]:
     if not isinstance(type_, dict):
         return
     known: dict[str, str] = {}
@@ -48,33 +55,76 @@ def _alike(type_: Any, path: str) -> Iterator[tuple[str, str]]:
         name = f"{path}{field['name']}"
         if (other := known.setdefault(name.lower(), name)) != name:
             yield other, name
-        yield from _alike(field["type"], f"{name}.")
+        yield from _ambiguous_names(field["type"], f"{name}.")
     for part in ("elementType", "keyType", "valueType"):
-        yield from _alike(type_.get(part), path)
+        yield from _ambiguous_names(type_.get(part), path)
 
 
-def fitted(frame: DataFrame, schema: StructType, stored: StructType, output: str) -> DataFrame:
-    """Return the frame with the columns of the stored files, in their order and of their types.
-
-    A narrower type is widened, as tables do it: an `int` becomes the `bigint` of the files.
+def stored_schema(
+    session: SparkSession, output: str, folder: Path | None, path_column: str
+) -> StructType | None:
+    """Return the schema of the files of an output; None if there are none.
 
     Args:
-        frame: The records.
-        schema: Of the frame.
-        stored: The schema of the files of the output.
-        output: The output, for the message.
+        session: A session that sees the output.
+        output: The output for Spark.
+        folder: The output as a folder of this process; None if it is not seen here.
+        path_column: A column that readers take from the paths, and no file has.
+    """
+    found = next(stored_schemas(folder), None) if folder is not None else None
+    if found is not None:
+        return _parse(session, *found)
+    if folder is not None and not is_connect(session):
+        return None
+    # A Connect server may have another folder of that name than this machine.
+    if output not in _known:
+        schema = _infer(session, output)
+        if schema is None or path_column not in schema.names:
+            return None
+        _known[output] = _without(schema, path_column)
+    return _known[output]
+
+
+def _parse(session: SparkSession, file: Path, noted: str | None) -> StructType:
+    from pyspark.sql.types import StructType
+
+    if noted is None:
+        return session.read.parquet(f"file:{file}").schema
+    return StructType.fromJson(json.loads(noted))
+
+
+def _infer(session: SparkSession, output: str) -> StructType | None:
+    try:
+        return session.read.parquet(output).schema
+    except Exception as error:
+        if any(sign in str(error) for sign in _NO_FILES):
+            return None
+        raise
+
+
+def _without(schema: Any, column: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType([field for field in schema if field.name != column])
+
+
+def fit_to_files(frame: DataFrame, stored: StructType, output: str) -> DataFrame:
+    """Return the frame with the columns of the stored files, in their order and of their types.
+
+    A narrower type is widened, as in tables: an `int` becomes the `bigint` of the files.
 
     Raises:
         IllegalStateError: A column is new or missing, or its type does not fit.
     """
+    schema = frame.schema
     refuse_misfits(schema, stored, output)
     if _shape(schema.jsonValue()) == _shape(stored.jsonValue()):
         return frame
-    return frame.selectExpr(*(_as_stored(field.name, field.dataType, schema) for field in stored))
+    return frame.selectExpr(*(_cast(field.name, field.dataType, schema) for field in stored))
 
 
 def refuse_misfits(schema: StructType, stored: StructType, output: str) -> None:
-    """Refuse a schema that the files of an output cannot have.
+    """Refuse a schema that does not fit the files of an output.
 
     Raises:
         IllegalStateError: A column is new or missing, or its type does not fit.
@@ -82,8 +132,8 @@ def refuse_misfits(schema: StructType, stored: StructType, output: str) -> None:
     differences = list(_differences(schema, stored))
     if not differences:
         return
-    more = len(differences) - _SHOWN
-    shown = "; ".join(differences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    more = len(differences) - _MAX_DIFFERENCES
+    shown = "; ".join(differences[:_MAX_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
     msg = (
         f"the records do not fit the files of {output}: {shown}. Readers take the schema of one "
         "file for all, so they could read none of them. Cast or keep these columns, write to a new "
@@ -93,8 +143,28 @@ def refuse_misfits(schema: StructType, stored: StructType, output: str) -> None:
     raise IllegalStateError(msg)
 
 
+def refuse_concurrent_schemas(
+    session: SparkSession, schema: StructType, folder: Path, written: Collection[Path]
+) -> None:
+    """Compare a schema with the files of others that also found the output empty.
+
+    Raises:
+        IllegalStateError: Another writer wrote another schema at the same moment.
+    """
+    for file, noted in stored_schemas(folder):
+        if file not in written:
+            try:
+                refuse_misfits(schema, _parse(session, file, noted), str(folder))
+            except IllegalStateError as error:
+                msg = (
+                    f"two writers created {folder} at the same moment with different schemas, and "
+                    f"both have written: delete the files of one of them. {error}"
+                )
+                raise IllegalStateError(msg) from error
+
+
 def _differences(schema: StructType, stored: StructType) -> Iterator[str]:
-    now, then = _columns(schema), _columns(stored)
+    now, then = _types(schema), _types(stored)
     for name in [*then, *(name for name in now if name not in then)]:
         if name not in now:
             yield f"column {name!r} is missing"
@@ -107,18 +177,18 @@ def _differences(schema: StructType, stored: StructType) -> Iterator[str]:
             )
 
 
-def _columns(schema: StructType) -> Mapping[str, DataType]:
+def _types(schema: StructType) -> dict[str, DataType]:
     return {field.name: field.dataType for field in schema}
 
 
-def _as_stored(name: str, type_: DataType, schema: StructType) -> str:
-    if _shape(_columns(schema)[name].jsonValue()) == _shape(type_.jsonValue()):
+def _cast(name: str, type_: DataType, schema: StructType) -> str:
+    if _shape(_types(schema)[name].jsonValue()) == _shape(type_.jsonValue()):
         return quoted(name)
     return f"CAST({quoted(name)} AS {ddl(type_.jsonValue())}) AS {quoted(name)}"
 
 
 def ddl(type_: Any) -> str:
-    """Return a type, given as JSON, as SQL has it, with the names of fields in quotes."""
+    """Return a type, given as JSON, in SQL, with quoted names of fields."""
     match type_:
         case {"type": "struct", "fields": fields}:
             inner = (f"{quoted(one['name'])}: {ddl(one['type'])}" for one in fields)
@@ -132,7 +202,7 @@ def ddl(type_: Any) -> str:
 
 
 def _shape(type_: Any) -> Any:
-    """Return a type without what does not matter in a file: nullability and metadata."""
+    """Return a type without nullability and metadata, which are irrelevant in a file."""
     match type_:
         case {"type": "struct", "fields": fields}:
             return tuple((one["name"], _shape(one["type"])) for one in fields)
@@ -145,12 +215,12 @@ def _shape(type_: Any) -> Any:
 
 
 def _widens(now: Any, then: Any) -> bool:
-    """Whether each value of a type is one of the other type, too."""
+    """Whether each value of one type is a value of the other."""
     if isinstance(now, str) and isinstance(then, str):
         return _atom_widens(now, then)
     if type(now) is not type(then) or len(now) != len(then):
         return False
-    if isinstance(now, tuple):  # a cast takes the fields of a struct by their places
+    if isinstance(now, tuple):  # a cast matches the fields of a struct by position
         return all(
             one[0] == other[0] and _widens(one[1], other[1])
             for one, other in zip(now, then, strict=True)
