@@ -33,16 +33,18 @@ if TYPE_CHECKING:
         RevokeRequested,
     )
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
-    from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
-    from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
-    from dagster_rebalance.kafka.aio.operations import AsyncRebalanceConsumer
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
+    from dagster_rebalance.kafka.aio.async_operations import (
+        AsyncRebalanceConsumer,
+        AsyncRebalanceListener,
+    )
     from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
     from dagster_rebalance.kafka.consumer.listener import (
         CompositeRebalanceListener,
         ConsumerRebalanceListener,
         RebalanceListener,
     )
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
     from dagster_rebalance.kafka.offset_tracker import OffsetTracker
     from dagster_rebalance.orchestration.batch.batch_values import values_by_batch
     from dagster_rebalance.orchestration.batch.resource import KafkaBatch
@@ -114,9 +116,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncRebalanceAwareConsumer": "kafka.aio.consumer",
-    "AsyncRebalanceConsumer": "kafka.aio.operations",
-    "AsyncRebalanceListener": "kafka.aio.listener",
+    "AsyncRebalanceAwareConsumer": "kafka.aio.async_consumer",
+    "AsyncRebalanceConsumer": "kafka.aio.async_operations",
+    "AsyncRebalanceListener": "kafka.aio.async_operations",
     "BatchRefusedError": "core.model.errors",
     "BrokerError": "core.model.errors",
     "ClaimError": "core.model.errors",
@@ -143,7 +145,7 @@ _HOMES = {
     "PipesBatch": "spark.pipes_batch",
     "PollResult": "kafka.consumer.consumer",
     "RebalanceAwareConsumer": "kafka.consumer.consumer",
-    "RebalanceConsumer": "kafka.consumer.callback_view",
+    "RebalanceConsumer": "kafka.consumer.operations",
     "RebalanceInProgressError": "core.model.errors",
     "RebalanceListener": "kafka.consumer.listener",
     "RevokeRequested": "core.model.events",

@@ -1,7 +1,4 @@
-"""The Kafka side: a group member that can delay its revokes, and a consumer-aware listener.
+"""The Kafka side: a group member that can delay revokes (KIP-983), and its public consumer.
 
-KIP-983 describes the delayed revoke, and KAFKA-20385 the listener that receives the consumer.
-
-The package imports the core and confluent_kafka, and neither dagster nor pyspark: anyone can do
-with `RebalanceAwareConsumer` whatever the Dagster side does.
+It needs neither Dagster nor Spark.
 """

@@ -1,9 +1,7 @@
-"""Records that are finished out of order, and the offsets that may be committed for them.
+"""Offsets that may be committed when records are finished out of order.
 
-Owns what is unfinished of each partition, and keeps nothing of what is finished before it. An
-offset may be committed when every tracked record before it is finished; offsets that no record has
-(transactions, compaction) are passed over. Must never offer an offset behind an unfinished record,
-nor one that is not beyond the last commit.
+An offset may be committed when every tracked record before it is finished; offsets without a record
+(transactions, compaction) are skipped. The tracker keeps nothing of records before that offset.
 """
 
 from __future__ import annotations
@@ -22,89 +20,80 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.errors import BrokerError
 
 
-class Record(Protocol):
-    """What is read of a record: a `confluent_kafka.Message` is one."""
+class _Record(Protocol):
+    """A record, such as a `confluent_kafka.Message`; an event of the client has an error."""
 
-    def topic(self) -> str | None:
-        """Its topic."""
+    def topic(self) -> str | None: ...
 
-    def partition(self) -> int | None:
-        """The number of its partition."""
+    def partition(self) -> int | None: ...
 
-    def offset(self) -> int | None:
-        """Its offset."""
+    def offset(self) -> int | None: ...
 
-    def error(self) -> object | None:
-        """Not None when it is no record, but news of the client's: the end of a partition."""
+    def error(self) -> object | None: ...
 
 
-class CommitOutcome(Protocol):
-    """What became of a commit (`CommitResult`)."""
+class _CommitResult(Protocol):
+    """The used attributes of `CommitResult`."""
 
     @property
-    def committed(self) -> Collection[TopicPartition]:
-        """The partitions whose offset is stored."""
+    def committed(self) -> Collection[TopicPartition]: ...
 
     @property
-    def failed(self) -> Mapping[TopicPartition, BrokerError]:
-        """The others, each with its error."""
+    def failed(self) -> Mapping[TopicPartition, BrokerError]: ...
 
 
-class Committer(Protocol):
-    """Who commits: a `RebalanceAwareConsumer` does."""
+class _Committer(Protocol):
+    """The used method of `RebalanceAwareConsumer`."""
 
-    def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitOutcome:
-        """Commit the offsets of all partitions in one request."""
+    def commit_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> _CommitResult: ...
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one partition is, in one ownership.
+    """Progress of one partition in one ownership.
 
     Attributes:
-        partition: The partition.
-        committed: The last commit; at first the offset of the first record.
-        until: Behind the last record.
-        unfinished: The offsets of the records that are not finished.
-        order: A heap of them, in which finished ones stay until they come first.
+        committed: The last committed offset; at first the offset of the first record.
+        until: The offset after the last record.
+        unfinished: The offsets of unfinished records.
+        heap: A heap of these offsets, with finished ones until they reach its top.
     """
 
     partition: TopicPartition
     committed: int
     until: int
     unfinished: set[int] = field(default_factory=set)
-    order: list[int] = field(default_factory=list)
+    heap: list[int] = field(default_factory=list)
 
     @property
     def next_offset(self) -> int:
-        """What may be committed: the first unfinished record is the next to be read."""
-        while self.order and self.order[0] not in self.unfinished:
-            heappop(self.order)
-        return self.order[0] if self.order else self.until
+        """The offset to commit: that of the first unfinished record."""
+        while self.heap and self.heap[0] not in self.unfinished:
+            heappop(self.heap)
+        return self.heap[0] if self.heap else self.until
 
     @property
-    def has_grown(self) -> bool:
-        """Whether there is something new to commit."""
+    def is_committable(self) -> bool:
         return self.next_offset > self.committed
 
     def track(self, offset: int) -> None:
-        """A record came."""
         if offset not in self.unfinished:
             self.unfinished.add(offset)
-            heappush(self.order, offset)
+            heappush(self.heap, offset)
         self.until = max(self.until, next_offset(offset))
 
     def note_committed(self, offset: int) -> None:
-        """A commit was stored."""
         self.committed = max(self.committed, offset)
 
 
 class OffsetTracker:
     """Tracks records from the poll that returned them to the commit that covers them.
 
-    Any thread may call any method; call `commit` where you poll, because a consumer has one owner.
-    A partition stays tracked until it is forgotten: do that when it was revoked or lost, and when
-    you seek back to have its records committed again.
+    Any thread may call any method. Call `commit` in the thread that polls, because a consumer is
+    used from one thread. Call `forget` when a partition was revoked or lost, and when you seek back
+    to commit its records again.
 
     Example:
         ```python
@@ -123,24 +112,23 @@ class OffsetTracker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Held during a request, so that no commit overtakes an earlier one; marks need the other
-        # lock alone, and never wait for the broker.
+        # Held during a request, so no commit overtakes an earlier one. Finished records need only
+        # the other lock, and never wait for the broker.
         self._committing = threading.RLock()
-        # By topic, then by number: to look both up costs a third of the hash of a TopicPartition.
+        # By topic, then by number: two lookups cost a third of the hash of a TopicPartition.
         self._topics: dict[str, dict[int, _Progress]] = {}
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        """What is tracked."""
+        """The tracked partitions."""
         with self._lock:
             return frozenset(progress.partition for progress in self._all())
 
-    def track(self, records: Iterable[Record]) -> None:
-        """Take in records as they were polled, before the work on them starts.
+    def track(self, records: Iterable[_Record]) -> None:
+        """Add polled records, before the work on them starts.
 
-        What is news of the client's and no record is left out.
-
-        A record that comes once more is unfinished once more; what was committed stays committed.
+        Messages with an error are not records and are ignored. A record that is polled again is
+        unfinished again; committed offsets stay committed.
         """
         with self._lock:
             for record in records:
@@ -150,9 +138,8 @@ class OffsetTracker:
     def done(self, partition: TopicPartition, offset: int) -> None:
         """Mark a record as finished.
 
-        A mark for what is not tracked, or not any more, changes nothing. One that comes late, from
-        an earlier ownership of the partition, counts if its record was tracked again since: the
-        record was processed.
+        Records that are not tracked are ignored. A late call from an earlier ownership of the
+        partition counts if the record is tracked again: it was processed.
         """
         with self._lock:
             try:
@@ -161,7 +148,7 @@ class OffsetTracker:
                 return
             progress.unfinished.discard(offset)
 
-    def done_record(self, record: Record) -> None:
+    def done_record(self, record: _Record) -> None:
         """Mark a record as finished, as `done` does."""
         if record.error() is None:
             self.done(
@@ -169,74 +156,69 @@ class OffsetTracker:
             )
 
     def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The next offset of each partition that has grown since its last commit."""
+        """Return the next offset of each partition with progress since its last commit."""
         with self._lock:
-            return _offsets(progress for progress in self._all() if progress.has_grown)
+            return _offsets(progress for progress in self._all() if progress.is_committable)
 
     def note_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Note offsets that the caller has committed by other means than `commit`.
-
-        The caller may commit in a transaction, in a rebalance callback, or with asyncio.
-        """
+        """Record commits made without `commit`: in a transaction, a callback, or with asyncio."""
         with self._lock:
-            for partition, stored in offsets.items():
+            for partition, committed in offsets.items():
                 progress = self._find(partition)
                 if progress is not None:
-                    progress.note_committed(stored.offset)
+                    progress.note_committed(committed.offset)
 
-    def commit(self, consumer: Committer) -> dict[TopicPartition, BrokerError]:
-        """Commit what has grown, all partitions in one request; there is none when nothing has.
+    def commit(self, consumer: _Committer) -> dict[TopicPartition, BrokerError]:
+        """Commit the progress of all partitions in one request, if there is any.
 
         Returns:
-            Why a partition was not committed. It is offered again, unless it was lost: then it is
+            The errors of the failed partitions. The next call tries them again; lost partitions are
             forgotten.
         """
         with self._committing:
             with self._lock:
-                asked = {
-                    progress.partition: progress for progress in self._all() if progress.has_grown
+                due = {
+                    progress.partition: progress
+                    for progress in self._all()
+                    if progress.is_committable
                 }
-                offsets = _offsets(asked.values())
+                offsets = _offsets(due.values())
             if not offsets:
                 return {}
-            outcome = consumer.commit_offsets(offsets)
+            result = consumer.commit_offsets(offsets)
             with self._lock:
-                for partition in outcome.committed:
-                    asked[partition].note_committed(offsets[partition].offset)
-                for partition, error in outcome.failed.items():
-                    # Meanwhile it may have been forgotten and tracked anew: what is lost is the
-                    # ownership that was asked for.
+                for partition in result.committed:
+                    due[partition].note_committed(offsets[partition].offset)
+                for partition, error in result.failed.items():
+                    # Only the ownership of the request is lost: the partition may have been
+                    # forgotten and tracked again since.
                     if (
                         isinstance(error, PartitionLostError)
-                        and self._find(partition) is asked[partition]
+                        and self._find(partition) is due[partition]
                     ):
                         self._forget(partition)
-            return dict(outcome.failed)
+            return dict(result.failed)
 
     def is_busy(self, partition: TopicPartition) -> bool:
-        """Whether a record of the partition is unfinished, or finished and not committed."""
+        """Return whether a record of the partition is unfinished, or finished and not committed."""
         return bool(self.unfinished([partition]))
 
     def unfinished(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Return those of the partitions that are busy.
+        """Return the partitions that are busy.
 
-        The next owner would have to repeat their work, were they given up now. A record that is
-        finished right after a commit keeps its partition busy until the next one, so a release
-        never forgets it.
+        If they were released now, the next owner would repeat their work. A record that is finished
+        right after a commit keeps its partition busy until the next commit.
         """
         with self._lock:
-            found = [(partition, self._find(partition)) for partition in partitions]
+            progress_of = [(partition, self._find(partition)) for partition in partitions]
             return frozenset(
                 partition
-                for partition, progress in found
-                if progress and (progress.unfinished or progress.has_grown)
+                for partition, progress in progress_of
+                if progress and (progress.unfinished or progress.is_committable)
             )
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop partitions that were revoked or lost.
-
-        The tracker offers nothing more for them, and ignores marks that come late.
-        """
+        """Drop revoked or lost partitions; late calls of `done` for them are ignored."""
         with self._lock:
             for partition in partitions:
                 self._forget(partition)

@@ -1,10 +1,8 @@
-"""These ports say what a group member must do and what the cluster must answer.
+"""Ports of the Kafka side: the group member and the queries to the cluster.
 
-The contract binds whoever plays them.
-
-Owns the contract that the real member, librdkafka's mock cluster and the fake group in `testing`
-share; one test suite checks all three. An offset is always the *next* offset to be read. Nothing
-here may mention the Kafka client.
+One test suite holds the real member, librdkafka's mock cluster and the fake group in `testing` to
+this contract. An offset is always the *next* offset to be read. Queries raise `BrokerError` when
+the broker does not answer in time, or refuses.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.core.model.offsets import LogPosition, OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.kafka.events import CommitResult, MemberEvent
+    from dagster_rebalance.kafka.member_events import CommitResult, MemberEvent
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """Where a partition lives: broker ids."""
+    """Leader and replicas of a partition, as broker ids."""
 
     topic: str
     partition: int
@@ -33,7 +31,7 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndTimestamp:
-    """A record found by its time, in milliseconds."""
+    """Offset and timestamp of a record, in milliseconds."""
 
     offset: int
     timestamp: int
@@ -44,31 +42,29 @@ class GroupMember(Protocol):
 
     @property
     def member_id(self) -> str:
-        """The id the group knows this member by.
+        """The id of this member in the group.
 
-        Before it joined it is empty in classic; in the consumer protocol members choose it.
+        Before the member joined, it is empty in the classic protocol; in the consumer protocol
+        members choose it.
         """
 
     @property
     def held(self) -> frozenset[TopicPartition]:
-        """The partitions of the revoke that was requested and is not released yet."""
+        """The partitions of the requested revoke that is not released yet."""
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """What this member owns, held partitions included."""
+        """Return the owned partitions, including held ones."""
 
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
-        """Take part in the group for these topics.
-
-        During a hold it takes effect after the release.
-        """
+        """Subscribe to topics; during a hold this takes effect after the release."""
 
     def unsubscribe(self, timeout_s: float) -> None:
-        """Leave the group within `timeout_s`; what is still held goes with it."""
+        """Leave the group within `timeout_s` and give up held partitions."""
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
-        """Take part in the group for at most `timeout_s`, and tell what happened, in its order.
+        """Take part in the group for at most `timeout_s`; return the events in their order.
 
-        Returns early when something did, and after `wake`.
+        Return early on an event, and after `wake`.
 
         Raises:
             IllegalStateError: Called from inside itself.
@@ -81,122 +77,106 @@ class GroupMember(Protocol):
         """
 
     def release(self) -> None:
-        """Let the group complete the held revoke, for all of its partitions at once.
+        """Complete the held revoke, for all of its partitions.
 
         Raises:
-            IllegalStateError: Nothing is held.
+            IllegalStateError: No partition is held.
         """
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Store next offsets and metadata, in as few requests as the broker can store.
 
-        Each partition has its own result. One that is not assigned fails without a request.
+        Each partition has its own result. A partition that is not assigned fails without a request.
         """
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
-        """Store like `commit`, without waiting: `poll` tells the answer with a `CommitAnswered`.
+        """Store like `commit`, without waiting: `poll` returns a `CommitAnswered`.
 
-        Commits reach the broker in the order of the calls. Commits that the caller makes while
-        another is on its way go out with the next request; of several offsets for a partition, the
-        broker stores the last one. `commit`, `release`, `unsubscribe` and `close` wait until
-        nothing is on its way.
+        Commits reach the broker in the order of the calls. Commits made during a request are joined
+        into the next one; of several offsets for a partition, the broker stores the last one.
+        `commit`, `release`, `unsubscribe` and `close` wait until no commit is in flight.
 
         Returns:
-            The number of the `CommitAnswered`.
+            The ticket of the `CommitAnswered`.
         """
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no commit is on its way. What happens meanwhile is told by the next `poll`.
+        """Wait until no commit is in flight; return whether that happened in time.
 
-        Returns:
-            Whether that came about in time.
+        The next `poll` returns the events of this time.
         """
 
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed; None where it has nothing.
-
-        Raises:
-            BrokerError: The broker did not answer, or refused.
-        """
+        """Return the committed offsets of the group; None where it has none."""
 
     def metrics(self) -> dict[str, Any]:
-        """Return the client's latest statistics.
-
-        There are none while they are off, and from members without a client.
-        """
+        """Return the client's latest statistics; empty while they are off or without a client."""
 
     def group_metadata(self) -> object:
-        """Return the object with which a transactional producer commits this member's offsets.
+        """Return the opaque object with which a transactional producer commits offsets.
 
-        It is opaque, and None from members without a client.
+        Return None without a client.
 
         Raises:
-            BrokerError: The client did not answer, or partitions were lost, which no poll has told
-                yet.
+            BrokerError: The client did not answer, or partitions were lost and no poll has reported
+                the loss.
         """
 
     def close(self, timeout_s: float) -> None:
-        """Leave the group within `timeout_s`; may be called again."""
+        """Leave the group within `timeout_s`; further calls have no effect."""
 
 
 class ClusterView(Protocol):
-    """Read-only questions to the cluster.
-
-    Each raises `BrokerError` when it gets no answer in time, or is refused.
-    """
+    """Read-only queries to the cluster; each makes one request for all partitions."""
 
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The first offset that exists, for all partitions in one request."""
+        """Return the first offsets of the logs."""
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The offset that the next record will get, for all partitions in one request."""
+        """Return the offsets of the next records."""
 
     def log_ends(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, LogPosition]:
-        """The end offsets, with the leader epochs in which the leaders told them."""
+        """Return the end offsets with the leader epochs of the answers."""
 
     def high_watermarks(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The offset that the next record will get, also behind an open transaction."""
+        """Return the offsets of the next records, after open transactions."""
 
     def truncated(
         self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, bool]:
-        """Tell whether the log no longer reaches a position that it reached in its leader epoch.
+        """Return whether logs were truncated before positions that they had reached (KIP-320).
 
-        KIP-320 describes the question. The answer lacks partitions whose leaders do not answer in
-        time.
+        Partitions whose leaders do not answer in time are missing.
         """
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
-        """Return the known ids of topics; a topic that is made again gets another one."""
+        """Return the known ids of topics; a recreated topic has another id."""
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Ask for the ids of topics without waiting.
-
-        The function that is returned has them, or None before the answer.
-        """
+        """Request the ids of topics; the returned function has them, or None before the answer."""
 
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Find the first record at or after a time in milliseconds; None where there is none."""
+        """Return the first records at or after times in milliseconds; None where there is none."""
 
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
-        """All topics that the principal may see."""
+        """Return all topics that the principal may see."""
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
-        """The partitions of a topic."""
+        """Return the partitions of a topic."""
 
     def check(
         self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0
     ) -> None:
-        """Find out now what would go wrong later: brokers, credentials, topics."""
+        """Check the brokers, the credentials and the topics."""

@@ -29,7 +29,7 @@ from dagster_rebalance.core.model.offsets import (
     OffsetAndMetadata,
     TopicPartition,
 )
-from dagster_rebalance.kafka.events import (
+from dagster_rebalance.kafka.member_events import (
     CallbackFailed,
     CommitAnswered,
     CommitResult,

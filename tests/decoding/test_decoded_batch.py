@@ -25,8 +25,7 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.decoding.batches import RecordLetter
 from dagster_rebalance.decoding.decoder import KnownSchemas
-from dagster_rebalance.kafka.producers import dead_letters, record_letters
-from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
+from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.orchestration.batch import decoded
 from tests.decoding.records import ORDER, avro, batch
 from tests.kafka.fake_producer import FakeProducer
@@ -57,7 +56,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> FakeProducer:
 
     monkeypatch.setattr(producer, "produce", produce_and_end)
     monkeypatch.setattr(
-        dead_letters.DeadLetterProducer.__init__, "__kwdefaults__",
+        DeadLetterProducer.__init__, "__kwdefaults__",
         {"make_producer": lambda _: producer},
     )  # fmt: skip
     return producer
@@ -153,7 +152,7 @@ def test_a_letter_that_cannot_be_stored_fails_the_batch() -> None:
     )
     letter = RecordLetter("orders", 0, 7, None, "why", None, b"v")
     with pytest.raises(BrokerError, match="orders-0-7 cannot be decoded, and its dead letter"):
-        record_letters.store(letters, [letter])
+        letters.store([letter])
 
 
 def test_an_outage_of_the_registry_makes_no_letters(

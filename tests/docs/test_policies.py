@@ -24,7 +24,7 @@ from tests.orchestration.parts import span
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_rebalance.kafka.producers.dead_letters import Delivery
+    from dagster_rebalance.kafka.producers.dead_letter_producer import Delivery
 
 PAGE = "docs/policies.md"
 

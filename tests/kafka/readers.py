@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
     from dagster_rebalance.kafka.consumer.listener import AnyRebalanceListener
-    from dagster_rebalance.kafka.consumer.operations import PauseMarksPolicy
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.state import PauseMarksPolicy
     from dagster_rebalance.testing.broker import KafkaCluster
 
 

@@ -322,7 +322,7 @@ def test_nothing_is_kept_of_what_is_finished_and_committed() -> None:
         finish(tracker, *reversed(range(start, start + 100)))
         tracker.commit(broker)
         (kept,) = tracker._all()
-        assert (kept.unfinished, kept.order) == (set(), [])
+        assert (kept.unfinished, kept.heap) == (set(), [])
 
 
 def test_marks_do_not_wait_for_a_commit_on_its_way() -> None:

@@ -28,7 +28,7 @@ from tests.kafka.readers import CommitOnRevoke
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
     from tests.kafka.contract.stages import Stage
@@ -49,7 +49,7 @@ class NewActor(Protocol):
     A client that is not closed can freeze the process.
     """
 
-    def __call__(self, stage: Stage) -> Actor: ...  # noqa: D102
+    def __call__(self, stage: Stage) -> Actor: ...
 
 
 @pytest.fixture

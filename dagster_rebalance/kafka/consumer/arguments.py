@@ -1,7 +1,7 @@
-"""Users bring partitions and offsets in this package's own types, or in confluent-kafka's.
+"""Check and convert arguments of the consumer's operations.
 
-Owns what is taken and what is refused, with a message that says what is expected. Must never look
-at what is assigned: that is the operation's.
+Partitions and offsets may be of this package's types or of confluent-kafka's. Errors (`TypeError`
+or `ValueError`) name the operation (`call`) and the expected value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AnyPartition: TypeAlias = TopicPartition | confluent_kafka.TopicPartition
-"""A partition; offsets and metadata of confluent-kafka's type are not looked at."""
+"""A partition; offset and metadata of confluent-kafka's type are ignored."""
 AnyOffsets: TypeAlias = (
     Mapping[TopicPartition, OffsetAndMetadata]
     | Mapping[confluent_kafka.TopicPartition, OffsetAndMetadata]
@@ -39,20 +39,15 @@ AnyTimestamps: TypeAlias = (
     | Mapping[confluent_kafka.TopicPartition, int]
     | Collection[confluent_kafka.TopicPartition]
 )
-"""A time in milliseconds for each partition, in a mapping or in the place of an offset."""
+"""A time in milliseconds for each partition, in a mapping or in place of the offset."""
 
 _ENDLESS_S = 1e12
 _NO_EPOCH, _LAST_EPOCH = -1, 2**31 - 1
-"""As the client has them."""
 _A_PARTITION = "a TopicPartition, of dagster_rebalance or of confluent_kafka"
 
 
-def given_partition(call: str, value: object) -> TopicPartition:
-    """The partition that a caller names.
-
-    Raises:
-        TypeError: It is none.
-    """
+def parse_partition(call: str, value: object) -> TopicPartition:
+    """Return a partition in this package's type."""
     if isinstance(value, TopicPartition):
         return value
     if isinstance(value, confluent_kafka.TopicPartition):
@@ -60,73 +55,46 @@ def given_partition(call: str, value: object) -> TopicPartition:
     raise _unexpected(call, _A_PARTITION, value)
 
 
-def given_partitions(call: str, values: object) -> frozenset[TopicPartition]:
-    """The partitions that a caller names.
-
-    Raises:
-        TypeError: It is no collection, or something in it is no partition.
-    """
+def parse_partitions(call: str, values: object) -> frozenset[TopicPartition]:
+    """Return partitions in this package's type."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise _unexpected(call, f"a collection of partitions, each {_A_PARTITION}", values)
-    return frozenset(given_partition(call, value) for value in values)
+    return frozenset(parse_partition(call, value) for value in values)
 
 
-def given_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The next offsets that a caller wants committed.
-
-    Raises:
-        TypeError: It is neither a mapping to `OffsetAndMetadata` nor a collection of
-            confluent-kafka's partitions.
-        ValueError: A partition of confluent-kafka's has no offset that could be committed, or Kafka
-            cannot store a number.
-    """
-    pairs = _pairs(call, values, "OffsetAndMetadata")
-    found = {
-        tp: _committable(call, value)
-        if isinstance(value, confluent_kafka.TopicPartition)
-        else value
-        for tp, value in pairs.items()
+def parse_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the offsets to commit; each must be one that Kafka can store."""
+    offsets = {
+        tp: _to_offset(call, value) if isinstance(value, confluent_kafka.TopicPartition) else value
+        for tp, value in _pairs(call, values, "OffsetAndMetadata").items()
     }
-    for offset in found.values():
+    for offset in offsets.values():
         if not isinstance(offset, OffsetAndMetadata):
             raise _unexpected(call, "OffsetAndMetadata(next_offset) for each partition", offset)
         _check_commit(call, offset)
-    return found
+    return offsets
 
 
-def given_times(call: str, values: object) -> dict[TopicPartition, int]:
-    """Return the times that a caller asks for.
+def parse_times(call: str, values: object) -> dict[TopicPartition, int]:
+    """Return times in milliseconds; a confluent-kafka partition has it in place of the offset.
 
-    confluent-kafka's partitions carry the time in the place of the offset.
-
-    Raises:
-        TypeError: It is neither a mapping to milliseconds nor a collection of confluent-kafka's
-            partitions.
-        ValueError: A time is negative. Kafka would take some for the ends of the log.
+    Kafka would take some negative times for the ends of the log, so they are refused.
     """
-    pairs = _pairs(call, values, "milliseconds")
-    found = {
+    times = {
         tp: value.offset if isinstance(value, confluent_kafka.TopicPartition) else value
-        for tp, value in pairs.items()
+        for tp, value in _pairs(call, values, "milliseconds").items()
     }
-    for tp, at in found.items():
-        if not _is_whole(at):
-            raise _unexpected(call, "a time in whole milliseconds for each partition", at)
-        if at < 0:
-            msg = f"{call} of {tp}: {at} is no time; give milliseconds since 1970, at least 0"
+    for tp, time_ms in times.items():
+        if not _is_whole(time_ms):
+            raise _unexpected(call, "a time in whole milliseconds for each partition", time_ms)
+        if time_ms < 0:
+            msg = f"{call} of {tp}: {time_ms} is no time; give milliseconds since 1970, at least 0"
             raise ValueError(msg)
-    return found
+    return times
 
 
-def given_target(call: str, partition: object, offset: object) -> int:
-    """Return the offset from which a caller wants to read on.
-
-    The operation that uses the offset asks whether Kafka has it.
-
-    Raises:
-        TypeError: It is neither a number nor an `OffsetAndMetadata`, and the partition brings none
-            either.
-    """
+def parse_offset(call: str, partition: object, offset: object) -> int:
+    """Return the offset to seek to, by default that of a confluent-kafka `partition`."""
     if offset is None and isinstance(partition, confluent_kafka.TopicPartition):
         offset = partition.offset
     target = offset.offset if isinstance(offset, OffsetAndMetadata) else offset
@@ -135,75 +103,54 @@ def given_target(call: str, partition: object, offset: object) -> int:
     return target
 
 
-def given_topics(call: str, topics: object) -> tuple[str, ...] | re.Pattern[str]:
-    """The topics that a caller names; what can be gone through only once is, here.
-
-    Raises:
-        TypeError: It is neither a collection of names nor a compiled pattern.
-        ValueError: Kafka has no topic of such a name; librdkafka would take `^...` for a pattern of
-            its own kind.
-    """
+def parse_subscription(call: str, topics: object) -> tuple[str, ...] | re.Pattern[str]:
+    """Return the names or the compiled pattern of a subscription."""
     if isinstance(topics, re.Pattern):
-        return given_pattern(call, topics)
-    return given_names(call, topics, "names of topics, or one compiled pattern")
+        return parse_pattern(call, topics)
+    return parse_names(call, topics, "names of topics, or one compiled pattern")
 
 
-def given_names(
+def parse_names(
     call: str, topics: object, expected: str = "a collection of names of topics"
 ) -> tuple[str, ...]:
-    """The topics that a caller names one by one.
+    """Return names of topics; `topics` may be an iterator.
 
-    Raises:
-        TypeError: It is no collection of names.
-        ValueError: Kafka has no topic of such a name.
+    librdkafka would take `^...` for its own kind of pattern, so it is refused.
     """
     if isinstance(topics, str | bytes) or not isinstance(topics, Iterable):
         raise _unexpected(call, expected, topics)
-    named = tuple(topics)
-    for topic in named:
-        if not isinstance(topic, str):
-            raise _unexpected(call, expected, topic)
-        if not is_topic_name(topic):
+    names = tuple(topics)
+    for name in names:
+        if not isinstance(name, str):
+            raise _unexpected(call, expected, name)
+        if not is_topic_name(name):
             hint = (
-                f"; give a pattern compiled: re.compile({topic[1:]!r})"
-                if topic.startswith("^")
+                f"; give a pattern compiled: re.compile({name[1:]!r})"
+                if name.startswith("^")
                 else ""
             )
-            msg = f"{call} to {topic!r}: Kafka has no topic of such a name{hint}"
+            msg = f"{call} to {name!r}: not a valid topic name{hint}"
             raise ValueError(msg)
-    return named
+    return names
 
 
-def given_pattern(call: str, pattern: object) -> re.Pattern[str]:
-    """The pattern that a caller names topics by.
-
-    Raises:
-        TypeError: It is not compiled, or one of bytes.
-    """
+def parse_pattern(call: str, pattern: object) -> re.Pattern[str]:
+    """Return a compiled pattern of text."""
     if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
         return pattern
     raise _unexpected(call, "a compiled pattern of text: re.compile('...')", pattern)
 
 
-def given_seconds(call: str, value: object) -> float:
-    """How long a caller wants to wait; below 0 is without end, as in confluent-kafka.
-
-    Raises:
-        TypeError: It is no number.
-    """
+def parse_seconds(call: str, value: object) -> float:
+    """Return a time-out; values below 0 are infinite, as in confluent-kafka."""
     # A comparison, because math.isnan fails for large whole numbers.
     if isinstance(value, int | float) and not isinstance(value, bool) and value == value:  # noqa: PLR0124
         return value if 0 <= value < _ENDLESS_S else math.inf
     raise _unexpected(call, "a number of seconds as time-out", value)
 
 
-def given_count(call: str, value: object) -> int:
-    """How many records a caller takes at most.
-
-    Raises:
-        TypeError: It is no whole number.
-        ValueError: It is none at all.
-    """
+def parse_max_records(call: str, value: object) -> int:
+    """Return how many records a poll returns at most."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _unexpected(call, "a whole number as max_records", value)
     if value < 1:
@@ -215,12 +162,8 @@ def given_count(call: str, value: object) -> int:
     return value
 
 
-def given_callback(call: str, callback: T) -> T:
-    """What a caller wants to have called, or None.
-
-    Raises:
-        TypeError: It cannot be called.
-    """
+def parse_callback(call: str, callback: T) -> T:
+    """Return a function or None."""
     if callback is None or callable(callback):
         return callback
     raise _unexpected(call, "a function as callback", callback)
@@ -228,7 +171,7 @@ def given_callback(call: str, callback: T) -> T:
 
 def _pairs(call: str, values: object, meaning: str) -> dict[TopicPartition, Any]:
     if isinstance(values, Mapping):
-        return {given_partition(call, key): value for key, value in values.items()}
+        return {parse_partition(call, key): value for key, value in values.items()}
     if isinstance(values, Collection) and all(
         isinstance(value, confluent_kafka.TopicPartition) for value in values
     ):
@@ -240,19 +183,19 @@ def _pairs(call: str, values: object, meaning: str) -> dict[TopicPartition, Any]
     )
 
 
-def _committable(call: str, value: confluent_kafka.TopicPartition) -> OffsetAndMetadata:
-    found = as_committed(value)
-    if found is None:
+def _to_offset(call: str, value: confluent_kafka.TopicPartition) -> OffsetAndMetadata:
+    offset = as_committed(value)
+    if offset is None:
         msg = (
             f"{call} of {ours(value)}: offset {value.offset} "
             "of confluent_kafka cannot be committed; give the next offset to be read"
         )
         raise ValueError(msg)
-    return found
+    return offset
 
 
-def _check_commit(call: str, wanted: OffsetAndMetadata) -> None:
-    offset, metadata, epoch = wanted.offset, wanted.metadata, wanted.leader_epoch
+def _check_commit(call: str, commit: OffsetAndMetadata) -> None:
+    offset, metadata, epoch = commit.offset, commit.metadata, commit.leader_epoch
     if not _is_whole(offset):
         raise _unexpected(call, "a whole number as offset", offset)
     if not 0 <= offset <= MAX_OFFSET:

@@ -1,7 +1,6 @@
-"""Calls the user's code back, and keeps what it raised until the rebalance is complete.
+"""Call rebalance listeners and commit callbacks, and defer their exceptions.
 
-Owns which listener is in effect, how long a view lives, and which exception reaches the caller.
-Must never let an exception interrupt what the consumer is doing.
+An exception never interrupts a rebalance: it is raised when the rebalance is complete.
 """
 
 from __future__ import annotations
@@ -9,83 +8,74 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
 from dagster_rebalance.kafka.consumer.listener import (
     AnyRebalanceListener,
     Callback,
     RebalanceListener,
     consumer_aware,
 )
+from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.consumer.guard import CallGuard
-    from dagster_rebalance.kafka.consumer.operations import ConsumerOperations
+    from dagster_rebalance.kafka.consumer.state import ConsumerState
 
 logger = logging.getLogger(__name__)
 
 
 class Callbacks:
-    """What the user wants to be told, and what came of telling it.
+    """The rebalance listener of one consumer, and the first exception of its callbacks."""
 
-    Args:
-        turn: Of the consumer; told while a callback runs.
-    """
-
-    def __init__(self, turn: CallGuard) -> None:
-        self._turn = turn
+    def __init__(self, state: ConsumerState) -> None:
+        self._state = state
         self._listener: RebalanceListener | None = None
         self._next: RebalanceListener | None = None
-        self._problem: Exception | None = None
+        self._error: Exception | None = None
 
-    def listen(self, listener: AnyRebalanceListener | None) -> None:
-        """Who is told from the next `begin` on.
+    def set_listener(self, listener: AnyRebalanceListener | None) -> None:
+        """Set the listener that the next `begin` puts into effect.
 
         Raises:
-            IllegalStateError: It is no listener.
+            IllegalStateError: The object is not a listener.
         """
         self._next = None if listener is None else consumer_aware(listener)
 
     def begin(self) -> None:
-        """A call of the user's begins: the listener that was set last takes effect."""
+        """Put the listener that was set last into effect."""
         self._listener = self._next
 
-    def tell(
-        self,
-        callback: Callback,
-        partitions: Collection[TopicPartition],
-        consumer: ConsumerOperations,
-    ) -> None:
-        """Call the listener, if there is one, with a consumer view that ends with the call."""
+    def notify(self, callback: Callback, partitions: Collection[TopicPartition]) -> None:
+        """Call the listener with a consumer that expires when the callback returns."""
         listener = self._listener
         if listener is None:
             return
-        view = RebalanceConsumer(consumer)
+        consumer = RebalanceConsumer(self._state)
         try:
-            self.run(lambda: getattr(listener, callback)(tuple(sorted(partitions)), view))
+            self.run(lambda: getattr(listener, callback)(tuple(sorted(partitions)), consumer))
         finally:
-            view.expire()
+            consumer.expire()
 
     def run(self, function: Callable[[], object]) -> None:
-        """Run something whose exception must wait."""
-        outer, self._turn.in_callback = self._turn.in_callback, True
+        """Run a callback and defer its exception."""
+        guard = self._state.guard
+        outer, guard.in_callback = guard.in_callback, True
         try:
             function()
-        except Exception as problem:  # noqa: BLE001 - it is the user's code, and reaches the user
-            self.note(problem)
+        except Exception as error:  # noqa: BLE001 - the user's code; the caller of `poll` gets it
+            self.defer(error)
         finally:
-            self._turn.in_callback = outer
+            guard.in_callback = outer
 
-    def note(self, problem: Exception) -> None:
+    def defer(self, error: Exception) -> None:
         """Keep the first exception for the caller, and log further ones."""
-        if self._problem is not None:
-            logger.error("a further failure in the same call", exc_info=problem)
-        self._problem = self._problem or problem
+        if self._error is not None:
+            logger.error("a further failure in the same call", exc_info=error)
+        self._error = self._error or error
 
-    def raise_noted(self) -> None:
-        """Raise what was noted, once."""
-        problem, self._problem = self._problem, None
-        if problem is not None:
-            raise problem
+    def raise_deferred(self) -> None:
+        """Raise the deferred exception, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

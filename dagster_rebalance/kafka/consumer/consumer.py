@@ -1,8 +1,4 @@
-"""`RebalanceAwareConsumer` is a group consumer that may delay a revoke and read on (KIP-983).
-
-Owns the surface that users see, and the order of things within a poll: complete what is due, take
-part in the group, read. Must be used by one thread at a time.
-"""
+"""`RebalanceAwareConsumer`, a group consumer that can delay a revoke and read on (KIP-983)."""
 
 from __future__ import annotations
 
@@ -13,16 +9,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.kafka.client.settings import checked_seconds, validated
 from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.kafka.consumer.arguments import (
-    given_count,
-    given_partitions,
-    given_seconds,
-    given_topics,
+    parse_max_records,
+    parse_names,
+    parse_offsets,
+    parse_partitions,
+    parse_pattern,
+    parse_seconds,
+    parse_subscription,
 )
-from dagster_rebalance.kafka.consumer.guard import in_turn
-from dagster_rebalance.kafka.consumer.rebalance import GroupConsumer
+from dagster_rebalance.kafka.consumer.operations import ConsumerOperations, guarded, parse_limit
+from dagster_rebalance.kafka.consumer.rebalance import RebalanceHandler
+from dagster_rebalance.kafka.consumer.state import ConsumerState
 from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.kafka.reading.fetcher import Fetcher
 from dagster_rebalance.kafka.reading.start_positions import StartPositions
@@ -38,32 +39,32 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.events import AssignmentEvent
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.consumer.arguments import AnyPartition
+    from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition
     from dagster_rebalance.kafka.consumer.listener import AnyRebalanceListener
-    from dagster_rebalance.kafka.consumer.operations import PauseMarksPolicy
+    from dagster_rebalance.kafka.consumer.state import PauseMarksPolicy
+    from dagster_rebalance.kafka.member_events import CommitResult
     from dagster_rebalance.kafka.ports import ClusterView, GroupMember
 
 _IDLE_SLICE_S = 0.1
-"""The client goes on waiting after it has called back, so a long wait is cut into slices to return
-early on a request."""
+"""The client continues to wait after a callback, so long waits are sliced to return early on a
+revoke request."""
 _READ_SLICE_S = 0.05
 _LEAVE_S = 10.0
 DEFAULT_POLL_S = 1.0
-"""How long a poll waits unless it is told."""
 
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What one poll has to say (KIP-983, variant 1).
+    """Result of `poll_with_rebalance` (KIP-983, variant 1).
 
     Attributes:
         records: The records, as `poll` returns them.
         to_be_revoked: The partitions that will be revoked in the next poll, unless they are
             delayed.
         lost: The partitions that were lost during this poll.
-        events: What happened to the assignment since the poll before, in its order. What a poll has
-            found that ended with an error is told by the next one; of two kinds of polls on one
-            consumer, each tells its own.
+        events: The changes of the assignment since the poll before, in their order. If a poll
+            raises an error, the next one returns its events. If you use both kinds of polls, each
+            returns only the events of its own calls.
     """
 
     records: list[Message]
@@ -72,34 +73,34 @@ class PollResult:
     events: tuple[AssignmentEvent, ...] = ()
 
 
-class RebalanceAwareConsumer(GroupConsumer):
-    """A consumer whose revokes can be delayed.
+class RebalanceAwareConsumer(ConsumerOperations):
+    """Consumer whose revokes can be delayed. Use it from one thread at a time.
 
     A revoke that is requested in one poll is completed at the start of the next one, unless it is
-    delayed. Meanwhile the partitions are still assigned, their offsets can be committed, and `poll`
-    returns no more records of them; all others keep their full speed. Kafka is told when the last
-    partition of a request is completed.
+    delayed. Until then the partitions are still assigned and their offsets can be committed, but
+    `poll` returns no more of their records; all other partitions are read at full speed. The revoke
+    is released to Kafka when the last partition of the request is completed.
 
     Args:
         config: A librdkafka config mapping, with `bootstrap.servers` and `group.id`. The group
             protocol is `consumer` (KIP-848, Kafka 4) unless `group.protocol` is `classic`.
-        hold_limit_s: How long revokes are going to be delayed at most. Nothing ends a delay then:
-            all partitions are lost at `max.poll.interval.ms`, which is 15 s longer unless it is set
-            (in the classic protocol at least the session time-out).
-        fetch: Whether records are read. Without, `poll` returns none, and the consumer only takes
+        hold_limit_s: The longest time that you will delay a revoke. The consumer does not end a
+            delay at this limit: all partitions are lost at `max.poll.interval.ms`, which is 15 s
+            longer unless it is set (in the classic protocol at least the session time-out).
+        fetch: Whether records are read. If False, `poll` returns none, and the consumer only takes
             part in the group.
         complete_revoke_in_same_poll: Let `poll` complete each revoke in the poll that it is
             requested in, as other consumers do.
-        pause_marks: What happens to the marks of `pause` when their partitions go: `keep` them for
-            when the partitions come back, `clear` them (KAFKA-20385), or let the partitions `carry`
-            them to the next owner. Marks of topics and of everything always stay.
-        probe_interval_s: How often the broker is asked during a hold whether it still knows the
+        pause_marks: What happens to the marks of `pause` when their partitions leave the
+            assignment: `keep` them until the partitions come back, `clear` them (KAFKA-20385), or
+            `carry` them to the next owner. Marks of topics and of the whole consumer always stay.
+        probe_interval_s: How often the consumer asks the broker during a hold whether it is still a
             member.
         discovery_interval_s: How often new partitions (classic protocol) and topics (patterns) are
-            looked for.
+            discovered.
         clock: A monotonic clock.
-        member: Plays the group, for tests without Kafka (`dagster_rebalance.testing.fake_group`).
-        cluster: Plays the cluster, likewise.
+        member: A group member for tests without Kafka (`dagster_rebalance.testing.fake_group`).
+        cluster: A cluster for tests without Kafka.
 
     Raises:
         ConfigurationError: A setting cannot work; the message names it.
@@ -138,7 +139,7 @@ class RebalanceAwareConsumer(GroupConsumer):
         settings = validated(config, hold_limit_s=hold_limit_s)
         checked_seconds("probe_interval_s", probe_interval_s)
         checked_seconds("discovery_interval_s", discovery_interval_s)
-        with ExitStack() as if_it_fails:
+        with ExitStack() as on_error:
             if member is None:
                 member = Member(
                     settings,
@@ -146,20 +147,23 @@ class RebalanceAwareConsumer(GroupConsumer):
                     probe_interval_s=probe_interval_s,
                     discovery_interval_s=discovery_interval_s,
                 )
-                if_it_fails.callback(member.close)
+                on_error.callback(member.close)
             if cluster is None:
                 cluster = Cluster(settings, clock=clock)
+            starts = StartPositions(member, cluster, settings.offset_reset)
             fetcher = None
             if fetch:
-                fetcher = Fetcher(
-                    settings, StartPositions(member, cluster, settings.offset_reset), clock
-                )
-                if_it_fails.callback(fetcher.close)
-            super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
-            if_it_fails.pop_all()
+                fetcher = Fetcher(settings, starts, clock)
+                on_error.callback(fetcher.close)
+            state = ConsumerState(
+                member, cluster, fetcher, starts, settings, pause_marks=pause_marks, clock=clock
+            )
+            super().__init__(state)
+            on_error.pop_all()
+        self._rebalances = RebalanceHandler(state)
         self._same_poll = complete_revoke_in_same_poll
         if isinstance(member, Member):
-            # At the end of the interpreter, the broker finds out by the session time-out.
+            # At the end of the interpreter, the broker detects the end by the session time-out.
             weakref.finalize(self, member.abandon).atexit = False
 
     def __reduce__(self) -> NoReturn:
@@ -180,22 +184,29 @@ class RebalanceAwareConsumer(GroupConsumer):
     ) -> None:
         self.close()
 
+    @property
+    def member_id(self) -> str:
+        """The id of this member in the group; empty before it joined."""
+        return self._state.member.member_id
+
+    @property
+    def cluster(self) -> ClusterView:
+        """Queries to the cluster that do not concern the group and that Kafka's consumer lacks."""
+        return self._state.cluster
+
     def subscribe(
         self,
         topics: Iterable[str] | re.Pattern[str],
         listener: AnyRebalanceListener | None = None,
     ) -> None:
-        """Take part in the group for these topics, or for those that match a compiled pattern.
-
-        The pattern must match the whole name of a topic.
+        """Subscribe to topics, or to the topics whose whole name matches a compiled pattern.
 
         Args:
             topics: Names, or a pattern. A pattern is matched with Python's rules, and never matches
-                internal topics (`__...`). No names at all is the same as `unsubscribe`.
-            listener: Deprecated (KAFKA-20385): use `set_rebalance_listener`. Told when partitions
-                come and go.
+                internal topics (`__...`). Without any names this is the same as `unsubscribe`.
+            listener: Deprecated (KAFKA-20385): use `set_rebalance_listener`.
         """
-        wanted = given_topics("subscribe", topics)
+        subscription = parse_subscription("subscribe", topics)
         if listener is not None:
             warnings.warn(
                 "subscribe(..., listener) is deprecated: use set_rebalance_listener",
@@ -203,104 +214,166 @@ class RebalanceAwareConsumer(GroupConsumer):
                 stacklevel=2,
             )
             self.set_rebalance_listener(listener)
-        if not wanted:
+        if not subscription:
             self.unsubscribe()
             return
-        with self._turn.of("subscribe"):
-            self._subscription = wanted
-            self._member.subscribe(wanted)
-
-    @property
-    def cluster(self) -> ClusterView:
-        """Return the view for questions to the cluster that do not concern the group.
-
-        Kafka's own consumer does not have these questions.
-        """
-        return self._cluster
+        with self._state.guard.exclusive("subscribe"):
+            self._state.subscription = subscription
+            self._state.member.subscribe(subscription)
 
     def set_rebalance_listener(self, listener: AnyRebalanceListener | None) -> None:
-        """Who is told when partitions come and go, from the next poll on; None for nobody.
-
-        The last one set wins.
+        """Set the listener for changes of the assignment from the next poll on; None removes it.
 
         `on_partitions_revoked` is called when a revoke is completed, while the partitions are still
-        in the assignment; with delayed revokes that is in the first poll after the last delay. The
-        request itself is told by `get_to_be_revoked_partitions`.
+        in the assignment; with delayed revokes that is in the first poll after the last delay.
+        `get_to_be_revoked_partitions` reports the request.
         """
-        self._callbacks.listen(listener)
+        self._rebalances.callbacks.set_listener(listener)
 
     def unsubscribe(self) -> None:
-        """Give all partitions up and leave the group."""
-        with self._turn.of("unsubscribe"):
-            self._subscription = ()
-            self._member.unsubscribe(self._leave_behind(_LEAVE_S))
-        self._callbacks.raise_noted()
+        """Give up all partitions and leave the group."""
+        with self._state.guard.exclusive("unsubscribe"):
+            self._state.subscription = ()
+            self._state.member.unsubscribe(self._rebalances.give_up_all(_LEAVE_S))
+        self._rebalances.callbacks.raise_deferred()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Give all partitions up and leave the group; may be called again.
+        """Give up all partitions and leave the group; further calls have no effect.
 
-        The leave takes at most `timeout_s` on the network's side. The consumer releases the
-        partitions that it still holds: drain and commit before. In a fork of the process that made
-        the consumer nothing is given up.
+        The consumer releases held partitions: drain and commit before you close it. In a fork of
+        the process that created the consumer, nothing is given up.
+
+        Args:
+            timeout_s: How long the network requests of the leave may take.
         """
-        if self._turn.is_over:
+        guard = self._state.guard
+        if guard.is_closed:
             return
-        if self._turn.is_elsewhere:
-            self._turn.is_over = True
+        if guard.is_forked:
+            guard.is_closed = True
             return
-        with self._turn.of("close"):
-            left_s = given_seconds("close", timeout_s)
+        with guard.exclusive("close"):
+            left_s = parse_seconds("close", timeout_s)
             try:
-                left_s = self._leave_behind(left_s)
+                left_s = self._rebalances.give_up_all(left_s)
             finally:
-                # Whatever interrupted it, Ctrl-C too: a member that stays would keep partitions
-                # that nobody reads.
-                self._turn.is_over = True
+                # Also after an interruption (Ctrl-C): a member that stays would keep partitions
+                # that are not read.
+                guard.is_closed = True
                 self._end(left_s)
-        self._callbacks.raise_noted()
+        self._rebalances.callbacks.raise_deferred()
 
     def _end(self, timeout_s: float) -> None:
         try:
-            self._member.close(timeout_s)
+            self._state.member.close(timeout_s)
         finally:
-            if self._fetcher:
-                self._fetcher.close()
+            if self._state.fetcher:
+                self._state.fetcher.close()
 
-    @in_turn
+    @guarded
     def check(self, timeout_s: float = 10.0) -> None:
-        """Find out now what would go wrong later: brokers, credentials, the subscribed topics.
+        """Check the brokers, the credentials and the subscribed topics.
 
         Raises:
-            BrokerError: What is wrong, and what to do about it.
+            BrokerError: The problem, and what to do about it.
         """
-        self._cluster.check(self._subscription, given_seconds("check", timeout_s))
+        self._state.cluster.check(self._state.subscription, parse_seconds("check", timeout_s))
 
-    @in_turn
+    @guarded
     def get_to_be_revoked_partitions(self) -> frozenset[TopicPartition]:
-        """The partitions that will be revoked in the next poll, unless they are delayed."""
-        return self._lists.to_be_revoked
+        """Return the partitions that will be revoked in the next poll, unless they are delayed."""
+        return self._state.revokes.to_be_revoked
 
-    @in_turn
+    @guarded
     def get_lost_partitions(self) -> frozenset[TopicPartition]:
-        """The partitions that were lost during the last poll.
+        """Return the partitions that were lost during the last poll.
 
         Stop the work on them, and commit nothing for them.
         """
-        return self._lists.lost
+        return self._state.revokes.lost
 
-    @in_turn
+    @guarded
     def delay_revoke(self, partitions: Iterable[AnyPartition]) -> bool:
         """Delay the revoke of partitions from the next poll to the one after it.
 
-        Call it again after each poll. Partitions that are assigned and not to be revoked stay as
-        they are. With an eager strategy all partitions of a member are to be revoked, and the whole
-        group waits while one of its members delays.
+        Call it again after each poll. Assigned partitions that are not to be revoked are ignored.
+        With an eager strategy all partitions of a member are to be revoked, and the whole group
+        waits while one of its members delays.
 
         Returns:
-            False when some of the partitions are not assigned: lost, given up already, or never
-            owned. It is too late for them. The others are delayed all the same.
+            False when some of the partitions are not assigned (lost, revoked or never owned). The
+            others are delayed.
         """
-        return self._lists.delay(given_partitions("delay_revoke", partitions))
+        return self._state.revokes.delay(parse_partitions("delay_revoke", partitions))
+
+    @guarded
+    def commit_offsets(self, offsets: AnyOffsets, timeout_s: float | None = None) -> CommitResult:
+        """Commit next offsets and metadata in one request; return the result of each partition.
+
+        A partition that is not assigned fails with `PartitionLostError`, without a request.
+
+        Args:
+            offsets: The next offset of each partition.
+            timeout_s: How long to wait for the result, as for `commit_sync`. A commit that is not
+                answered in time counts as failed.
+        """
+        return self._state.commits.commit(
+            parse_offsets("commit_offsets", offsets), parse_limit("commit_offsets", timeout_s)
+        )
+
+    @guarded
+    def pause_topics(self, topics: Iterable[str]) -> None:
+        """Return no records of these topics, future partitions included, until `resume_topics`.
+
+        Raises:
+            IllegalStateError: A topic is not subscribed to.
+        """
+        names = parse_names("pause_topics", topics)
+        for name in names:
+            if not self._state.subscribes(name):
+                msg = (
+                    f"pause_topics of '{name}': this consumer does not subscribe to it; "
+                    "use pause_pattern for topics that may come"
+                )
+                raise IllegalStateError(msg)
+        self._state.pauses.pause_topics(names)
+        self._state.withhold()
+
+    @guarded
+    def resume_topics(self, topics: Iterable[str]) -> None:
+        """Undo `pause_topics`, or except topics from a paused pattern.
+
+        Pauses of single partitions stay.
+        """
+        self._state.pauses.resume_topics(parse_names("resume_topics", topics))
+        self._state.withhold()
+
+    @guarded
+    def pause_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Return no records of topics whose whole name matches, until `resume_pattern`.
+
+        The pause also covers topics that do not exist yet.
+        """
+        self._state.pauses.pause_topics([parse_pattern("pause_pattern", pattern)])
+        self._state.withhold()
+
+    @guarded
+    def resume_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Undo the pauses of all topics whose whole name matches, by name or by pattern."""
+        self._state.pauses.resume_topics([parse_pattern("resume_pattern", pattern)])
+        self._state.withhold()
+
+    @guarded
+    def pause_all(self) -> None:
+        """Return no records until `resume_all`; `poll` keeps the consumer in its group."""
+        self._state.pauses.is_everything_paused = True
+        self._state.withhold()
+
+    @guarded
+    def resume_all(self) -> None:
+        """Undo `pause_all`. Pauses of single partitions and topics stay."""
+        self._state.pauses.is_everything_paused = False
+        self._state.withhold()
 
     def poll(
         self,
@@ -309,28 +382,28 @@ class RebalanceAwareConsumer(GroupConsumer):
         *,
         timeout: float | None = None,
     ) -> list[Message]:
-        """Complete due revokes, take part in the group, and return up to `max_records` records.
+        """Complete due revokes, take part in the group, and return records of assigned partitions.
 
-        The records come from assigned partitions. The poll returns early when there are records,
-        when the group requests a revoke, when partitions are lost, and after `wakeup`.
+        The poll returns early when there are records, when the group requests a revoke, when
+        partitions are lost, and after `wakeup`.
 
         Args:
-            timeout_s: How long to wait for records, 1 s by default; below 0 is without end.
+            timeout_s: How long to wait for records, 1 s by default; values below 0 are infinite.
             max_records: How many records are returned at most.
             timeout: The same as `timeout_s`, by confluent-kafka's name.
 
         Raises:
-            BrokerError: Something does not mend itself, with what to do about it. The consumer
-                stays usable: after a fatal error of the client its partitions are lost, and it
-                joins the group anew.
+            BrokerError: An error that needs action; the message says which. The consumer stays
+                usable: after a fatal error of the client its partitions are lost, and it rejoins
+                the group.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
-        records = self._poll_once(patience_s(timeout_s, timeout), max_records)
+        records = self._poll_once(poll_timeout_s(timeout_s, timeout), max_records)
         self._woken = False
         # Plain steps, without a call: a signal handler may raise in between.
-        self._is_told = True
-        if self._fetcher:
-            self._fetcher.is_open = False
+        self._state.is_delivered = True
+        if self._state.fetcher:
+            self._state.fetcher.is_open = False
         return records
 
     def poll_with_rebalance(
@@ -340,131 +413,125 @@ class RebalanceAwareConsumer(GroupConsumer):
         *,
         timeout: float | None = None,
     ) -> PollResult:
-        """Poll, and get what happened together with the records (KIP-983, variant 1).
+        """Poll, and return the changes of the assignment with the records (KIP-983, variant 1).
 
-        A revoke that is requested in such a poll is completed in the next one, also with
-        `complete_revoke_in_same_poll`.
-
-        Raises:
-            BrokerError: Something does not mend itself, with what to do about it. The consumer
-                stays usable: after a fatal error of the client its partitions are lost, and it
-                joins the group anew.
-            IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
+        A revoke that is requested in this poll is completed in the next one, also with
+        `complete_revoke_in_same_poll`. Arguments and errors are those of `poll`.
         """
-        records = self._poll(patience_s(timeout_s, timeout), max_records, same_poll=False)
+        wait_s = poll_timeout_s(timeout_s, timeout)
+        records = self._poll(wait_s, max_records, same_poll=False)
         self._woken = False
+        revokes = self._state.revokes
         result = PollResult(
-            records, self._lists.to_be_revoked, self._lists.lost, tuple(self._events)
+            records, revokes.to_be_revoked, revokes.lost, tuple(self._rebalances.events)
         )
         # Plain steps, without a call: a signal handler may raise in between.
-        self._is_told = True
-        if self._fetcher:
-            self._fetcher.is_open = False
+        self._state.is_delivered = True
+        if self._state.fetcher:
+            self._state.fetcher.is_open = False
         return result
 
     def wakeup(self) -> None:
-        """Let the poll that waits, or else the next one, return at once with what there is.
+        """Let the poll that waits, or else the next one, return at once without an error.
 
-        It returns and raises nothing, so no record and no news of a rebalance is lost with it. An
-        iteration over the consumer ends. Any thread and a signal handler may call it.
+        No record and no event of a rebalance is lost. An iteration over the consumer ends. Any
+        thread and a signal handler may call it.
         """
-        # A plain flag: a signal handler must not wait for a lock that the thread it interrupts has.
+        # A plain flag: a signal handler must not wait for a lock of the thread it interrupts.
         self._woken = True
-        self._member.wake()
+        self._state.member.wake()
 
     def __iter__(self) -> Self:
         """Iterate over the records, until `wakeup`."""
         return self
 
     def __next__(self) -> Message:
-        """The next record.
+        """Return the next record.
 
-        Each is polled for by itself, so the position is behind the last record that was returned,
-        and a partition is given up between two records. Work that goes on beyond that needs `poll`
+        Each record is polled separately: the position is after the last returned record, and a
+        partition can be revoked between two records. Work that continues beyond that needs `poll`
         and `delay_revoke`.
 
         Raises:
             StopIteration: `wakeup` was called.
-            BrokerError: As in `poll`; the iteration can go on.
+            BrokerError: As in `poll`; you can continue the iteration.
         """
         for record in self._next_or_nothing():
             # Plain steps, without a call: a signal handler may raise in between.
-            self._is_told = True
-            if self._fetcher:
-                self._fetcher.is_open = False
+            self._state.is_delivered = True
+            if self._state.fetcher:
+                self._state.fetcher.is_open = False
             return record
         raise StopIteration
 
     def _next_or_nothing(self) -> list[Message]:
-        """The next record, or nothing once the iteration has to end."""
         while not self._has_to_return():
             records = self._poll_once(DEFAULT_POLL_S, 1)
             if records:
                 return records
-            # An iteration goes on over what a poll has found.
-            self._is_told = True
-            if self._fetcher:
-                self._fetcher.is_open = False
+            # An iteration passes over the events of a poll.
+            self._state.is_delivered = True
+            if self._state.fetcher:
+                self._state.fetcher.is_open = False
         self._woken = False
         return []
 
     def _has_to_return(self) -> bool:
-        """Whether a poll has to return with what there is."""
         return self._woken
 
     def _poll_once(self, timeout_s: float, max_records: int) -> list[Message]:
         return self._poll(timeout_s, max_records, same_poll=self._same_poll)
 
     def _poll(self, timeout_s: float, max_records: int, *, same_poll: bool) -> list[Message]:
-        given_count("poll", max_records)
+        parse_max_records("poll", max_records)
         has_begun = False
         try:
-            with self._turn.of("poll"):
-                if self._fetcher:
-                    self._fetcher.begin()
+            with self._state.guard.exclusive("poll"):
+                if self._state.fetcher:
+                    self._state.fetcher.begin()
                 has_begun = True
                 return self._wait_for_records(
-                    self._clock() + timeout_s, max_records, same_poll=same_poll
+                    self._state.clock() + timeout_s, max_records, same_poll=same_poll
                 )
         except BaseException:
-            # A signal handler may raise anywhere, even between the client's return with records and
-            # ours.
+            # A signal handler may raise anywhere, even after the client has returned records.
             if has_begun:
-                self._untell()
+                self._rebalances.redeliver()
             raise
 
     def _wait_for_records(
         self, deadline: float, max_records: int, *, same_poll: bool
     ) -> list[Message]:
-        self._callbacks.begin()
-        news = self._complete_due()
+        clock, fetcher, rebalances = self._state.clock, self._state.fetcher, self._rebalances
+        rebalances.callbacks.begin()
+        must_return = rebalances.start_poll()
         while True:
-            remaining = 0.0 if news or self._has_to_return() else max(0.0, deadline - self._clock())
-            urgent = self._take_part(
-                0.0 if self._fetcher else min(remaining, _IDLE_SLICE_S), same_poll=same_poll
+            left_s = 0.0 if must_return or self._has_to_return() else max(0.0, deadline - clock())
+            is_urgent = rebalances.poll_member(
+                0.0 if fetcher else min(left_s, _IDLE_SLICE_S), same_poll=same_poll
             )
-            self._callbacks.raise_noted()
+            rebalances.callbacks.raise_deferred()
             records = (
-                self._fetcher.read(max_records, 0.0 if urgent else min(remaining, _READ_SLICE_S))
-                if self._fetcher
+                fetcher.read(max_records, 0.0 if is_urgent else min(left_s, _READ_SLICE_S))
+                if fetcher
                 else []
             )
-            if records or urgent or not remaining:
+            if records or is_urgent or not left_s:
                 return records
             self._between_slices()
 
     def _between_slices(self) -> None:
-        """Called while a poll waits, about ten times a second."""
+        """Run about ten times a second while a poll waits; a hook for subclasses."""
 
 
-def patience_s(timeout_s: float | None, timeout: float | None) -> float:
-    """Return how long a poll waits, by this package's name or by confluent-kafka's.
+def poll_timeout_s(timeout_s: float | None, timeout: float | None) -> float:
+    """Return the time-out of a poll, by this package's name or by confluent-kafka's.
 
     Raises:
-        TypeError: Both are given, or it is no number.
+        TypeError: Both are given, or it is not a number.
     """
     if timeout_s is not None and timeout is not None:
         msg = "give timeout_s or timeout, not both: they mean the same"
         raise TypeError(msg)
     given: object = timeout if timeout_s is None else timeout_s
-    return given_seconds("poll", DEFAULT_POLL_S if given is None else given)
+    return parse_seconds("poll", DEFAULT_POLL_S if given is None else given)

@@ -1,96 +1,84 @@
-"""Pause marks say what a user does not want to read.
+"""Pause marks of the user, and their transfer to the next owner of a partition.
 
-They stay outside of the assignment, where no rebalance can change them.
-
-Owns which partitions the marks cover, and the text by which a partition's mark travels in the
-metadata of its committed offset, in front of whatever else is stored there (claims, the user's own
-text). A mark may name a partition, a topic or a pattern that is not assigned, or does not exist
-yet. Marks must never know what is assigned, held or buffered: who reads asks them.
+Marks are independent of the assignment: no rebalance changes them, and they may name partitions,
+topics and patterns that are not assigned or do not exist yet.
 """
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.kafka.consumer.caller_commits import without_mark
+from dagster_rebalance.kafka.member_events import CommitResult
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.kafka.consumer.caller_commits import CallerCommits
+    from dagster_rebalance.kafka.ports import GroupMember
 
-_CARRIED = "dr-paused "
+logger = logging.getLogger(__name__)
+
+MARKS_LIMIT_S = 1.0
+"""How long a poll waits for Kafka to read or store marks."""
+_BACKOFF_S = 5.0
+"""For this time after a wait without an answer, polls do not wait."""
+_SHORTEST_REQUEST_S = 0.5
+"""A request that the client gives up costs its connection to the coordinator, so no request is sent
+with less time."""
 
 
 class Pauses:
-    """Keeps marks by partition, by topic and for everything.
+    """Pause marks by partition, by topic and for the whole consumer.
 
-    A partition is silent while any of the three covers it.
-
-    Among the marks by topic, the last call that names a topic decides, whether it named it itself
-    or by a pattern: a topic can be resumed out of a paused pattern, and a pattern resumes topics
-    that were paused by name.
+    The fetcher returns no records of a partition that any of the three marks covers. For a topic
+    the last call that names it decides, by name or by pattern.
 
     Example:
         ```python
-        marks = PauseMarks()
-        marks.pause_topics([re.compile("orders-.*")])
-        marks.resume_topics(["orders-eu"])
-        marks.covers(TopicPartition("orders-us", 0))  # True
-        marks.covers(TopicPartition("orders-eu", 0))  # False
+        pauses = Pauses()
+        pauses.pause_topics([re.compile("orders-.*")])
+        pauses.resume_topics(["orders-eu"])
+        pauses.covers(TopicPartition("orders-us", 0))  # True
+        pauses.covers(TopicPartition("orders-eu", 0))  # False
         ```
     """
 
     def __init__(self) -> None:
-        self._partitions: set[TopicPartition] = set()
+        self.partitions: set[TopicPartition] = set()
+        """The partitions with a mark; a new object never replaces this set."""
         self._topics: dict[str | re.Pattern[str], bool] = {}
-        self._everything = False
-
-    @property
-    def partitions(self) -> frozenset[TopicPartition]:
-        """The partitions that are marked themselves."""
-        return frozenset(self._partitions)
+        self.is_everything_paused = False
 
     def covers(self, partition: TopicPartition) -> bool:
-        """Whether a mark says that nothing is to be read of a partition."""
+        """Return whether any mark pauses the partition."""
         return (
-            self._everything or partition in self._partitions or self._covers_topic(partition.topic)
+            self.is_everything_paused
+            or partition in self.partitions
+            or self._covers_topic(partition.topic)
         )
 
     def among(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Those of the partitions that a mark covers."""
+        """Return the paused ones of `partitions`."""
         return frozenset(filter(self.covers, partitions))
 
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Mark partitions."""
-        self._partitions.update(partitions)
-
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Take the marks of partitions away; marks of their topics stay."""
-        self._partitions.difference_update(partitions)
-
     def pause_topics(self, topics: Iterable[str | re.Pattern[str]]) -> None:
-        """Mark topics, by their names or by patterns that match their whole names.
-
-        The marks cover topics that are yet to come too.
-        """
+        """Mark topics by name, or by a pattern that matches the whole name."""
         for topic in topics:
             self._decide(topic, paused=True)
 
     def resume_topics(self, topics: Iterable[str | re.Pattern[str]]) -> None:
-        """Take the marks of topics away; marks of their partitions stay."""
+        """Remove the marks of topics; marks of their partitions stay."""
         for topic in topics:
             self._decide(topic, paused=False)
 
-    def pause_all(self) -> None:
-        """Mark everything, with one mark of its own."""
-        self._everything = True
-
-    def resume_all(self) -> None:
-        """Take the mark for everything away; marks of topics and partitions stay."""
-        self._everything = False
-
     def _covers_topic(self, topic: str) -> bool:
-        # The latest decision that names the topic.
         for named, paused in reversed(self._topics.items()):
             if named == topic if isinstance(named, str) else named.fullmatch(topic):
                 return paused
@@ -104,14 +92,163 @@ class Pauses:
             self._topics.clear()
 
 
-def with_mark(metadata: str) -> str:
-    """Add a mark to the metadata of a committed offset.
+class CarriedPauses:
+    """Pause marks that travel with their partitions in the metadata of the committed offset.
 
-    The mark tells the next owner of the partition not to read it.
+    A mark is read after an assignment and written before the partition leaves. To write it, the
+    committed offset is committed again; without one, the position where reading starts. No offset
+    changes, and no poll waits for an unavailable coordinator longer than `limit_s`.
+
+    Args:
+        member: The member of the group.
+        commits: Stores offsets with the marks of their partitions.
+        pauses: The marks of the user.
+        position: Returns the position of a partition within a time-out.
+        clock: A monotonic clock.
     """
-    return _CARRIED + metadata
 
+    def __init__(
+        self,
+        member: GroupMember,
+        commits: CallerCommits,
+        pauses: Pauses,
+        position: Callable[[TopicPartition, float], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._member = member
+        self._commits = commits
+        self._pauses = pauses
+        self._position = position
+        self._clock = clock
+        self._retry_at = float("-inf")
+        self._unread: set[TopicPartition] = set()
 
-def without_mark(metadata: str) -> tuple[str, bool]:
-    """The metadata without a mark, and whether there was one."""
-    return metadata.removeprefix(_CARRIED), metadata.startswith(_CARRIED)
+    @property
+    def unread(self) -> frozenset[TopicPartition]:
+        """Partitions whose mark has not been read yet; none of their records may be returned."""
+        return frozenset(self._unread)
+
+    @property
+    def limit_s(self) -> float:
+        """How long a poll may wait for Kafka now: 0 during the back-off."""
+        return MARKS_LIMIT_S if self._clock() >= self._retry_at else 0.0
+
+    def expect(self, partitions: Collection[TopicPartition]) -> None:
+        """Register newly assigned partitions for the next `read`."""
+        self._unread.update(partitions)
+
+    def read(self, limit_s: float) -> None:
+        """Apply the stored marks of newly assigned partitions.
+
+        A mark without an answer within `limit_s` stays unread until the next call.
+
+        Raises:
+            BrokerError: The error is not retriable.
+        """
+        committed = self._committed(self._unread, limit_s)
+        stored = {
+            tp: offset is not None and without_mark(offset.metadata)[1]
+            for tp, offset in committed.items()
+        }
+        self._unread.difference_update(committed)
+        self._commits.stored_marks.update(stored)
+        self._pauses.partitions.update(tp for tp, is_marked in stored.items() if is_marked)
+
+    def write(self, assigned: Collection[TopicPartition], limit_s: float) -> None:
+        """Store the marks that differ, or may differ, from those in Kafka.
+
+        A mark without an answer within `limit_s` is tried again by the next call.
+
+        Raises:
+            BrokerError: A mark cannot be stored, and the error is not retriable.
+        """
+        deadline = self._clock() + limit_s
+        marked, stored = frozenset(self._pauses.partitions), self._commits.stored_marks
+        stale = {
+            tp for tp in assigned if tp not in self._unread and stored.get(tp) is not (tp in marked)
+        }
+        if not stale or limit_s <= 0:
+            return
+        # A commit in flight must not be overwritten with the offset before it.
+        if not self._member.settle(limit_s):
+            self._back_off()
+            return
+        found = self._committed(stale, deadline - self._clock())
+        committed = {tp: offset for tp, offset in found.items() if offset is not None}
+        uncommitted = found.keys() - committed.keys()
+        # Without a commit there is no mark to remove.
+        stored.update(dict.fromkeys(uncommitted - marked, False))
+        refused = self._store(committed, deadline)
+        # After the others: an unavailable leader may use up the time.
+        refused.update(self._store(self._starts(uncommitted & marked, deadline), deadline))
+        error = CommitResult(frozenset(), refused).worst_error()
+        if error is not None:
+            raise error
+
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget the stored marks of partitions that left the assignment."""
+        self._unread.difference_update(partitions)
+        for tp in partitions:
+            self._commits.stored_marks.pop(tp, None)
+
+    def _committed(
+        self, partitions: Collection[TopicPartition], limit_s: float
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        if not partitions or limit_s < _SHORTEST_REQUEST_S:
+            return {}
+        try:
+            return self._member.committed(partitions, limit_s)
+        except BrokerError as error:
+            if not error.retriable:
+                raise
+            self._back_off()
+            logger.info("pause marks of %d partitions not read yet: %s", len(partitions), error)
+            return {}
+
+    def _starts(
+        self, partitions: Collection[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        starts: dict[TopicPartition, OffsetAndMetadata] = {}
+        for tp in sorted(partitions):
+            left_s = deadline - self._clock()
+            if left_s < _SHORTEST_REQUEST_S:
+                self._back_off()
+                break
+            try:
+                starts[tp] = OffsetAndMetadata(self._position(tp, left_s))
+            except BrokerError as error:
+                # Raised here, it would keep back the records of all partitions. The fetcher raises
+                # it for this one.
+                self._back_off()
+                logger.info("pause mark of %s not stored yet: %s", tp, error)
+        return starts
+
+    def _store(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: float
+    ) -> dict[TopicPartition, BrokerError]:
+        """Commit offsets with the current marks; return the errors that are not retriable."""
+        left_s = deadline - self._clock()
+        if not offsets or left_s <= 0:
+            return {}
+        marked = frozenset(self._pauses.partitions)
+        result = self._commits.commit(
+            {
+                tp: replace(offset, metadata=without_mark(offset.metadata)[0])
+                for tp, offset in offsets.items()
+            },
+            left_s,
+        )
+        final = {tp: error for tp, error in result.failed.items() if not error.retriable}
+        # A refused mark counts as stored, or each poll would try it again.
+        self._commits.stored_marks.update({tp: tp in marked for tp in (*result.committed, *final)})
+        for tp in result.failed.keys() - final.keys():
+            logger.info("pause mark of %s not stored yet: %s", tp, result.failed[tp])
+        if len(result.failed) > len(final):
+            self._back_off()
+        # The mark of a lost partition is lost with it, and the poll reports the loss.
+        return {
+            tp: error for tp, error in final.items() if not isinstance(error, PartitionLostError)
+        }
+
+    def _back_off(self) -> None:
+        self._retry_at = self._clock() + _BACKOFF_S

@@ -1,15 +1,9 @@
-"""KIP-983 has three lists of partitions: revoke next, revoke thereafter, and lost.
+"""The lists of KIP-983: partitions to revoke in the next poll, in the poll thereafter, and lost.
 
-The first two name the partitions to be revoked in the next poll and in the poll thereafter, the
-third one those lost in the last poll.
-
-Owns when a requested revoke is completed, and what a delay answers. Every partition is on at most
-one list. Must never talk to Kafka: the lists say when to send the release, and the shell sends it.
-
-The client completes one revoke request as a whole (librdkafka: the first unassign ends it for all
-of its partitions). So completion has two levels. A partition that was not delayed is *completed*:
-gone for the API. Its *release* goes to Kafka together with the others of the same request, when the
-last of them has left both lists.
+Every partition is on at most one list. The client completes a revoke request as a whole (in
+librdkafka the first unassign ends it for all of its partitions), so completion has two levels: a
+partition that was not delayed is *completed*, and has left the API's assignment. It is *released*
+to Kafka with the others of its request, when the last of them has left the lists.
 """
 
 from __future__ import annotations
@@ -24,21 +18,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PollStarted:
-    """What has to be carried out at the start of a poll.
+class DueRevokes:
+    """Revokes to carry out at the start of a poll.
 
     Attributes:
-        completed: The partitions whose revoke is completed, now or in an earlier poll, and that
-            Kafka still counts as ours; they are not in the assignment of the API.
-        release: The partitions to be released to Kafka now, in one request. `released` says that
-            this was done; until then each poll says it again.
-        news: Whether the caller was not told what the poll before has found, and must hear of it at
-            once.
+        completed: The completed partitions, of this poll and earlier ones, that are not released.
+        release: The partitions to release to Kafka now, in one request. Each poll returns them
+            until `released` is called.
+        has_undelivered: Whether the caller did not receive the result of the poll before, and must
+            receive it without delay.
     """
 
     completed: frozenset[TopicPartition]
     release: frozenset[TopicPartition]
-    news: bool = False
+    has_undelivered: bool = False
 
 
 class RevokeLists:
@@ -59,10 +52,11 @@ class RevokeLists:
     def __init__(self) -> None:
         self._next: set[TopicPartition] = set()
         self._thereafter: set[TopicPartition] = set()
-        self._lost: frozenset[TopicPartition] = frozenset()
+        self.lost: frozenset[TopicPartition] = frozenset()
+        """The partitions that were lost during the last poll."""
         self._assigned: set[TopicPartition] = set()
         self._unreleased: set[TopicPartition] = set()
-        self._is_untold = False
+        self._is_undelivered = False
 
     @property
     def to_be_revoked(self) -> frozenset[TopicPartition]:
@@ -75,55 +69,44 @@ class RevokeLists:
         return frozenset(self._thereafter)
 
     @property
-    def lost(self) -> frozenset[TopicPartition]:
-        """The partitions that were lost during the last poll."""
-        return self._lost
-
-    @property
     def unreleased(self) -> frozenset[TopicPartition]:
-        """Return the partitions of revoke requests that are not released to Kafka yet.
-
-        Completed partitions are among them.
-        """
+        """The partitions of revoke requests that are not released to Kafka, completed ones too."""
         return frozenset(self._unreleased)
 
-    def start_poll(self) -> PollStarted:
-        """Complete the revoke-next list, forget the lost partitions, and move the delayed ones up.
+    def start_poll(self) -> DueRevokes:
+        """Complete the revoke-next list, clear the lost list, and move delayed partitions up.
 
-        After a poll that told nobody, complete and forget nothing that the caller did not hear of.
+        If the result of the poll before was not delivered, complete and clear nothing of it.
         """
-        if not self._is_untold:
-            self._lost = frozenset()
+        if not self._is_undelivered:
+            self.lost = frozenset()
             return self.complete()
-        self._is_untold = False
+        self._is_undelivered = False
         self.delay(self._next)
-        started = self.complete()
-        return PollStarted(started.completed, started.release, news=bool(self._next or self._lost))
+        due = self.complete()
+        return DueRevokes(due.completed, due.release, bool(self._next or self.lost))
 
-    def untold(self) -> None:
-        """Note that nobody heard of the findings of the poll that was started last.
+    def mark_undelivered(self) -> None:
+        """Note that the caller did not receive the result of the last poll."""
+        self._is_undelivered = True
 
-        The poll ended with an exception, or its caller is gone.
-        """
-        self._is_untold = True
-
-    def complete(self) -> PollStarted:
-        """Complete what is on the revoke-next list, and move the delayed ones up."""
+    def complete(self) -> DueRevokes:
+        """Complete the revoke-next list, and move delayed partitions up."""
         self._next, self._thereafter = self._thereafter, set()
         unreleased = frozenset(self._unreleased)
         completed = unreleased - self._next
         self._assigned -= completed
-        return PollStarted(completed, frozenset() if self._next else unreleased)
+        return DueRevokes(completed, frozenset() if self._next else unreleased)
 
     def released(self) -> None:
-        """Kafka was told, or need not be: nothing is held any more."""
+        """Note that completed partitions were released, or need no release."""
         self._unreleased -= self._unreleased - self._next - self._thereafter
 
     def request(self, partitions: Iterable[TopicPartition]) -> None:
-        """A revoke is requested: the partitions go on the revoke-next list.
+        """Put partitions on the revoke-next list.
 
-        librdkafka sends no second request while one is held. Should one come all the same, it joins
-        the first: one that is delayed stays delayed, and all are released together.
+        librdkafka sends no second request during a hold. A second one would join the first: delayed
+        partitions stay delayed, and all are released together.
         """
         requested = set(partitions)
         self._next |= requested - self._thereafter
@@ -132,12 +115,10 @@ class RevokeLists:
     def delay(self, partitions: Iterable[TopicPartition]) -> bool:
         """Move partitions from the revoke-next to the revoke-thereafter list.
 
-        Those that are on no list are left as they are. The others are delayed even when it is too
-        late for one of the given ones.
+        Partitions on no list are ignored.
 
         Returns:
-            False when some of the partitions are not assigned: lost, given up already, or never
-            owned.
+            False when some of the partitions are not assigned; the others are delayed.
         """
         wanted = set(partitions)
         moved = wanted & self._next
@@ -146,22 +127,18 @@ class RevokeLists:
         return wanted <= self._assigned
 
     def lose(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions are lost: they leave the other lists, and are never released.
+        """Move partitions to the lost list; they are never released.
 
-        One whose revoke was completed, and that only waits to be released with the others, is no
-        loss to anybody: it just ends.
+        A completed partition that only waits for its release is not reported as lost.
         """
         named = frozenset(partitions)
         gone = named - (self._unreleased - self._next - self._thereafter)
         self._next -= gone
         self._thereafter -= gone
         self._unreleased -= named
-        self._lost |= gone
+        self.lost |= gone
         self._assigned -= named
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Add partitions to the assignment.
-
-        Events of an earlier ownership are no reason to deny a delay.
-        """
+        """Add partitions to the assignment; events of an earlier ownership deny no delay."""
         self._assigned |= set(partitions)

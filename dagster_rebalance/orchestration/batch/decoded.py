@@ -20,8 +20,7 @@ from dagster_rebalance.decoding.batches import (
     undecodable_text,
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
-from dagster_rebalance.kafka.producers import record_letters
-from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
+from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.orchestration.batch.arrow import as_bytes, chunks
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ class Letters:
             return
         if self._producer is None:
             self._producer = DeadLetterProducer(self._kafka.consumer_config(), self._topic)
-        record_letters.store(self._producer, letters)
+        self._producer.store(letters)
 
     def __enter__(self) -> Self:
         return self

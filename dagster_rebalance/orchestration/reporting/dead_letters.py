@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dagster_rebalance.core.model.commands import StoreDeadLetter
-    from dagster_rebalance.kafka.producers.dead_letters import Delivery
+    from dagster_rebalance.kafka.producers.dead_letter_producer import Delivery
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 _RECORDS_PER_QUERY = 100
@@ -34,7 +34,7 @@ MOST_ERROR_CHARACTERS = 8_000
 
 
 class Sender(Protocol):
-    """What sends the records: `kafka.producers.dead_letters.DeadLetterProducer`."""
+    """What sends the records: `kafka.producers.dead_letter_producer.DeadLetterProducer`."""
 
     def send(self, key: str, value: str) -> None:
         """Begin to send a record, unless one with its key is under way."""

@@ -33,7 +33,7 @@ from dagster_rebalance.core.transport_security import insecurity
 from dagster_rebalance.kafka.client.settings import CALLBACKS, validated, with_login
 from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
+from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.orchestration.resources.branch import is_branch_deployment
 from dagster_rebalance.orchestration.resources.client_settings import (

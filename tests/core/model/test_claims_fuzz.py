@@ -17,7 +17,7 @@ from dagster_rebalance.core.model.offsets import MAX_OFFSET, Bounds, OffsetAndMe
 from dagster_rebalance.core.model.start_position import StartFrom
 from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
 from dagster_rebalance.core.partitions.recovery import take_in
-from dagster_rebalance.kafka.consumer.pauses import with_mark
+from dagster_rebalance.kafka.consumer.caller_commits import with_mark
 from tests.core.world import tp
 
 LONGEST_REASON = 1000

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
+from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.aio.async_operations import AsyncRebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.fake_log import fake_log
 from tests.kafka.readers import CommitOnRevoke

@@ -14,8 +14,8 @@ import pytest
 from dagster_rebalance.core.model.errors import IllegalStateError, PartitionLostError
 from dagster_rebalance.core.model.events import LostReason, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
+from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.aio.async_operations import AsyncRebalanceListener
 from dagster_rebalance.kafka.consumer.listener import RebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dagster_rebalance.core.model.errors import BrokerError
-    from dagster_rebalance.kafka.aio.operations import AsyncRebalanceConsumer
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.aio.async_operations import AsyncRebalanceConsumer
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
 
 T = TypeVar("T")
 

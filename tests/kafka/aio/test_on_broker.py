@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition

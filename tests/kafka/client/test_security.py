@@ -28,7 +28,7 @@ from dagster_rebalance.core.model.offsets import (
 )
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer
+from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name

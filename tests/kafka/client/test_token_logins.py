@@ -176,7 +176,7 @@ def test_a_login_that_is_not_renewed_ends_no_member_that_has_joined(
     """What it logged in with may be valid for an hour; before that it is an error at once."""
     not_renewed = KafkaError(KafkaError._AUTHENTICATION, words)
     with login.consumer(login.config("issuer"), fetch=False) as consumer:
-        session = consumer._member._session  # type: ignore[attr-defined]
+        session = consumer._state.member._session  # type: ignore[attr-defined]
         session._on_error(not_renewed)
         with pytest.raises(BrokerError, match=words[:30]):
             consumer.poll(0)

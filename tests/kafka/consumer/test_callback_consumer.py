@@ -1,23 +1,24 @@
-"""The restricted view has every operation of the proposal and none that it omits.
-
-After the callback, it has nothing left.
-"""
+"""`RebalanceConsumer` has the operations that KAFKA-20385 includes, until its callback returns."""
 
 from __future__ import annotations
 
 import inspect
 import threading
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.core.model.errors import IllegalStateError, UnsupportedOperationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.aio.operations import AsyncRebalanceConsumer
-from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
-from dagster_rebalance.kafka.consumer.operations import ConsumerOperations
+from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.aio.async_operations import AsyncRebalanceConsumer
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.kafka.consumers import P0, Listener, consumer_of
 
-P0 = TopicPartition("orders", 0)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 # As KAFKA-20385 lists them, in snake case, with arguments for each overload.
 INCLUDED: dict[str, list[tuple[Any, ...]]] = {
@@ -48,90 +49,69 @@ INCLUDED: dict[str, list[tuple[Any, ...]]] = {
     "group_metadata": [()],
 }
 OMITTED = [
-    *(
-        "poll",
-        "poll_with_rebalance",
-        "close",
-        "subscribe",
-        "unsubscribe",
-        "assign",
-        "wakeup",
-        "enforce_rebalance",
-    ),
-    *(
-        "register_metric_for_subscription",
-        "unregister_metric_for_subscription",
-        "set_rebalance_listener",
-        "delay_revoke",
-    ),
+    *("poll", "poll_with_rebalance", "close", "subscribe", "unsubscribe", "assign", "wakeup"),
+    *("enforce_rebalance", "register_metric_for_subscription"),
+    *("unregister_metric_for_subscription", "set_rebalance_listener", "delay_revoke"),
 ]
 CALLS = [(name, arguments) for name, overloads in INCLUDED.items() for arguments in overloads]
 
 
-class Recorder:
-    """Takes any call, and remembers it with its defaults filled in."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - it plays any method
-        signature = inspect.signature(getattr(ConsumerOperations, name))
-
-        def call(*arguments: object, **named: object) -> str:
-            bound = signature.bind(self, *arguments, **named)
-            bound.apply_defaults()
-            self.calls.append((name, tuple(bound.arguments.values())[1:]))
-            return f"the answer to {name}"
-
-        return call
+def public_names(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
 
 
-def test_the_view_has_what_the_proposal_includes_and_nothing_else() -> None:
-    """A new operation must be put in one of the two lists."""
-    public = {name for name in vars(RebalanceConsumer) if not name.startswith("_")}
-    assert public == {*INCLUDED, "expire"}
+def test_callback_consumers_have_the_included_operations_only() -> None:
+    assert public_names(RebalanceConsumer) == {*INCLUDED, "expire"}
+    assert public_names(AsyncRebalanceConsumer) == {*INCLUDED}
 
 
 @pytest.mark.parametrize("name", OMITTED)
-@pytest.mark.parametrize("view", [RebalanceConsumer, AsyncRebalanceConsumer])
-def test_what_is_dangerous_in_a_rebalance_is_not_there(view: type, name: str) -> None:
-    """Each of these operations would harm a rebalance that is under way.
-
-    KAFKA-20385: it "would cause re-entrant polling", "would terminate the consumer mid-rebalance",
-    and so on.
-    """
-    assert not hasattr(view, name)
+@pytest.mark.parametrize("consumer", [RebalanceConsumer, AsyncRebalanceConsumer])
+def test_callback_consumers_omit_operations_that_harm_a_rebalance(
+    consumer: type, name: str
+) -> None:
+    """KAFKA-20385: "would cause re-entrant polling", "would terminate the consumer", and so on."""
+    assert not hasattr(consumer, name)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)
-def test_each_operation_goes_to_the_consumer_and_brings_its_answer(
+def test_operation_works_in_a_callback_as_on_the_consumer(
     name: str, arguments: tuple[Any, ...]
 ) -> None:
-    """The proposal's overloads become optional arguments, with the consumer's own defaults."""
-    recorder = Recorder()
-    answer = getattr(RebalanceConsumer(cast("ConsumerOperations", recorder)), name)(*arguments)
-    directly = Recorder()
-    getattr(directly, name)(*arguments)
-    assert recorder.calls == directly.calls
-    returns_something = inspect.signature(
-        getattr(RebalanceConsumer, name)
-    ).return_annotation not in {"None", "NoReturn"}
-    assert answer == (f"the answer to {name}" if returns_something else None)
+    """Without a fetcher `seek` refuses, on both."""
+    group = FakeGroup({"orders": 1})
+    results: list[object] = []
+
+    def result(operations: object) -> object:
+        try:
+            return getattr(operations, name)(*arguments)
+        except (IllegalStateError, UnsupportedOperationError) as error:
+            return str(error)
+
+    def call(_: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        results.append(result(consumer))
+
+    blue = consumer_of(group)
+    blue.set_rebalance_listener(Listener(assigned=call))
+    blue.poll(0)
+    assert results == [result(blue)]
+    assert "ended with its callback" not in str(results)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)
-def test_each_operation_is_refused_after_the_callback_in_every_thread(
+def test_operation_after_the_callback_is_refused_in_every_thread(
     name: str, arguments: tuple[Any, ...]
 ) -> None:
     """KAFKA-20385: "Any use outside of this scope, will result in an IllegalStateException"."""
-    recorder = Recorder()
-    view = RebalanceConsumer(cast("ConsumerOperations", recorder))
-    view.expire()
+    consumers: list[RebalanceConsumer] = []
+    blue = consumer_of(FakeGroup({"orders": 1}))
+    blue.set_rebalance_listener(Listener(assigned=lambda _, consumer: consumers.append(consumer)))
+    blue.poll(0)
     refused: list[str] = []
 
     def use() -> None:
         with pytest.raises(IllegalStateError, match="ended with its callback"):
-            getattr(view, name)(*arguments)
+            getattr(consumers[0], name)(*arguments)
         refused.append(threading.current_thread().name)
 
     use()
@@ -139,18 +119,17 @@ def test_each_operation_is_refused_after_the_callback_in_every_thread(
     elsewhere.start()
     elsewhere.join()
     assert refused == [threading.current_thread().name, "elsewhere"]
-    assert not recorder.calls
 
 
-@pytest.mark.parametrize("name", INCLUDED)
-def test_the_view_for_asyncio_has_the_same_operations(name: str) -> None:
-    """With the same arguments, each of them a coroutine."""
-    operation = getattr(AsyncRebalanceConsumer, name)
+def parameters(operation: Callable[..., object]) -> list[tuple[str, object]]:
+    return [(p.name, p.default) for p in inspect.signature(operation).parameters.values()]
+
+
+@pytest.mark.parametrize("name", sorted(public_names(RebalanceAwareConsumer) - {"cluster"}))
+def test_asyncio_operation_is_a_coroutine_function_with_the_same_parameters(name: str) -> None:
+    if name in {"set_rebalance_listener", "member_id", "subscribe"}:
+        return  # an ordinary method, a property, and one with a deprecated parameter
+    operation = getattr(AsyncRebalanceAwareConsumer, name)
     assert inspect.iscoroutinefunction(operation)
-    ours, theirs = (
-        inspect.signature(operation).parameters,
-        inspect.signature(getattr(RebalanceConsumer, name)).parameters,
-    )
-    assert [(p.name, p.default) for p in ours.values()] == [
-        (p.name, p.default) for p in theirs.values()
-    ]
+    assert operation.__doc__
+    assert parameters(operation) == parameters(getattr(RebalanceAwareConsumer, name))

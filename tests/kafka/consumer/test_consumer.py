@@ -23,7 +23,7 @@ from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))

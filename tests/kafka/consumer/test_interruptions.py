@@ -18,7 +18,7 @@ from dagster_rebalance.core.model.events import (
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.listener import RebalanceListener
-from dagster_rebalance.kafka.events import CallbackFailed, CommitAnswered, CommitResult
+from dagster_rebalance.kafka.member_events import CallbackFailed, CommitAnswered, CommitResult
 from dagster_rebalance.kafka.reading import fetcher as fetcher_module
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.kafka.fake_log import fake_log
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))

@@ -12,7 +12,6 @@ import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
 from dagster_rebalance.kafka.consumer.listener import (
     AnyRebalanceListener,
     CompositeRebalanceListener,
@@ -20,14 +19,15 @@ from dagster_rebalance.kafka.consumer.listener import (
     RebalanceListener,
     consumer_aware,
 )
+from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.kafka.consumer.operations import ConsumerOperations
+    from dagster_rebalance.kafka.consumer.state import ConsumerState
 
 GONE = (TopicPartition("orders", 0),)
-VIEW = RebalanceConsumer(cast("ConsumerOperations", None))
+VIEW = RebalanceConsumer(cast("ConsumerState", None))
 
 
 class OneArgument(ConsumerRebalanceListener):

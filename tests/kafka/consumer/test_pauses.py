@@ -17,18 +17,18 @@ from dagster_rebalance.core.model.events import (
     RevokeRequested,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.consumer.caller_commits import with_mark
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.listener import RebalanceListener
-from dagster_rebalance.kafka.consumer.pauses import with_mark
-from dagster_rebalance.kafka.events import CommitAnswered, CommitResult
+from dagster_rebalance.kafka.member_events import CommitAnswered, CommitResult
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.kafka.fake_log import fake_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
-    from dagster_rebalance.kafka.consumer.operations import PauseMarksPolicy
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.state import PauseMarksPolicy
 
     NewConsumer = Callable[[PauseMarksPolicy], RebalanceAwareConsumer]
 
@@ -91,13 +91,13 @@ def test_an_eager_rebalance_clears_the_marks_of_what_does_not_come_back(group: F
     The consumer must not return records of paused partitions then.
     """
     blue = eager(group)
-    blue._carry_out(RevokeRequested(EVERYTHING), same_poll=False)
-    blue._lists.start_poll()
-    blue._forget(EVERYTHING)
+    blue._rebalances._apply(RevokeRequested(EVERYTHING), same_poll=False)
+    blue._state.revokes.start_poll()
+    blue._state.unassign(EVERYTHING)
     assert blue.paused() == {P0, P2}
-    blue._carry_out(PartitionsAssigned((P0, P1)), same_poll=False)
+    blue._rebalances._apply(PartitionsAssigned((P0, P1)), same_poll=False)
     assert blue.paused() == {P0}
-    blue._carry_out(PartitionsAssigned((P2, P3)), same_poll=False)
+    blue._rebalances._apply(PartitionsAssigned((P2, P3)), same_poll=False)
     assert blue.paused() == {P0}
 
 

@@ -28,7 +28,7 @@ from tests.kafka.readers import Reader, Readers
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
 
 pytestmark = pytest.mark.broker

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.kafka.consumer.revoke_lists import PollStarted, RevokeLists
+from dagster_rebalance.kafka.consumer.revoke_lists import DueRevokes, RevokeLists
 
 A, B, C = (TopicPartition("orders", number) for number in range(3))
 NOTHING = frozenset[TopicPartition]()
@@ -29,7 +29,7 @@ def test_a_requested_revoke_is_completed_in_the_next_poll() -> None:
     lists.start_poll()
     lists.request({A, B})
     assert lists.to_be_revoked == {A, B}
-    assert lists.start_poll() == PollStarted(completed=frozenset({A, B}), release=frozenset({A, B}))
+    assert lists.start_poll() == DueRevokes(completed=frozenset({A, B}), release=frozenset({A, B}))
     assert lists.to_be_revoked == NOTHING
 
 
@@ -43,7 +43,7 @@ def test_a_delay_lasts_for_one_poll() -> None:
     assert lists.delay({A})
     assert lists.to_be_revoked == NOTHING
     assert lists.delayed == {A}
-    assert lists.start_poll() == PollStarted(NOTHING, NOTHING)
+    assert lists.start_poll() == DueRevokes(NOTHING, NOTHING)
     assert lists.to_be_revoked == {A}
     assert lists.start_poll().completed == {A}
 
@@ -66,11 +66,11 @@ def test_partitions_that_were_not_delayed_are_released_with_the_last_one() -> No
     lists = lists_of(A, B, C)
     lists.request({A, B, C})
     lists.delay({B, C})
-    assert lists.start_poll() == PollStarted(completed=frozenset({A}), release=NOTHING)
+    assert lists.start_poll() == DueRevokes(completed=frozenset({A}), release=NOTHING)
     lists.delay({C})
-    assert lists.start_poll() == PollStarted(completed=frozenset({A, B}), release=NOTHING)
+    assert lists.start_poll() == DueRevokes(completed=frozenset({A, B}), release=NOTHING)
     assert lists.unreleased == {A, B, C}
-    assert lists.start_poll() == PollStarted(frozenset({A, B, C}), frozenset({A, B, C}))
+    assert lists.start_poll() == DueRevokes(frozenset({A, B, C}), frozenset({A, B, C}))
     lists.released()
     assert lists.unreleased == NOTHING
 
@@ -82,10 +82,10 @@ def test_a_release_that_was_interrupted_is_due_again_in_the_next_poll() -> None:
     """
     lists = RevokeLists()
     lists.request({A, B})
-    due = PollStarted(completed=frozenset({A, B}), release=frozenset({A, B}))
+    due = DueRevokes(completed=frozenset({A, B}), release=frozenset({A, B}))
     assert [lists.start_poll(), lists.start_poll()] == [due, due]
     lists.released()
-    assert lists.start_poll() == PollStarted(NOTHING, NOTHING)
+    assert lists.start_poll() == DueRevokes(NOTHING, NOTHING)
 
 
 def test_a_request_that_came_with_the_release_is_not_released_with_it() -> None:
@@ -110,7 +110,7 @@ def test_a_lost_partition_leaves_the_other_lists_and_is_told_for_one_poll() -> N
     lists.lose({A, B, C})
     assert lists.to_be_revoked == lists.delayed == NOTHING
     assert lists.lost == {A, B, C}
-    assert lists.start_poll() == PollStarted(NOTHING, NOTHING)
+    assert lists.start_poll() == DueRevokes(NOTHING, NOTHING)
     assert lists.lost == NOTHING
 
 
@@ -184,8 +184,8 @@ def test_a_second_request_joins_the_first_one() -> None:
     lists.request({A, B})
     assert lists.to_be_revoked == {B}
     assert lists.delayed == {A}
-    assert lists.start_poll() == PollStarted(completed=frozenset({B}), release=NOTHING)
-    assert lists.start_poll() == PollStarted(completed=frozenset({A, B}), release=frozenset({A, B}))
+    assert lists.start_poll() == DueRevokes(completed=frozenset({B}), release=NOTHING)
+    assert lists.start_poll() == DueRevokes(completed=frozenset({A, B}), release=frozenset({A, B}))
 
 
 def test_a_completed_partition_is_not_lost_when_its_hold_is() -> None:
@@ -208,19 +208,19 @@ def test_after_a_poll_that_told_nobody_everything_stays_for_one_more() -> None:
     lists.request({A, B})
     lists.delay({B})
     lists.lose({C})
-    lists.untold()
-    assert lists.start_poll() == PollStarted(NOTHING, NOTHING, news=True)
+    lists.mark_undelivered()
+    assert lists.start_poll() == DueRevokes(NOTHING, NOTHING, has_undelivered=True)
     assert lists.to_be_revoked == {A, B}
     assert lists.lost == {C}
-    assert lists.start_poll() == PollStarted(frozenset({A, B}), frozenset({A, B}))
+    assert lists.start_poll() == DueRevokes(frozenset({A, B}), frozenset({A, B}))
     assert lists.lost == NOTHING
 
 
 def test_a_poll_that_found_nothing_leaves_no_news() -> None:
     """The next one may wait as long as its caller says."""
     lists = lists_of(A)
-    lists.untold()
-    assert lists.start_poll() == PollStarted(NOTHING, NOTHING)
+    lists.mark_undelivered()
+    assert lists.start_poll() == DueRevokes(NOTHING, NOTHING)
 
 
 class ListsOfTheKip(RuleBasedStateMachine):
@@ -246,7 +246,7 @@ class ListsOfTheKip(RuleBasedStateMachine):
         completed = self.not_released - self.revoke_next
         self.assigned -= completed
         released = set() if self.revoke_next else set(self.not_released)
-        assert self.real.start_poll() == PollStarted(frozenset(completed), frozenset(released))
+        assert self.real.start_poll() == DueRevokes(frozenset(completed), frozenset(released))
         if released:
             self.real.released()
         self.not_released -= released

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.aio.consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.listener import RebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from confluent_kafka import TopicPartition as ClientPartition
 
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0 = TopicPartition("orders", 0)
@@ -232,7 +232,7 @@ def test_a_refused_poll_of_another_thread_does_not_use_a_wakeup_up(group: FakeGr
     """It is meant for the poll of the owner."""
     consumer = consumer_of(group)
     consumer.poll(0)
-    with consumer._turn.of("poll"):
+    with consumer._state.guard.exclusive("poll"):
         consumer.wakeup()
         assert "another thread is in poll" in refusal_elsewhere(lambda: consumer.poll(0))
     before = group.clock()
@@ -321,7 +321,7 @@ def test_another_thread_is_refused_while_a_poll_runs(group: FakeGroup, name: str
     """
     consumer = consumer_of(group)
     consumer.poll(0)
-    with consumer._turn.of("poll"):
+    with consumer._state.guard.exclusive("poll"):
         told = refusal_elsewhere(lambda: OPERATIONS[name](consumer))
     assert told.startswith(f"{name} while another thread is in poll: ")
     assert "wakeup" in told

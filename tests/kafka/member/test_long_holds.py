@@ -27,7 +27,7 @@ class Reads:
     """Counts what a member's probes read, and does something of the test's after each."""
 
     def __init__(self, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-        member: Any = reader.consumer._member
+        member: Any = reader.consumer._state.member
         self.count = 0
         self.then: Callable[[], None] = lambda: None
         ask = member._session.commits.look_up

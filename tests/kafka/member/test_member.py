@@ -23,10 +23,10 @@ from dagster_rebalance.core.model.errors import (
 )
 from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.consumer.commits import CallerCommits
-from dagster_rebalance.kafka.events import CallbackFailed, CommitAnswered, RequestFailed
+from dagster_rebalance.kafka.consumer.caller_commits import CallerCommits
 from dagster_rebalance.kafka.member import leave
 from dagster_rebalance.kafka.member import session as session_module
+from dagster_rebalance.kafka.member_events import CallbackFailed, CommitAnswered, RequestFailed
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 from tests.kafka.clients import LIMIT_S, ScriptedMember, trouble
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from dagster_rebalance.kafka.events import MemberEvent
+    from dagster_rebalance.kafka.member_events import MemberEvent
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LATE = KafkaError._MAX_POLL_EXCEEDED
@@ -814,7 +814,7 @@ def test_a_commit_that_cannot_be_waited_for_in_a_callback_is_not_sent(
             refused.append(str(problem))
 
     scene = scripted(stats_cb=commit)
-    commits = CallerCommits(scene.member, {P0, P1}, told=(), carried=None)
+    commits = CallerCommits(scene.member, {P0, P1}, pending=(), marked=frozenset())
     scene.do(lambda: scene.session._on_statistics("{}"))
     scene.until(lambda: refused, "the refusal")
     scene.pass_time()

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.kafka.producers.dead_letters import DeadLetterProducer, Delivery
+from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer, Delivery
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.kafka.fake_producer import FakeProducer

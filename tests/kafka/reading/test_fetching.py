@@ -20,7 +20,7 @@ from tests.kafka.readers import CommitOnRevoke, Readers
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.kafka.consumer.callback_view import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
 

@@ -175,7 +175,10 @@ def test_no_record_of_a_topic_that_was_made_again_is_left_out_or_doubled_in_sile
         until(consumer.assignment, "the assignment")
         consumer.seek_to_beginning([TopicPartition(topic, 0)])
         until(lambda: len(values) == 20, "the old records")
-        until(lambda: consumer._fetcher is not None and consumer._fetcher._remade._ids, "the id")
+        until(
+            lambda: consumer._state.fetcher is not None and consumer._state.fetcher._remade._ids,
+            "the id",
+        )
         kafka_broker.delete_topic(topic)
         kafka_broker.create_topic(topic, 1)
         produce(kafka_broker, topic, "new", 50)

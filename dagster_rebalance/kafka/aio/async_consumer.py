@@ -1,8 +1,7 @@
-"""`AsyncRebalanceAwareConsumer`: the consumer for asyncio.
+"""`AsyncRebalanceAwareConsumer`, the consumer for asyncio.
 
-Owns a `RebalanceAwareConsumer` in a thread of its own, and whose turn it is to poll: the next poll
-begins when the task before has its records, or has given them back. Decides nothing about
-rebalances.
+It owns a `RebalanceAwareConsumer` in a separate thread. Polls of several tasks take turns: the next
+one begins when the task before has its records, or has returned them.
 """
 
 from __future__ import annotations
@@ -13,20 +12,27 @@ import time
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.kafka.aio.interruptible import (
-    AwaitingListener,
-    Caller,
-    InterruptibleConsumer,
+from dagster_rebalance.kafka.aio.async_operations import (
+    AsyncOperations,
+    AsyncRebalanceConsumer,
+    AsyncRebalanceListener,
+    awaited,
+    in_callback,
+    refuse_in_callback,
 )
-from dagster_rebalance.kafka.aio.listener import AsyncRebalanceListener
-from dagster_rebalance.kafka.aio.operations import AsyncOperations, refuse_in_callback
-from dagster_rebalance.kafka.consumer.arguments import given_seconds
-from dagster_rebalance.kafka.consumer.consumer import patience_s
-from dagster_rebalance.kafka.consumer.listener import CALLBACKS, AnyRebalanceListener
+from dagster_rebalance.kafka.aio.async_worker import InterruptibleConsumer, PollCaller
+from dagster_rebalance.kafka.consumer.arguments import parse_seconds
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer, poll_timeout_s
+from dagster_rebalance.kafka.consumer.listener import (
+    CALLBACKS,
+    AnyRebalanceListener,
+    Callback,
+    ForwardingListener,
+)
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from types import TracebackType
     from typing import Any, NoReturn
 
@@ -34,24 +40,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition
     from dagster_rebalance.kafka.consumer.consumer import PollResult
-    from dagster_rebalance.kafka.consumer.operations import PauseMarksPolicy
-    from dagster_rebalance.kafka.events import CommitResult
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.state import PauseMarksPolicy
     from dagster_rebalance.kafka.ports import ClusterView, GroupMember
 
 T = TypeVar("T")
-
 
 AnyListener: TypeAlias = AnyRebalanceListener | AsyncRebalanceListener
 
 
 class AsyncRebalanceAwareConsumer(AsyncOperations):
-    """A consumer whose revokes can be delayed, for asyncio.
+    """Consumer whose revokes can be delayed, for asyncio.
 
-    Takes the arguments of `RebalanceAwareConsumer`, and has its methods as coroutines. Any task may
-    call any of them: operations go through while a poll waits, other polls wait for their turn. A
-    poll whose task is cancelled gives its records back: the next poll returns them.
+    It takes the arguments of `RebalanceAwareConsumer` and has its methods as coroutines. Any task
+    may call any of them: operations run while a poll waits, and other polls wait for their turn. If
+    the task of a poll is cancelled, the next poll returns its records.
 
     Example:
         ```python
@@ -113,47 +117,54 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         await self.close()
 
     def set_rebalance_listener(self, listener: AnyListener | None) -> None:
-        """Who is told when partitions come and go, from the next poll on; None for nobody.
+        """Set the listener for changes of the assignment from the next poll on; None removes it.
 
-        The last one set wins.
-
-        The callbacks of an `AsyncRebalanceListener` run in the event loop. Those of a
-        `RebalanceListener` are plain functions: they run in the consumer's own thread, while the
-        event loop goes on.
+        Callbacks of an `AsyncRebalanceListener` run in the event loop. Callbacks of a
+        `RebalanceListener` are plain functions and run in the consumer's thread.
 
         Raises:
-            IllegalStateError: It is no listener, or only some of its callbacks are coroutines.
+            IllegalStateError: The object is not a listener, or only some of its callbacks are
+                coroutines.
         """
         if not isinstance(listener, AsyncRebalanceListener):
             self._consumer.set_rebalance_listener(listener)
-        elif all(inspect.iscoroutinefunction(getattr(listener, name)) for name in CALLBACKS):
-            self._consumer.set_rebalance_listener(AwaitingListener(self._consumer, listener))
-        else:
+            return
+        if not all(inspect.iscoroutinefunction(getattr(listener, name)) for name in CALLBACKS):
             msg = (
                 f"a callback of {listener!r} is no coroutine: write it with 'async def', "
                 "or derive from RebalanceListener"
             )
             raise IllegalStateError(msg)
 
-    async def subscribe(self, topics: Iterable[str] | re.Pattern[str]) -> None:
-        """Take part in the group for these topics, or for those that match a compiled pattern.
+        def await_callback(
+            callback: Callback, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+        ) -> None:
+            coroutine = getattr(listener, callback)(
+                partitions, AsyncRebalanceConsumer(self._owner, consumer)
+            )
+            self._consumer.wait_for(in_callback(coroutine))
 
-        The pattern must match the whole name of a topic. A poll that waits returns at once.
+        self._consumer.set_rebalance_listener(ForwardingListener(await_callback))
+
+    async def subscribe(self, topics: Iterable[str] | re.Pattern[str]) -> None:
+        """Subscribe to topics, or to the topics whose whole name matches a compiled pattern.
+
+        A poll that waits returns at once.
         """
         await self._take_turn("subscribe", lambda: self._consumer.subscribe(topics))
 
     async def unsubscribe(self) -> None:
-        """Give all partitions up and leave the group; a poll that waits returns at once."""
+        """Give up all partitions and leave the group; a poll that waits returns at once."""
         await self._take_turn("unsubscribe", self._consumer.unsubscribe)
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Give all partitions up and leave the group; a poll that waits returns at once.
+        """Give up all partitions and leave the group; further calls have no effect.
 
-        May be called again.
+        A poll that waits returns at once.
         """
         refuse_in_callback("close")
-        limit_s = given_seconds("close", timeout_s)
-        if self._consumer.is_elsewhere:
+        limit_s = parse_seconds("close", timeout_s)
+        if self._consumer.is_forked:
             self._consumer.close()
             return
         if self._closing is None:
@@ -163,10 +174,6 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
             self._closing.add_done_callback(self._closed)
         await asyncio.shield(self._closing)
 
-    async def check(self, timeout_s: float = 10.0) -> None:
-        """Find out now what would go wrong later: brokers, credentials, the subscribed topics."""
-        await self._run(lambda: self._consumer.check(timeout_s))
-
     async def poll(
         self,
         timeout_s: float | None = None,
@@ -174,11 +181,11 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         *,
         timeout: float | None = None,
     ) -> list[Message]:
-        """Complete due revokes, take part in the group, and return up to `max_records` records.
+        """Complete due revokes, take part in the group, and return records of assigned partitions.
 
-        The records come from assigned partitions.
+        Arguments and errors are those of `RebalanceAwareConsumer.poll`.
         """
-        wait_s = patience_s(timeout_s, timeout)
+        wait_s = poll_timeout_s(timeout_s, timeout)
         return await self._poll(lambda: self._consumer.poll(wait_s, max_records))
 
     async def poll_with_rebalance(
@@ -188,8 +195,8 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         *,
         timeout: float | None = None,
     ) -> PollResult:
-        """Poll, and get what happened together with the records."""
-        wait_s = patience_s(timeout_s, timeout)
+        """Poll, and return the changes of the assignment with the records."""
+        wait_s = poll_timeout_s(timeout_s, timeout)
         return await self._poll(lambda: self._consumer.poll_with_rebalance(wait_s, max_records))
 
     async def wakeup(self) -> None:
@@ -201,7 +208,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         return self
 
     async def __anext__(self) -> Message:
-        """The next record; each is polled for by itself."""
+        """Return the next record; each record is polled separately."""
         is_over = False
         while not (is_over or self._closing):
             records, is_over = await self._poll(self._consumer.next_for_iteration)
@@ -209,65 +216,32 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
                 return records[0]
         raise StopAsyncIteration
 
-    async def get_to_be_revoked_partitions(self) -> frozenset[TopicPartition]:
-        """The partitions that will be revoked in the next poll, unless they are delayed."""
-        return await self._run(self._consumer.get_to_be_revoked_partitions)
-
-    async def get_lost_partitions(self) -> frozenset[TopicPartition]:
-        """The partitions that were lost during the last poll."""
-        return await self._run(self._consumer.get_lost_partitions)
-
-    async def delay_revoke(self, partitions: Iterable[AnyPartition]) -> bool:
-        """Delay the revoke of partitions from the next poll to the one after it.
-
-        Return False when some of the partitions are not assigned.
-        """
-        return await self._run(lambda: self._consumer.delay_revoke(partitions))
-
-    async def commit_offsets(
-        self, offsets: AnyOffsets, timeout_s: float | None = None
-    ) -> CommitResult:
-        """Commit next offsets and metadata in one request; return the result of each partition."""
-        return await self._run(lambda: self._consumer.commit_offsets(offsets, timeout_s))
-
-    async def pause_topics(self, topics: Iterable[str]) -> None:
-        """Return no records of these topics until `resume_topics`."""
-        await self._run(lambda: self._consumer.pause_topics(topics))
-
-    async def resume_topics(self, topics: Iterable[str]) -> None:
-        """Undo `pause_topics`, or take topics out of a paused pattern."""
-        await self._run(lambda: self._consumer.resume_topics(topics))
-
-    async def pause_pattern(self, pattern: re.Pattern[str]) -> None:
-        """Return no records of topics whose whole name matches until `resume_pattern`."""
-        await self._run(lambda: self._consumer.pause_pattern(pattern))
-
-    async def resume_pattern(self, pattern: re.Pattern[str]) -> None:
-        """Undo the pauses of all topics whose whole name matches."""
-        await self._run(lambda: self._consumer.resume_pattern(pattern))
-
-    async def pause_all(self) -> None:
-        """Return no records at all until `resume_all`."""
-        await self._run(self._consumer.pause_all)
-
-    async def resume_all(self) -> None:
-        """Undo `pause_all`."""
-        await self._run(self._consumer.resume_all)
+    check = awaited(RebalanceAwareConsumer.check)
+    get_to_be_revoked_partitions = awaited(RebalanceAwareConsumer.get_to_be_revoked_partitions)
+    get_lost_partitions = awaited(RebalanceAwareConsumer.get_lost_partitions)
+    delay_revoke = awaited(RebalanceAwareConsumer.delay_revoke)
+    commit_offsets = awaited(RebalanceAwareConsumer.commit_offsets)
+    pause_topics = awaited(RebalanceAwareConsumer.pause_topics)
+    resume_topics = awaited(RebalanceAwareConsumer.resume_topics)
+    pause_pattern = awaited(RebalanceAwareConsumer.pause_pattern)
+    resume_pattern = awaited(RebalanceAwareConsumer.resume_pattern)
+    pause_all = awaited(RebalanceAwareConsumer.pause_all)
+    resume_all = awaited(RebalanceAwareConsumer.resume_all)
 
     async def member_id(self) -> str:
-        """The id the group knows this member by."""
+        """Return the id of this member in the group; empty before it joined."""
         return self._consumer.member_id
 
     def _closed(self, closing: asyncio.Future[None]) -> None:
         if self._consumer.is_closed and not closing.cancelled():
             self._owner.stop()
         else:
-            # Cancelled by the end of its event loop, say: the next call closes, or finds it done.
+            # Cancelled, for example by the end of its event loop: the next call closes again.
             self._closing = None
 
     async def _take_turn(self, call: str, function: Callable[[], T]) -> T:
         refuse_in_callback(call)
-        # A poll may wait without end for what only this call can bring about.
+        # A poll may wait without end for something that only this call causes.
         self._consumer.waiting += 1
         try:
             async with self._turn():
@@ -277,7 +251,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
 
     async def _poll(self, function: Callable[[], T]) -> T:
         refuse_in_callback("poll")
-        caller = Caller()
+        caller = PollCaller()
         async with self._turn():
             polling = self._owner.submit(
                 lambda: self._consumer.poll_for(caller, function), nested=False
@@ -285,15 +259,15 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
             try:
                 return await asyncio.wrap_future(polling)
             except BaseException:
-                if caller.leave():
-                    self._owner.submit(self._consumer.untell)
+                if caller.cancel():
+                    self._owner.submit(self._consumer.redeliver)
                 raise
 
     def _turn(self) -> asyncio.Lock:
-        """The turn of one poll after the other.
+        """Return the lock of the running poll.
 
-        It ends when the task has its records, or has given them back: otherwise a later poll, or
-        the commit of a listener, would take them for read.
+        It is held until the task has its records, or has returned them: otherwise a later poll, or
+        the commit of a listener, would count them as read.
         """
         loop = asyncio.get_running_loop()
         if self._consumer.loop is not loop:

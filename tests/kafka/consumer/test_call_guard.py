@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from dagster_rebalance.kafka.consumer.guard import CallGuard
+from dagster_rebalance.kafka.consumer.call_guard import CallGuard
 
 
 class Records(list[int]):
@@ -14,11 +14,11 @@ class Records(list[int]):
 
 def test_the_records_of_a_poll_are_free_as_soon_as_its_caller_has_dropped_them() -> None:
     """Kept until Python looks for cycles, they made the next polls twice as slow."""
-    turn = CallGuard()
+    guard = CallGuard()
 
     def poll() -> weakref.ref[Records]:
         records = Records([1, 2, 3])
-        with turn.of("poll"):
+        with guard.exclusive("poll"):
             return weakref.ref(records)
 
     gc.disable()
