@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import Found
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.operators.reset_offsets import Move
-    from dagster_rebalance.kafka.ports import ClusterView
+    from dagster_rebalance.kafka.group_ports import ClusterView
 
 _NO_REASON = ""
 

@@ -2,8 +2,8 @@
 
 Its rebalances are cooperative, with held revokes, fencing, supersession and committed metadata. It
 owns what Kafka's coordinator and the client decide together, with a clock of its own that moves
-only while its members poll. It plays the ports of `kafka.ports`, and the contract tests of the
-member hold it to what the real one does. It keeps offsets, not records.
+only while its members poll. It plays the ports of `kafka.group_ports`, and the contract tests
+of the member hold it to what the real one does. It keeps offsets, not records.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from dagster_rebalance.core.model.offsets import (
     OffsetAndMetadata,
     TopicPartition,
 )
-from dagster_rebalance.kafka.member_events import (
+from dagster_rebalance.kafka.group_ports import (
     CallbackFailed,
     CommitAnswered,
     CommitResult,
     MemberEvent,
+    OffsetAndTimestamp,
+    PartitionInfo,
     RequestFailed,
 )
-from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -23,7 +23,7 @@ from dagster_rebalance.core.model.events import (
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.kafka.member_events import CommitAnswered, CommitResult, MemberEvent
+from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult, MemberEvent
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import Grant, Refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.offsets import LogPosition
-from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp, PartitionInfo
 from proofs.simulation.coordinator import TOPIC
 
 if TYPE_CHECKING:

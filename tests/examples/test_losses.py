@@ -18,7 +18,7 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.core.model.errors import RebalanceInProgressError
 from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
-from dagster_rebalance.kafka.member_events import CommitResult
+from dagster_rebalance.kafka.group_ports import CommitResult
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.kafka.fake_log import fake_log
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pytest
 
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.kafka.group_ports import MemberEvent
     from dagster_rebalance.kafka.member.session import Session
-    from dagster_rebalance.kafka.member_events import MemberEvent
 
 CONFIG: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
 LIMIT_S = 10.0

@@ -26,7 +26,7 @@ from tests.orchestration.parts import tp
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from dagster_rebalance.kafka.ports import OffsetAndTimestamp
+    from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
 
 
 def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:

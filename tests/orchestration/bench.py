@@ -18,7 +18,7 @@ from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.reporting.lag import NO_LIMIT
 from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
-from dagster_rebalance.kafka.member_events import CommitResult
+from dagster_rebalance.kafka.group_ports import CommitResult
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 from dagster_rebalance.orchestration.member.loop import MemberLoop

@@ -36,7 +36,7 @@ from dagster_rebalance import (
     UnsupportedOperationError,
 )
 from dagster_rebalance.kafka.consumer.operations import ConsumerGroupMetadata
-from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.consumer.consumer import PollResult
     from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
     from dagster_rebalance.kafka.consumer.state import PauseMarksPolicy
-    from dagster_rebalance.kafka.ports import ClusterView, GroupMember
+    from dagster_rebalance.kafka.group_ports import ClusterView, GroupMember
 
 T = TypeVar("T")
 

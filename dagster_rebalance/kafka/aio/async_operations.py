@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.client.owner_thread import OwnerThread
     from dagster_rebalance.kafka.consumer.arguments import AnyOffsets
-    from dagster_rebalance.kafka.member_events import Offsets
+    from dagster_rebalance.kafka.group_ports import Offsets
 
     AsyncCommitCallback: TypeAlias = Callable[[Offsets, BrokerError | None], Awaitable[None] | None]
 

@@ -43,7 +43,7 @@ from dagster_rebalance.kafka.client.errors import (
 from dagster_rebalance.kafka.client.factory import made
 from dagster_rebalance.kafka.client.types import theirs
 from dagster_rebalance.kafka.cluster.truncation import ask_leaders
-from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

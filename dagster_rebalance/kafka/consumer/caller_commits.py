@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.model.events import PartitionsLost
-from dagster_rebalance.kafka.member_events import CommitAnswered, CommitResult
+from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from collections.abc import Set as AbstractSet
 
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.kafka.member_events import MemberEvent, Offsets
-    from dagster_rebalance.kafka.ports import GroupMember
+    from dagster_rebalance.kafka.group_ports import GroupMember, MemberEvent, Offsets
 
 logger = logging.getLogger(__name__)
 

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition
     from dagster_rebalance.kafka.consumer.listener import AnyRebalanceListener
     from dagster_rebalance.kafka.consumer.state import PauseMarksPolicy
-    from dagster_rebalance.kafka.member_events import CommitResult
-    from dagster_rebalance.kafka.ports import ClusterView, GroupMember
+    from dagster_rebalance.kafka.group_ports import ClusterView, CommitResult, GroupMember
 
 _IDLE_SLICE_S = 0.1
 """The client continues to wait after a callback, so long waits are sliced to return early on a

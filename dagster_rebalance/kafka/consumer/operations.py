@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.consumer.arguments import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.kafka.consumer.caller_commits import CommitCallback
     from dagster_rebalance.kafka.consumer.state import ConsumerState
-    from dagster_rebalance.kafka.ports import OffsetAndTimestamp, PartitionInfo
+    from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.kafka.reading.start_positions import Start
 
 P = ParamSpec("P")

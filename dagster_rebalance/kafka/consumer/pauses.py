@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.kafka.consumer.caller_commits import without_mark
-from dagster_rebalance.kafka.member_events import CommitResult
+from dagster_rebalance.kafka.group_ports import CommitResult
 
 if TYPE_CHECKING:
     import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.consumer.caller_commits import CallerCommits
-    from dagster_rebalance.kafka.ports import GroupMember
+    from dagster_rebalance.kafka.group_ports import GroupMember
 
 logger = logging.getLogger(__name__)
 

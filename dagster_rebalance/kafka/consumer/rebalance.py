@@ -18,7 +18,7 @@ from dagster_rebalance.core.model.events import (
 from dagster_rebalance.kafka.consumer.callbacks import Callbacks
 from dagster_rebalance.kafka.consumer.pauses import MARKS_LIMIT_S
 from dagster_rebalance.kafka.consumer.revoke_lists import DueRevokes, RevokeLists
-from dagster_rebalance.kafka.member_events import CallbackFailed, CommitAnswered, RequestFailed
+from dagster_rebalance.kafka.group_ports import CallbackFailed, CommitAnswered, RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import AssignmentEvent
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.consumer.state import ConsumerState
-    from dagster_rebalance.kafka.member_events import MemberEvent
+    from dagster_rebalance.kafka.group_ports import MemberEvent
 
 
 class RebalanceHandler:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.client.settings import Settings
-    from dagster_rebalance.kafka.member_events import MemberEvent
-    from dagster_rebalance.kafka.ports import ClusterView, GroupMember
+    from dagster_rebalance.kafka.group_ports import ClusterView, GroupMember, MemberEvent
     from dagster_rebalance.kafka.reading.fetcher import Fetcher
     from dagster_rebalance.kafka.reading.start_positions import StartPositions
 

@@ -32,7 +32,7 @@ from dagster_rebalance.kafka.client.errors import (
 )
 from dagster_rebalance.kafka.client.types import as_committed, ours, theirs, to_commit
 from dagster_rebalance.kafka.cluster import committed_offsets
-from dagster_rebalance.kafka.member_events import CommitAnswered, CommitResult
+from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -47,17 +47,17 @@ from dagster_rebalance.kafka.client.errors import (
 )
 from dagster_rebalance.kafka.client.types import to_commit
 from dagster_rebalance.kafka.cluster import committed_offsets
-from dagster_rebalance.kafka.member.commits import ReadRefusedError, refusals
-from dagster_rebalance.kafka.member.session import Session
-from dagster_rebalance.kafka.member.session_view import UserCallback
-from dagster_rebalance.kafka.member.topic_discovery import Discovery
-from dagster_rebalance.kafka.member_events import (
+from dagster_rebalance.kafka.group_ports import (
     CallbackFailed,
     CommitAnswered,
     CommitResult,
     MemberEvent,
     RequestFailed,
 )
+from dagster_rebalance.kafka.member.commits import ReadRefusedError, refusals
+from dagster_rebalance.kafka.member.session import Session
+from dagster_rebalance.kafka.member.session_view import UserCallback
+from dagster_rebalance.kafka.member.topic_discovery import Discovery
 
 if TYPE_CHECKING:
     import re

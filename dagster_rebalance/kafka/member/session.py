@@ -53,11 +53,11 @@ from dagster_rebalance.kafka.client.factory import made
 from dagster_rebalance.kafka.client.owner_thread import OwnerThread
 from dagster_rebalance.kafka.client.types import ours, theirs
 from dagster_rebalance.kafka.cluster.missing_topics import MissingTopics
+from dagster_rebalance.kafka.group_ports import MemberEvent, RequestFailed
 from dagster_rebalance.kafka.member.commits import Commits
 from dagster_rebalance.kafka.member.fencing_probe import Probe
 from dagster_rebalance.kafka.member.leave import leave, unassign
 from dagster_rebalance.kafka.member.session_view import HeldRevoke, UserCallback
-from dagster_rebalance.kafka.member_events import MemberEvent, RequestFailed
 
 if TYPE_CHECKING:
     import re

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.events import LostReason
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.member_events import MemberEvent
+    from dagster_rebalance.kafka.group_ports import MemberEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dagster_rebalance.kafka.client.errors import (
     broker_error,
     kafka_error,
 )
-from dagster_rebalance.kafka.member_events import RequestFailed
+from dagster_rebalance.kafka.group_ports import RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.ports import ClusterView, GroupMember
+    from dagster_rebalance.kafka.group_ports import ClusterView, GroupMember
 
 _Answer = TypeVar("_Answer")
 End: TypeAlias = Literal["earliest", "latest"]

@@ -14,7 +14,7 @@ from dagster_rebalance.core.model import offsets
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster.queries import Cluster
-from dagster_rebalance.kafka.ports import PartitionInfo
+from dagster_rebalance.kafka.group_ports import PartitionInfo
 from dagster_rebalance.testing.fake_group import ManualClock
 
 if TYPE_CHECKING:

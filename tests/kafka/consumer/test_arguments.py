@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.ports import OffsetAndTimestamp
+from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.fake_log import fake_log
 from tests.kafka.readers import CommitOnRevoke

@@ -17,7 +17,7 @@ from dagster_rebalance.core.model.events import (
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.listener import RebalanceListener
-from dagster_rebalance.kafka.ports import OffsetAndTimestamp
+from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dagster_rebalance.core.model.events import (
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.listener import RebalanceListener
-from dagster_rebalance.kafka.member_events import CallbackFailed, CommitAnswered, CommitResult
+from dagster_rebalance.kafka.group_ports import CallbackFailed, CommitAnswered, CommitResult
 from dagster_rebalance.kafka.reading import fetcher as fetcher_module
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.kafka.fake_log import fake_log

@@ -20,7 +20,7 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartiti
 from dagster_rebalance.kafka.consumer.caller_commits import with_mark
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.listener import RebalanceListener
-from dagster_rebalance.kafka.member_events import CommitAnswered, CommitResult
+from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.kafka.fake_log import fake_log
 

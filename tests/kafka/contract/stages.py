@@ -26,8 +26,7 @@ if TYPE_CHECKING:
         RevokeRequested,
     )
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.member_events import MemberEvent
-    from dagster_rebalance.kafka.ports import GroupMember
+    from dagster_rebalance.kafka.group_ports import GroupMember, MemberEvent
     from dagster_rebalance.testing.broker import KafkaCluster
 
 PROBE_INTERVAL_S = 0.3

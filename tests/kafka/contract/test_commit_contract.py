@@ -10,13 +10,13 @@ from dagster_rebalance.core.model import commit_requests
 from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.model.events import PartitionsLost, RevokeRequested
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.member_events import CommitAnswered
+from dagster_rebalance.kafka.group_ports import CommitAnswered
 from tests.kafka.contract.stages import Actor, Stage, pass_time, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from dagster_rebalance.kafka.member_events import CommitResult
+    from dagster_rebalance.kafka.group_ports import CommitResult
 
     NewActor = Callable[[], Actor]
 

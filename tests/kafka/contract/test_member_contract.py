@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.events import (
     RevokeRequested,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.member_events import CommitAnswered, CommitResult
+from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult
 from tests.kafka.contract.stages import Actor, Stage, pass_time, play
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError
 from dagster_rebalance.core.model import commit_requests
 from dagster_rebalance.core.model.errors import PartitionLostError, RebalanceInProgressError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult
 from dagster_rebalance.kafka.member import commits as commits_module
-from dagster_rebalance.kafka.member_events import CommitAnswered, CommitResult
 from tests.kafka.clients import ScriptedMember
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from dagster_rebalance.core.model.errors import (
 from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.consumer.caller_commits import CallerCommits
+from dagster_rebalance.kafka.group_ports import CallbackFailed, CommitAnswered, RequestFailed
 from dagster_rebalance.kafka.member import leave
 from dagster_rebalance.kafka.member import session as session_module
-from dagster_rebalance.kafka.member_events import CallbackFailed, CommitAnswered, RequestFailed
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 from tests.kafka.clients import LIMIT_S, ScriptedMember, trouble
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from dagster_rebalance.kafka.member_events import MemberEvent
+    from dagster_rebalance.kafka.group_ports import MemberEvent
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LATE = KafkaError._MAX_POLL_EXCEEDED

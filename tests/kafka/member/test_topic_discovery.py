@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.client.settings import validated
+from dagster_rebalance.kafka.group_ports import RequestFailed
 from dagster_rebalance.kafka.member.topic_discovery import Discovery
-from dagster_rebalance.kafka.member_events import RequestFailed
 from dagster_rebalance.testing.fake_group import ManualClock
 from tests.kafka.clients import CONFIG
 

@@ -25,7 +25,7 @@ from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, 
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.core.runs.liveness import Liveness
-from dagster_rebalance.kafka.member_events import CommitResult, RequestFailed
+from dagster_rebalance.kafka.group_ports import CommitResult, RequestFailed
 from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK

@@ -24,7 +24,7 @@ from dagster_rebalance.core.model.events import (
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.lag import GroupState
-from dagster_rebalance.kafka.member_events import CommitResult
+from dagster_rebalance.kafka.group_ports import CommitResult
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import (
     STOPPED_CHECK,

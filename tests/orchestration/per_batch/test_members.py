@@ -32,7 +32,7 @@ from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember, ManualCl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dagster_rebalance.kafka.member_events import MemberEvent
+    from dagster_rebalance.kafka.group_ports import MemberEvent
 
 ETERNAL = EngineSettings(lease_s=1e9)
 """The clock of a group in memory runs as fast as its members poll."""

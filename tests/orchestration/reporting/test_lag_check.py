@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.ports import OffsetAndTimestamp
+    from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 

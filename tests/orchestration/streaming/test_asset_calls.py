@@ -17,7 +17,7 @@ from pydantic import PrivateAttr
 
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.kafka.member_events import MemberEvent
+from dagster_rebalance.kafka.group_ports import MemberEvent
 from dagster_rebalance.orchestration.streaming.asset_results import Results
 from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import GROUPS, KafkaInMemory, kafka_in_memory, tp

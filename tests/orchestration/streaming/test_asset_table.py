@@ -27,7 +27,7 @@ from tests.orchestration.streaming.test_run import BY_THE_SENSOR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dagster_rebalance.kafka.member_events import MemberEvent
+    from dagster_rebalance.kafka.group_ports import MemberEvent
 
 BATCH = [form for form in ROWS if not form.batch]
 STREAM = [form for form in ROWS if not form.stream]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dagster_rebalance import ExternalWork
     from dagster_rebalance.core.model.events import LeaveRequested
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.kafka.member_events import MemberEvent
+    from dagster_rebalance.kafka.group_ports import MemberEvent
 
 BY_THE_SENSOR = {STREAM_TAG: "here:stream_sensor", SLOT_TAG: "0"}
 """The tags of a run that the sensor has started."""

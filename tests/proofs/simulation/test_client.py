@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.kafka.member_events import CommitAnswered
+from dagster_rebalance.kafka.group_ports import CommitAnswered
 from proofs.simulation.coordinator import TOPIC, Grant
 from proofs.simulation.world import World
 

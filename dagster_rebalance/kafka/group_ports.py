@@ -1,21 +1,87 @@
-"""Ports of the Kafka side: the group member and the queries to the cluster.
+"""Ports of the Kafka side: the group member with its events, and the queries to the cluster.
 
 One test suite holds the real member, librdkafka's mock cluster and the fake group in `testing` to
-this contract. An offset is always the *next* offset to be read. Queries raise `BrokerError` when
-the broker does not answer in time, or refuses.
+this contract. Offsets are *next* offsets to be read. Queries raise `BrokerError` when the broker
+does not answer in time, or refuses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from dagster_rebalance.core.model.errors import PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.model.events import PartitionsAssigned, PartitionsLost, RevokeRequested
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Collection, Mapping
 
+    from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
     from dagster_rebalance.core.model.offsets import LogPosition, OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.kafka.member_events import CommitResult, MemberEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The client reported an error that the caller of `poll` must see.
+
+    The membership continues if it can.
+    """
+
+    error: BrokerError | ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackFailed:
+    """`on_commit`, `stats_cb`, `error_cb` or `throttle_cb` of the settings raised an exception.
+
+    The exception interrupted nothing.
+    """
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """Result of one commit request.
+
+    Attributes:
+        committed: The partitions whose offset and metadata are stored.
+        failed: The other partitions, each with its error.
+    """
+
+    committed: frozenset[TopicPartition]
+    failed: Mapping[TopicPartition, BrokerError] = field(default_factory=dict)
+
+    def worst_error(self) -> BrokerError | None:
+        """Return the most severe error, which names every failed partition; None without one."""
+        if not self.failed:
+            return None
+        worst = min(self.failed.values(), key=_severity)
+        worst.partitions = {
+            tp: reason for error in self.failed.values() for tp, reason in error.partitions.items()
+        }
+        return worst
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswered:
+    """A commit made with `commit_async`, which returned `ticket`, has its result."""
+
+    ticket: int
+    result: CommitResult
+
+
+MemberEvent: TypeAlias = (
+    PartitionsAssigned
+    | RevokeRequested
+    | PartitionsLost
+    | RequestFailed
+    | CallbackFailed
+    | CommitAnswered
+)
+"""An event of the member; `core.model.events` has those of the assignment."""
+Offsets: TypeAlias = "Mapping[TopicPartition, OffsetAndMetadata]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +246,13 @@ class ClusterView(Protocol):
         self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0
     ) -> None:
         """Check the brokers, the credentials and the topics."""
+
+
+def _severity(error: BrokerError) -> int:
+    match error:
+        case PartitionLostError():
+            return 0
+        case RebalanceInProgressError():
+            return 2
+        case _:
+            return 1
