@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.reporting.metrics import MemberState
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from dagster_rebalance.core.runs.stream_batch import Outcome
 
 
@@ -110,14 +110,14 @@ class WorkPort(Protocol):
 
     def begin(
         self,
-        offers: Iterable[Offer],
+        batch_requests: Iterable[BatchRequest],
         claimed: Collection[str],
         log_of: Callable[[TopicPartition], Log],
     ) -> RunsRead | None:
         """Begin a batch if none is at work; return what there is to know of it then.
 
         Args:
-            offers: The batches that may be begun.
+            batch_requests: The batches that may be begun.
             claimed: All batches that the member has claimed.
             log_of: Which log a partition has.
         """

@@ -71,7 +71,7 @@ def _turn_idle(partitions: int, turns: int) -> float:
     began_at = time.process_time()
     for turn, now in enumerate(measured):
         _feed(engine, events.TimePassed(), now)
-        _ = engine.held, engine.offers
+        _ = engine.held, engine.batch_requests
         if turn % _TURNS_BETWEEN_SUMMARIES == 0:
             _feed(engine, events.TickArrived(), now)
             summary(engine, now)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.weather import Weather
@@ -53,17 +53,19 @@ class SimulatedDagster(RunLife):
 
     # What sensors do
 
-    def request(self, offer: Offer) -> None:
+    def request(self, batch_request: BatchRequest) -> None:
         """A run request of a tick; a key of which there is a run starts no other."""
         keyed = (
             run_id
-            for run_id in self._by_batch.get(offer.batch_id, ())
-            if self._keys.get(run_id) == offer.run_key and run_id not in self.deleted
+            for run_id in self._by_batch.get(batch_request.batch_id, ())
+            if self._keys.get(run_id) == batch_request.run_key and run_id not in self.deleted
         )
         run_id = next(keyed, "")
         if not run_id:
-            run_id = self.create(offer.batch_id, offer.ranges, attempt=offer.attempt)
-            self._keys[run_id] = offer.run_key
+            run_id = self.create(
+                batch_request.batch_id, batch_request.ranges, attempt=batch_request.attempt
+            )
+            self._keys[run_id] = batch_request.run_key
         if self.runs[run_id].state is RunState.CREATED and not self._clockwork.happens(
             self._weather.requests_break
         ):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from proofs.simulation.classic import ClassicGroup
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.consumer_protocol import ConsumerGroup
@@ -238,7 +238,7 @@ class Process:
         """What must return to zero."""
         of_driver = {
             "holds": len(self.engine.holds),
-            "offers": len(self.engine.offers),
+            "batch_requests": len(self.engine.batch_requests),
             "dead letters under way": self.letters.under_way,
         }
         if self.has_left:
@@ -317,8 +317,8 @@ class Process:
 
         Nothing of that may be offered.
         """
-        for offer in self.mailbox.mail.offers:
-            for range_ in offer.ranges:
+        for batch_request in self.mailbox.mail.batch_requests:
+            for range_ in batch_request.ranges:
                 self.check_may_begin("requests a run for", range_.topic_partition)
         self._assigned = {
             (partition, owned.epoch): self._assigned_after(partition)
@@ -537,10 +537,10 @@ class Process:
         if self.is_paused or self.work or clockwork.happens(self.weather.lost_requests):
             return
         self.mailbox.tell(TickArrived())
-        for offer in self.mailbox.mail.offers:
-            self.request(offer)
+        for batch_request in self.mailbox.mail.batch_requests:
+            self.request(batch_request)
 
-    def request(self, offer: Offer) -> None:
+    def request(self, batch_request: BatchRequest) -> None:
         """A tick may be thrown away, or be resumed much later.
 
         The run key is of no help then, nor for a second sensor.
@@ -549,15 +549,15 @@ class Process:
         if clockwork.happens(self.weather.late_requests):
             keyed = clockwork.happens(0.5)
             clockwork.after(
-                clockwork.within(0.5, 40), None, lambda: self._arrive(offer, keyed=keyed)
+                clockwork.within(0.5, 40), None, lambda: self._arrive(batch_request, keyed=keyed)
             )
         else:
             clockwork.after(
-                clockwork.within(0.0, 0.5), None, lambda: self._arrive(offer, keyed=True)
+                clockwork.within(0.0, 0.5), None, lambda: self._arrive(batch_request, keyed=True)
             )
 
-    def _arrive(self, offer: Offer, *, keyed: bool) -> None:
+    def _arrive(self, batch_request: BatchRequest, *, keyed: bool) -> None:
         if keyed:
-            self._dagster.request(offer)
+            self._dagster.request(batch_request)
         else:
-            self._dagster.start(offer.batch_id, offer.ranges)
+            self._dagster.start(batch_request.batch_id, batch_request.ranges)

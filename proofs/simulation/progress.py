@@ -248,7 +248,8 @@ def _said_of(progress: InFlight, span: str) -> str:
 
 def _is_offered(engine: Engine, entry: Entry) -> bool:
     return any(
-        offer.batch_id == entry.batch_id and entry.range in offer.ranges for offer in engine.offers
+        batch_request.batch_id == entry.batch_id and entry.range in batch_request.ranges
+        for batch_request in engine.batch_requests
     )
 
 

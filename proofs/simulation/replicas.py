@@ -119,8 +119,8 @@ class Replicas:
             self._clockwork.tell(f"the sensor of {self._side}", str(error))
             return
         if replica.process is not None:
-            for offer in mail.offers:
-                replica.process.request(offer)
+            for batch_request in mail.batch_requests:
+                replica.process.request(batch_request)
 
     def _made(self, replica: _Replica) -> Process:
         before, seat = replica.process, self._seats.taken(self._side)

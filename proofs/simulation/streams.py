@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.events import RunsRead
     from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 
@@ -224,12 +224,12 @@ class SimulatedWork(StreamWorker):
 
     def begin(
         self,
-        offers: Iterable[Offer],
+        batch_requests: Iterable[BatchRequest],
         claimed: Collection[str],
         log_of: Callable[[TopicPartition], Log],
     ) -> RunsRead | None:
         """Begin a batch if none is at work."""
-        seen = super().begin(offers, claimed, log_of)
+        seen = super().begin(batch_requests, claimed, log_of)
         batch = self.next(0.0)
         if batch is not None:
             for range_ in batch.ranges:

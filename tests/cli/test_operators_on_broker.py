@@ -30,7 +30,7 @@ from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.cli.typed import typed
-from tests.orchestration.parts import give_sign, make_run, offer
+from tests.orchestration.parts import batch_request, give_sign, make_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,7 +224,7 @@ def test_reset_moves_offsets_of_a_group_that_stands(shop: Shop, protocol: str) -
 def test_reset_waits_for_who_is_at_work(shop: Shop) -> None:
     """Its output would be there, and its records read again with other bounds."""
     shop.commit(0, encode(StoredPartition(0, (Claim(3, "b-1"),))))
-    claimed = offer("b-1", OffsetRange(shop.topic, 0, 0, 3))
+    claimed = batch_request("b-1", OffsetRange(shop.topic, 0, 0, 3))
     run = make_run(shop.instance, claimed, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
     with pytest.raises(ConfigurationError, match=f"run {run.run_id[:8]} may be at work on"):
         shop.said("reset", "--all", "--to-latest", "--yes")
@@ -238,7 +238,7 @@ def test_reset_sees_a_run_that_was_written_off_while_nobody_can_read_the_claims(
 ) -> None:
     """Its claim is lost, Dagster shows it as failed, and its process may be at work."""
     shop.commit(0, OffsetAndMetadata(0, "not ours"))
-    work = offer("b-1", OffsetRange(shop.topic, 1 if streams else 0, 0, 3))
+    work = batch_request("b-1", OffsetRange(shop.topic, 1 if streams else 0, 0, 3))
     run = make_run(shop.instance, work, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
     says = f"0/60.0 {spelled_partitions(shop.partitions[:1])} " if streams else "0/60.0 "
     give_sign(shop.instance, run, f"{says}elsewhere")

@@ -51,7 +51,7 @@ class Stream(Member):
         self.world.now += seconds
         self.pass_time()
         self._tell()
-        begun = self.work.begin(self.engine.offers, self.engine.claimed, self.engine.log_of)
+        begun = self.work.begin(self.engine.batch_requests, self.engine.claimed, self.engine.log_of)
         if begun is not None:
             self._feed_own(begun.batch_id)
         return begun

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.member_events import Occurred, Occurrence
     from dagster_rebalance.core.model.receipt import Receipt
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})
 
@@ -120,12 +120,14 @@ class FakeDagster:
     recorded: list[commands.RecordCommit] = field(default_factory=list)
     ids: count[int] = field(default_factory=lambda: count(1))
 
-    def request(self, offer: Offer, state: RunState = RunState.WAITING) -> str | None:
+    def request(
+        self, batch_request: BatchRequest, state: RunState = RunState.WAITING
+    ) -> str | None:
         """Start a run unless its key is known."""
-        if offer.run_key in self.keys:
+        if batch_request.run_key in self.keys:
             return None
-        self.keys.add(offer.run_key)
-        return self.add(offer.batch_id, offer.ranges, state)
+        self.keys.add(batch_request.run_key)
+        return self.add(batch_request.batch_id, batch_request.ranges, state)
 
     def add(
         self, batch_id: str, ranges: tuple[OffsetRange, ...], state: RunState = RunState.STARTED
@@ -231,7 +233,10 @@ class Member:
     def tick(self, *, state: RunState = RunState.WAITING) -> list[str]:
         """A tick of the sensor whose requests all arrive; returns the runs that were made."""
         self.feed(events.TickArrived())
-        made = [self.world.dagster.request(offer, state) for offer in self.engine.offers]
+        made = [
+            self.world.dagster.request(batch_request, state)
+            for batch_request in self.engine.batch_requests
+        ]
         return [run_id for run_id in made if run_id is not None]
 
     def given(self, kind: type[commands.Command]) -> list[commands.Command]:

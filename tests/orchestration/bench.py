@@ -207,13 +207,13 @@ class Bench:
             f"{self.engine.told[-5:]}"
         )
 
-    def offers(self, at_least: int = 1) -> None:
+    def batch_requests(self, at_least: int = 1) -> None:
         """Turn until batches are offered."""
-        self.until(lambda: len(self.mailbox.mail.offers) >= at_least)
+        self.until(lambda: len(self.mailbox.mail.batch_requests) >= at_least)
 
     def run(self, status: dg.DagsterRunStatus, number: int = 0) -> dg.DagsterRun:
         """Start a run of an offer, in some state."""
-        run = make_run(self.instance, self.mailbox.mail.offers[number], status)
+        run = make_run(self.instance, self.mailbox.mail.batch_requests[number], status)
         if status is dg.DagsterRunStatus.STARTED:
             give_sign(self.instance, run, "0 ?another machine")
         return run

@@ -16,7 +16,7 @@ import pytest
 
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
@@ -106,9 +106,9 @@ def span(number: int, start: int = 0, until: int = 10) -> OffsetRange:
     return OffsetRange("orders", number, start, until)
 
 
-def offer(batch_id: str, *ranges: OffsetRange, attempt: int = 1) -> Offer:
+def batch_request(batch_id: str, *ranges: OffsetRange, attempt: int = 1) -> BatchRequest:
     """An offer, by default of the first ten offsets of partition 0."""
-    return Offer(batch_id, attempt, ranges or (span(0),))
+    return BatchRequest(batch_id, attempt, ranges or (span(0),))
 
 
 def claimed(offset: int, until: int, batch_id: str) -> OffsetAndMetadata:
@@ -145,7 +145,7 @@ _ORIGIN = (
 
 def make_run(
     instance: dg.DagsterInstance,
-    wanted: Offer,
+    wanted: BatchRequest,
     status: dg.DagsterRunStatus,
     *,
     group_id: str = "etl",

@@ -35,7 +35,15 @@ from dagster_rebalance.orchestration.storage.member_lease import NOBODY
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from tests.orchestration.nested_resources import House, Lake
-from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, span, tp
+from tests.orchestration.parts import (
+    GROUPS,
+    batch_request,
+    claimed,
+    kafka_in_memory,
+    make_run,
+    span,
+    tp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -880,7 +888,7 @@ class Check:
         """A run of batch b-1 that has worked and failed, and of which nothing works any more."""
         run = make_run(
             self.instance,
-            offer("b-1", attempt=attempt),
+            batch_request("b-1", attempt=attempt),
             dg.DagsterRunStatus.STARTED,
             group_id=self.kafka.group_id,
         )

@@ -57,13 +57,13 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
     for _ in range(20):
         heir.poll(0)
         bench.turn()
-        assert bench.mailbox.mail.offers == ()
+        assert bench.mailbox.mail.batch_requests == ()
     assert bench.consumer.writes, "it does try to claim"
     bench.member.undone = LostReason.SESSION
     for _ in range(20):
         heir.poll(0)
         bench.turn()
-        assert bench.mailbox.mail.offers == ()
+        assert bench.mailbox.mail.batch_requests == ()
     assert bench.engine.heard(events.PartitionsLost)
     assert instance.get_runs_count() == 0
 
@@ -74,7 +74,7 @@ def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
     zombie = world.member(owns=1, settings=SETTINGS)
     zombie.is_fenced = True
     heir = world.member(owns=1, settings=SETTINGS)
-    assert zombie.engine.offers == heir.engine.offers != ()
+    assert zombie.engine.batch_requests == heir.engine.batch_requests != ()
     (run_id,) = heir.tick()
     assert zombie.tick() == []
     assert world.start(run_id) is None
@@ -192,7 +192,7 @@ def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
     assert bench.member.undone is LostReason.SESSION
     bench.until(lambda: bench.engine.heard(events.PartitionsLost) and bench.engine.partitions)
     bench.group.produce(tp(0), 10)
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
     bench.turn(5)
     bench.succeed(run)

@@ -162,6 +162,6 @@ def test_failures_before_a_rebalance_count_after_it_and_those_of_another_batch_d
     (again,) = start_all(world, heir)
     world.dagster.move(again, RunState.FAILED)
     world.wait(2, heir)
-    assert [offer.attempt for offer in heir.engine.offers] == [2], (
+    assert [batch_request.attempt for batch_request in heir.engine.batch_requests] == [2], (
         "the next batch begins to count anew"
     )

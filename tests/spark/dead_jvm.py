@@ -34,7 +34,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
 from dagster_rebalance.testing.fake_group import FakeMember
 from dagster_rebalance.testing.local.jars import fetch
 from dagster_rebalance.testing.spark_connect import kafka_connector
-from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
+from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, span, tp
 
 FORM = sys.argv[1]
 RECORDS = 5
@@ -113,7 +113,7 @@ def _told(batch_id: str, outcome: Outcome | None) -> dict[str, int]:
 def single(instance: dg.DagsterInstance) -> dict[str, object]:
     """Play the run of one batch."""
     group.committed[tp(0)] = claimed(0, RECORDS, "b-1")
-    wanted = offer("b-1", span(0, 0, RECORDS))
+    wanted = batch_request("b-1", span(0, 0, RECORDS))
     defs = build_kafka_batch_defs(kafka=kafka, assets=[orders], spark=spark)
     result = defs.resolve_job_def("kafka_batches").execute_in_process(
         instance=instance,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.batches.settings import EngineSettings
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.revokes.hold import Hold
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 
 class Engine:
@@ -68,8 +68,8 @@ class Engine:
         self._epoch = self._ordered_epoch = 0
         self._last_tick_at = self._now = now
         self._rechecked_at = float("-inf")
-        self._requested_since: dict[Offer, float] = {}
-        self._requests: tuple[tuple[object, ...], tuple[Offer, ...]] | None = None
+        self._requested_since: dict[BatchRequest, float] = {}
+        self._requests: tuple[tuple[object, ...], tuple[BatchRequest, ...]] | None = None
         self._streaming = StreamClaims(settings, new_batch_id)
         self._held = HeldPartitions(settings, self.partitions, self._streaming)
         self._refresh = Refresh(settings, self.partitions)
@@ -126,12 +126,12 @@ class Engine:
         )
 
     @property
-    def offers(self) -> tuple[Offer, ...]:
+    def batch_requests(self) -> tuple[BatchRequest, ...]:
         """The runs to request from Dagster, or the batches that a streaming run begins next."""
         return self._streaming.to_begin(self._due_requests)
 
     @property
-    def _due_requests(self) -> tuple[Offer, ...]:
+    def _due_requests(self) -> tuple[BatchRequest, ...]:
         """Cached for each state: a turn of the member loop reads it several times."""
         state = (self.partitions.busy, self._now, self.orders)
         if self._requests is None or any(
@@ -366,7 +366,7 @@ class Engine:
             self._requested_since = {}
         self._last_tick_at = now
         self._requested_since = {
-            request: self._requested_since.get(request, now) for request in self.offers
+            request: self._requested_since.get(request, now) for request in self.batch_requests
         }
         return ()
 
@@ -618,7 +618,9 @@ class Engine:
         has_ticks = now - self._last_tick_at <= self.settings.plan_patience_s
         if self.leaving is not None or not (has_ticks or worker):
             return
-        if worker and self.offers:  # the worker begins its claimed batch before the next claim
+        if (
+            worker and self.batch_requests
+        ):  # the worker begins its claimed batch before the next claim
             return
         retries = not (worker and self._streaming.is_new_next)
         in_flight = batches_in_flight(self.partitions.busy, now, worker=worker, retries=retries)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.run import RunSeen
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import Exhausted, InFlight, ToRequest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def due_requests(
     max_runs: int,
     orders: Sequence[Directive] = (),
     worker: str = "",
-) -> tuple[Offer, ...]:
+) -> tuple[BatchRequest, ...]:
     """Return the runs to request now.
 
     One run processes the ranges of a batch that have the same attempt; a failed range gets a run
@@ -51,13 +51,15 @@ def due_requests(
         if owned.phase.may_plan and owned.pending and (batch_id := owned.pending.claiming)
     }
     together: dict[tuple[str, int, bool], list[OffsetRange]] = {}
-    alone: list[tuple[float, Offer]] = []
-    requests: dict[Offer, None] = {}
+    alone: list[tuple[float, BatchRequest]] = []
+    requests: dict[BatchRequest, None] = {}
     for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
         match entry.progress:
             case InFlight(unsubmitted=RunSeen() as run):
                 if not any(in_force(orders, range_.topic_partition) for range_ in run.ranges):
-                    request = Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)
+                    request = BatchRequest(
+                        run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id
+                    )
                     requests[request] = None
             case ToRequest(attempt, failures=0) as wanted if not (worker and wanted.interruptions):
                 if entry.batch_id not in partly_claimed:
@@ -66,7 +68,7 @@ def due_requests(
             case _:
                 alone.append((entry.due_at, _request_alone(entry)))
     requests |= dict.fromkeys(
-        Offer(batch_id, attempt, tuple(sorted(ranges)), is_own=is_own)
+        BatchRequest(batch_id, attempt, tuple(sorted(ranges)), is_own=is_own)
         for (batch_id, attempt, is_own), ranges in together.items()
     )
     working = {
@@ -82,8 +84,8 @@ def due_requests(
 
 
 def requested_range(
-    owned: OwnedPartition, requests: Collection[Offer], now: float
-) -> tuple[OffsetRange, Offer] | None:
+    owned: OwnedPartition, requests: Collection[BatchRequest], now: float
+) -> tuple[OffsetRange, BatchRequest] | None:
     """Return the first range of a partition that is in one of the requests, and that request."""
     by_range = {
         (request.batch_id, request.attempt, range_): request
@@ -167,12 +169,12 @@ def _run_of(entry: Entry) -> tuple[str, int]:
     return entry.batch_id, progress.attempt if isinstance(progress, ToRequest | Exhausted) else 0
 
 
-def _request_alone(entry: Entry) -> Offer:
+def _request_alone(entry: Entry) -> BatchRequest:
     progress = entry.progress
     wanted = progress if isinstance(progress, ToRequest) else ToRequest()
     failures = progress.attempts if isinstance(progress, Exhausted) else wanted.failures
     batch_id, attempt = _run_of(entry)
-    return Offer(
+    return BatchRequest(
         batch_id, attempt, (entry.range,), failures, wanted.interruptions, is_own=entry.is_own
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.model.directives import Action, Directive, how_to_resume, in_force
 from dagster_rebalance.core.model.run import RunSeen, named_runs
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import (
     InFlight,
     Progress,
@@ -44,7 +44,7 @@ class RerunSteps(NamedTuple):
         notes: A sentence about each rerun.
     """
 
-    offers: tuple[Offer, ...]
+    batch_requests: tuple[BatchRequest, ...]
     done: tuple[tuple[RerunBatch, str], ...]
     cancels: tuple[Cancel, ...]
     notes: tuple[str, ...]
@@ -78,7 +78,9 @@ def steps(
         by_rerun.setdefault(batch.rerun.rerun_id, []).append(state)
     found = [_steps_of(states) for states in by_rerun.values()]
     return RerunSteps(
-        offers=tuple(offer for one in found for offer in one.offers),
+        batch_requests=tuple(
+            batch_request for one in found for batch_request in one.batch_requests
+        ),
         done=tuple(done for one in found for done in one.done),
         cancels=tuple(cancel for one in found for cancel in one.cancels),
         notes=tuple(note for one in found for note in one.notes),
@@ -90,13 +92,13 @@ def _steps_of(states: Sequence[_BatchState]) -> RerunSteps:
     working = sum(isinstance(state.progress, InFlight) for state in states)
     is_halted = any(blocking(state.progress) for state in states)
     waiting = [
-        Offer(state.batch.batch_id, state.progress.attempt, state.batch.ranges)
+        BatchRequest(state.batch.batch_id, state.progress.attempt, state.batch.ranges)
         for state in states
         if state.directive is None and isinstance(state.progress, ToRequest)
     ]
     room = 0 if is_halted else max(0, states[0].batch.rerun.runs_at_once - working)
     return RerunSteps(
-        offers=(*_unsubmitted(states), *waiting[:room]),
+        batch_requests=(*_unsubmitted(states), *waiting[:room]),
         done=tuple(
             (state.batch, state.progress.run_id)
             for state in states
@@ -112,12 +114,12 @@ def _steps_of(states: Sequence[_BatchState]) -> RerunSteps:
     )
 
 
-def _unsubmitted(states: Iterable[_BatchState]) -> Iterator[Offer]:
+def _unsubmitted(states: Iterable[_BatchState]) -> Iterator[BatchRequest]:
     """The runs that Dagster has created but not submitted: it submits them on the next request."""
     for state in states:
         match state:
             case _BatchState(batch, InFlight(unsubmitted=RunSeen() as run), None):
-                yield Offer(batch.batch_id, run.attempt, run.ranges)
+                yield BatchRequest(batch.batch_id, run.attempt, run.ranges)
             case _:
                 pass
 

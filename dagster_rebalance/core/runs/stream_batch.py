@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 _ID = re.compile(
     r"s\.(?P<run>[A-Za-z0-9-]{1,40})\.(?P<number>[0-9]{1,12})\.(?P<attempt>[0-9]{1,6})"
@@ -171,15 +171,15 @@ def is_batch_of(batch_id: str, run_id: str) -> bool:
     return batch is not None and batch.run_id == run_id
 
 
-def is_claimed_by(offer: Offer, run_id: str) -> bool:
+def is_claimed_by(batch_request: BatchRequest, run_id: str) -> bool:
     """Whether a streaming run has claimed a batch for this very attempt, and may begin it."""
-    batch = StreamBatch.read(offer.batch_id)
+    batch = StreamBatch.read(batch_request.batch_id)
     return (
         batch is not None
-        and offer.is_own
+        and batch_request.is_own
         and batch.run_id == run_id
-        and batch.attempt == offer.attempt  # no id is begun twice
-        and batch.interruptions == _counted(offer.interruptions)
+        and batch.attempt == batch_request.attempt  # no id is begun twice
+        and batch.interruptions == _counted(batch_request.interruptions)
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Command
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.owned import OwnedPartition
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 
 class StreamClaims:
@@ -38,7 +38,7 @@ class StreamClaims:
         self._cancelled_at = float("-inf")
         self.is_new_next = False
 
-    def to_begin(self, requests: Iterable[Offer]) -> tuple[Offer, ...]:
+    def to_begin(self, requests: Iterable[BatchRequest]) -> tuple[BatchRequest, ...]:
         """Return the batches that the worker may begin; without a worker, all requests."""
         return tuple(r for r in requests if not self._worker or is_claimed_by(r, self._worker))
 
@@ -52,7 +52,7 @@ class StreamClaims:
         )
 
     def claim_again(
-        self, request: Offer | None, partitions: AssignedPartitions, now: float
+        self, request: BatchRequest | None, partitions: AssignedPartitions, now: float
     ) -> Iterable[Command]:
         """Write the worker's name into the claims of its next batch.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.offsets import Log, OffsetRange, TopicPartition
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 
 _INTERRUPT_AGAIN_S = 1.0
@@ -93,7 +93,7 @@ class Worker:
 
     def begin(
         self,
-        offers: Iterable[Offer],
+        batch_requests: Iterable[BatchRequest],
         claimed: Collection[str],
         log_of: Callable[[TopicPartition], Log],
         now: float = 0.0,
@@ -103,7 +103,7 @@ class Worker:
         Begun ranges are skipped: a request may be older than the end of its batch.
 
         Args:
-            offers: The batches to begin, in order.
+            batch_requests: The batches to begin, in order.
             claimed: All batches with a claim of this member; other batches are forgotten.
             log_of: Returns the log of a partition.
             now: The current time.
@@ -112,12 +112,24 @@ class Worker:
             return None
         kept = {*claimed, *(batch_id for batch_id, _ in self._abandoned)}
         self._begun = {known: parts for known, parts in self._begun.items() if known in kept}
-        offer = next((offer for offer in offers if not self._has_begun(offer)), None)
-        if offer is not None:
-            partitions = {range_.topic_partition for range_ in offer.ranges}
+        batch_request = next(
+            (
+                batch_request
+                for batch_request in batch_requests
+                if not self._has_begun(batch_request)
+            ),
+            None,
+        )
+        if batch_request is not None:
+            partitions = {range_.topic_partition for range_ in batch_request.ranges}
             logs = {partition: log_of(partition) for partition in partitions}
-            self.at_work = BegunBatch(offer.batch_id, offer.ranges, logs, begun_at=now)
-            self._begun[offer.batch_id] = (*self._parts(offer.batch_id), self.at_work)
+            self.at_work = BegunBatch(
+                batch_request.batch_id, batch_request.ranges, logs, begun_at=now
+            )
+            self._begun[batch_request.batch_id] = (
+                *self._parts(batch_request.batch_id),
+                self.at_work,
+            )
         return self.at_work
 
     def next_action(self, now: float) -> WorkerAction:
@@ -208,9 +220,9 @@ class Worker:
         while len(self._reported) > _MAX_REPORTED_KEPT:
             del self._reported[next(iter(self._reported))]
 
-    def _has_begun(self, offer: Offer) -> bool:
-        begun = {range_ for part in self._parts(offer.batch_id) for range_ in part.ranges}
-        return not begun.isdisjoint(offer.ranges)
+    def _has_begun(self, batch_request: BatchRequest) -> bool:
+        begun = {range_ for part in self._parts(batch_request.batch_id) for range_ in part.ranges}
+        return not begun.isdisjoint(batch_request.ranges)
 
     def _parts(self, batch_id: str) -> tuple[BegunBatch, ...]:
         return self._begun.get(batch_id, ())

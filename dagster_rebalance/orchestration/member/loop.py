@@ -175,7 +175,7 @@ class MemberLoop:
         """Let the worker begin what is its turn, and others know what it has left to them."""
         engine = self.parts.engine
         work.watch()
-        begun = work.begin(engine.offers, engine.claimed, engine.log_of)
+        begun = work.begin(engine.batch_requests, engine.claimed, engine.log_of)
         if begun is not None:
             self._feed(begun)
         self._tell_work(work, frozenset(engine.partitions))
@@ -264,7 +264,7 @@ class MemberLoop:
             self._show_gauges()
         silence = self._storage.silence
         said = (*self._summary, *self._report.sentences, *([silence] if silence else []))
-        self._mailbox.post(Mail(parts.engine.offers, said, self._glance))
+        self._mailbox.post(Mail(parts.engine.batch_requests, said, self._glance))
         if has_just_settled:
             self._mailbox.settle()
 

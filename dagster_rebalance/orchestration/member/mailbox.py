@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster_rebalance.core.model.events import Event
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 _NOTES_KEPT = 500
 
@@ -26,7 +26,7 @@ _NOTES_KEPT = 500
 class Mail:
     """What a tick finds: the runs to start, and what to tell people, also in few words."""
 
-    offers: tuple[Offer, ...] = ()
+    batch_requests: tuple[BatchRequest, ...] = ()
     summary: tuple[str, ...] = ("the member is starting",)
     glance: str = "no member here"
 

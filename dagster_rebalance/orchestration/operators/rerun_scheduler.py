@@ -100,11 +100,11 @@ def _tick(
     of = {batch.batch_id: batch.rerun for batch in batches}
     requests = tuple(
         dg.RunRequest(
-            run_key=offer.run_key,
-            tags={**run_tags(offer, group_id), **rerun_tags(of[offer.batch_id])},
-            run_config=run_config(offer, batch_key),
+            run_key=batch_request.run_key,
+            tags={**run_tags(batch_request, group_id), **rerun_tags(of[batch_request.batch_id])},
+            run_config=run_config(batch_request, batch_key),
         )
-        for offer in found.offers
+        for batch_request in found.batch_requests
     )
     return RerunTick(requests, found.notes, runs)
 

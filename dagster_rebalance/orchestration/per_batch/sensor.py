@@ -174,11 +174,11 @@ def build_kafka_batch_sensor(
         skip = "; ".join((*mail.summary, *streams, *reruns.notes, *notes_on_home(context.instance)))
         requests = [
             dg.RunRequest(
-                run_key=offer.run_key,
-                tags=run_tags(offer, kafka.group_id),
-                run_config=run_config(offer, batch_key),
+                run_key=batch_request.run_key,
+                tags=run_tags(batch_request, kafka.group_id),
+                run_config=run_config(batch_request, batch_key),
             )
-            for offer in mail.offers
+            for batch_request in mail.batch_requests
         ]
         requests += reruns.requests
         if not requests:
@@ -231,8 +231,8 @@ def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
         return dg.SkipReason("preview: nothing is started. Turn the sensor on to join the group")
     mail = member.mail
     wanted = "; ".join(
-        f"would request {offer.run_key} for {', '.join(map(str, offer.ranges))}"
-        for offer in mail.offers
+        f"would request {batch_request.run_key} for {', '.join(map(str, batch_request.ranges))}"
+        for batch_request in mail.batch_requests
     )
     return dg.SkipReason(
         f"preview, nothing is requested: {wanted or 'no run is wanted'}; {'; '.join(mail.summary)}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.model.offsets import OffsetRange
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from dagster_rebalance.core.runs.rerun_batch import Rerun
 
 BATCH_TAG = "dagster_rebalance/batch"
@@ -48,15 +48,15 @@ _RANGES_SHOWN = 4
 MOST_REFUSAL_CHARACTERS = 400
 
 
-def run_tags(offer: Offer, group_id: str) -> dict[str, str]:
+def run_tags(batch_request: BatchRequest, group_id: str) -> dict[str, str]:
     """The tags of a run that works on a batch."""
-    shown = [str(range_) for range_ in offer.ranges[:_RANGES_SHOWN]]
-    if len(offer.ranges) > _RANGES_SHOWN:
-        shown.append(f"and {len(offer.ranges) - _RANGES_SHOWN} more")
+    shown = [str(range_) for range_ in batch_request.ranges[:_RANGES_SHOWN]]
+    if len(batch_request.ranges) > _RANGES_SHOWN:
+        shown.append(f"and {len(batch_request.ranges) - _RANGES_SHOWN} more")
     return {
-        BATCH_TAG: offer.batch_id,
+        BATCH_TAG: batch_request.batch_id,
         GROUP_TAG: group_id,
-        ATTEMPT_TAG: str(offer.attempt),
+        ATTEMPT_TAG: str(batch_request.attempt),
         RANGES_TAG: ", ".join(shown),
     }
 
@@ -70,9 +70,12 @@ def rerun_tags(rerun: Rerun) -> dict[str, str]:
     }
 
 
-def run_config(offer: Offer, batch_key: str) -> dict[str, Any]:
+def run_config(batch_request: BatchRequest, batch_key: str) -> dict[str, Any]:
     """The run config that gives a batch to the resource `batch_key`."""
-    config = {"batch_id": offer.batch_id, "ranges": [spelled(range_) for range_ in offer.ranges]}
+    config = {
+        "batch_id": batch_request.batch_id,
+        "ranges": [spelled(range_) for range_ in batch_request.ranges],
+    }
     return {"resources": {batch_key: {"config": config}}}
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.offsets import Log, TopicPartition
     from dagster_rebalance.core.model.run import RunSeen
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 
@@ -127,13 +127,13 @@ class StreamWorker:
 
     def begin(
         self,
-        offers: Iterable[Offer],
+        batch_requests: Iterable[BatchRequest],
         claimed: Collection[str],
         log_of: Callable[[TopicPartition], Log],
     ) -> RunsRead | None:
         """Begin a batch if none is at work."""
         with self._lock:
-            batch = self._own.begin(offers, claimed, log_of, self._clock())
+            batch = self._own.begin(batch_requests, claimed, log_of, self._clock())
             if batch is None:
                 return None
             self._todo.put(batch)

@@ -50,7 +50,7 @@ def test_a_member_has_settled_when_it_has_claimed_what_is_ready() -> None:
     member.fails = set()
     world.wait(2, member)
     assert member.engine.has_settled
-    assert member.engine.offers
+    assert member.engine.batch_requests
 
 
 def test_a_live_run_is_adopted_and_committed_by_the_new_owner() -> None:
@@ -59,7 +59,7 @@ def test_a_live_run_is_adopted_and_committed_by_the_new_owner() -> None:
     _, (run_id,) = crashed(world)
     heir = world.member(owns=1)
     assert "adopted run1, which works on orders-0 [0, 100)" in notes(heir)
-    assert heir.engine.offers == ()
+    assert heir.engine.batch_requests == ()
     world.succeed(run_id)
     world.wait(1, heir)
     assert world.kafka.commits == [(tp(0), 100)]
@@ -82,8 +82,12 @@ def test_a_claim_without_a_run_is_requested_with_the_same_batch_id_and_bounds() 
     world.member(owns=1)
     world.kafka.produce(tp(0), 50)
     heir = world.member(owns=1)
-    (offer,) = heir.engine.offers
-    assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 1, (span(0, 0, 100),))
+    (batch_request,) = heir.engine.batch_requests
+    assert (batch_request.batch_id, batch_request.attempt, batch_request.ranges) == (
+        "b1",
+        1,
+        (span(0, 0, 100),),
+    )
 
 
 def test_a_claim_whose_run_failed_is_requested_as_the_next_attempt() -> None:
@@ -92,9 +96,13 @@ def test_a_claim_whose_run_failed_is_requested_as_the_next_attempt() -> None:
     old, (run_id,) = crashed(world)
     world.dagster.move(run_id, RunState.FAILED)
     heir = world.member(owns=1)
-    (offer,) = heir.engine.offers
-    assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(0, 0, 100),))
-    assert offer.run_key not in {known.run_key for known in old.engine.offers}
+    (batch_request,) = heir.engine.batch_requests
+    assert (batch_request.batch_id, batch_request.attempt, batch_request.ranges) == (
+        "b1",
+        2,
+        (span(0, 0, 100),),
+    )
+    assert batch_request.run_key not in {known.run_key for known in old.engine.batch_requests}
 
 
 def test_both_owners_of_a_batch_adopt_its_run_for_their_own_range() -> None:
@@ -104,7 +112,7 @@ def test_both_owners_of_a_batch_adopt_its_run_for_their_own_range() -> None:
     blue, green = world.member(), world.member()
     blue.feed(events.PartitionsAssigned((tp(0),)))
     green.feed(events.PartitionsAssigned((tp(1),)))
-    assert blue.engine.offers == green.engine.offers == ()
+    assert blue.engine.batch_requests == green.engine.batch_requests == ()
     world.succeed(run_id)
     world.wait(1, blue, green)
     assert sorted(world.kafka.commits) == [(tp(0), 100), (tp(1), 100)]
@@ -126,7 +134,7 @@ def test_both_owners_of_a_failed_batch_request_their_own_part_of_it() -> None:
     world.dagster.move(second, RunState.FAILED)
     world.wait(1, blue, green)
     assert world.kafka.commits == [(tp(0), 100)]
-    assert [offer.attempt for offer in green.engine.offers] == [3]
+    assert [batch_request.attempt for batch_request in green.engine.batch_requests] == [3]
 
 
 def test_a_commit_that_was_never_recorded_is_recorded_once_by_the_next_owner() -> None:
@@ -234,9 +242,9 @@ def test_two_runs_that_refused_each_other_are_followed_by_a_third() -> None:
     """Two requesters of one batch: no output is safe, then the owner asks again."""
     world = World(records=100)
     zombie = world.member(owns=1)
-    (offer,) = zombie.engine.offers
+    (batch_request,) = zombie.engine.batch_requests
     heir = world.member(owns=1)
-    first = world.dagster.add(offer.batch_id, offer.ranges)
+    first = world.dagster.add(batch_request.batch_id, batch_request.ranges)
     (second,) = heir.tick(state=RunState.STARTED)
     assert world.check(first) is not None
     assert world.check(second) is None

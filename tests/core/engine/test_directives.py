@@ -61,7 +61,9 @@ def test_nothing_new_is_claimed_of_a_paused_partition(action: Action) -> None:
     world.kafka.produce(tp(0), 5)
     world.kafka.produce(tp(1), 5)
     heard(world, member)
-    assert [offer.ranges for offer in member.engine.offers] == [(span(1, 0, 5),)]
+    assert [batch_request.ranges for batch_request in member.engine.batch_requests] == [
+        (span(1, 0, 5),)
+    ]
     assert world.kafka.claims(0) == []
     give(world, Action.RESUME)
     heard(world, member)
@@ -99,7 +101,10 @@ def test_a_run_that_has_not_started_is_taken_back_and_asked_for_again_after_the_
     assert member.tick() == []
     give(world, Action.RESUME)
     heard(world, member)
-    assert [(offer.attempt, offer.failures) for offer in member.engine.offers] == [(2, 0)]
+    assert [
+        (batch_request.attempt, batch_request.failures)
+        for batch_request in member.engine.batch_requests
+    ] == [(2, 0)]
 
 
 def test_stop_cancels_what_is_at_work_and_counts_no_attempt() -> None:
@@ -123,7 +128,7 @@ def test_stop_cancels_what_is_at_work_and_counts_no_attempt() -> None:
     assert member.tick() == []
     give(world, Action.RESUME)
     heard(world, member)
-    assert [(o.ranges, o.failures) for o in member.engine.offers] == [((span(0, 0, 5),), 0)]
+    assert [(o.ranges, o.failures) for o in member.engine.batch_requests] == [((span(0, 0, 5),), 0)]
 
 
 def test_a_run_that_no_launcher_reaches_is_asked_to_end_less_and_less_often() -> None:
@@ -170,7 +175,9 @@ def test_a_run_of_several_ranges_is_stopped_as_a_whole_and_the_others_go_on() ->
     heard(world, member)
     world.dagster.move(run, RunState.CANCELED)
     heard(world, member)
-    assert [offer.ranges for offer in member.engine.offers] == [(span(1, 0, 5),)]
+    assert [batch_request.ranges for batch_request in member.engine.batch_requests] == [
+        (span(1, 0, 5),)
+    ]
 
 
 def test_a_paused_partition_is_given_back_and_its_next_owner_knows_before_it_claims() -> None:
@@ -185,7 +192,7 @@ def test_a_paused_partition_is_given_back_and_its_next_owner_knows_before_it_cla
     second = world.member(owns=1)
     heard(world, second)
     assert owned(second).order is not None
-    assert second.engine.offers == ()
+    assert second.engine.batch_requests == ()
 
 
 def test_stop_cancels_what_a_hold_waits_for() -> None:
@@ -215,7 +222,7 @@ def test_nothing_is_claimed_until_it_is_known_what_people_have_ordered() -> None
     )
     member.fails.clear()
     heard(world, member)
-    assert member.engine.offers
+    assert member.engine.batch_requests
 
 
 def test_what_was_read_before_the_assignment_is_not_enough() -> None:
@@ -238,7 +245,9 @@ def test_a_read_that_fails_later_keeps_the_last_known_orders() -> None:
     world.wait(30.0, member)
     member.feed(events.TickArrived())
     world.wait(1.0, member)
-    assert [offer.ranges for offer in member.engine.offers] == [(span(1, 0, 5),)]
+    assert [batch_request.ranges for batch_request in member.engine.batch_requests] == [
+        (span(1, 0, 5),)
+    ]
 
 
 def test_orders_are_read_every_few_seconds_and_not_without_partitions() -> None:
@@ -482,10 +491,12 @@ def test_a_retry_tries_a_stopped_range_also_where_none_is_tried_again() -> None:
         world.dagster.move(run, RunState.FAILED)
     heard(world, member)
     assert owned(member).phase is Phase.STOPPED
-    assert not member.engine.offers
+    assert not member.engine.batch_requests
     order = give(world, Action.RETRY)
     heard(world, member)
-    assert [offer.ranges for offer in member.engine.offers] == [(span(0, 0, 5),)]
+    assert [batch_request.ranges for batch_request in member.engine.batch_requests] == [
+        (span(0, 0, 5),)
+    ]
     assert any(note.endswith(f"orders-0: {order}") for note in notes(member))
     assert str(order) == "retried by ada at 2023-11-14 22:13:20 UTC: the warehouse is away"
 

@@ -222,8 +222,12 @@ def test_a_queued_run_is_cancelled_at_once() -> None:
     ]
     assert world.kafka.claims(0) == [(100, "b1")]
     heir = world.member(owns=1)
-    (offer,) = heir.engine.offers
-    assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(0, 0, 100),))
+    (batch_request,) = heir.engine.batch_requests
+    assert (batch_request.batch_id, batch_request.attempt, batch_request.ranges) == (
+        "b1",
+        2,
+        (span(0, 0, 100),),
+    )
 
 
 def test_a_run_that_is_being_launched_is_cancelled_at_once() -> None:
@@ -329,7 +333,7 @@ def test_a_run_that_appears_in_the_queue_during_a_hold_is_cancelled_too() -> Non
     """A tick handed the offer out right before the revoke."""
     world = World(records=100, partitions=2)
     member = world.member(owns=2, settings=SETTINGS)
-    first, second = member.engine.offers
+    first, second = member.engine.batch_requests
     world.dagster.request(first, RunState.STARTED)
     world.wait(1, member)
     revoke(member, 0, 1)
@@ -349,8 +353,12 @@ def test_a_queued_run_that_a_retained_partition_shares_is_asked_for_again_withou
     world.wait(1, member)
     revoke(member, 0)
     assert world.dagster.runs[run_id].state is RunState.CANCELED
-    (offer,) = member.engine.offers
-    assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(1, 0, 100),))
+    (batch_request,) = member.engine.batch_requests
+    assert (batch_request.batch_id, batch_request.attempt, batch_request.ranges) == (
+        "b1",
+        2,
+        (span(1, 0, 100),),
+    )
 
 
 def test_the_runs_are_looked_up_once_more_before_a_partition_counts_as_drained() -> None:
@@ -577,7 +585,7 @@ def test_a_revoke_while_a_claim_is_unanswered_is_released_at_once() -> None:
     revoke(member, 0)
     assert world.released_by == [(member, (tp(0),))]
     heir = world.member(owns=1)
-    assert [offer.batch_id for offer in heir.engine.offers] == ["b1"]
+    assert [batch_request.batch_id for batch_request in heir.engine.batch_requests] == ["b1"]
 
 
 def test_a_claim_unanswered_at_a_revoke_does_not_keep_an_earlier_batch_from_its_commit() -> None:
@@ -864,7 +872,7 @@ def test_the_memory_is_flat_over_a_thousand_rebalances() -> None:
         world.dagster.keys.clear()
         member.done.clear()
     engine = member.engine
-    assert (dict(engine.partitions), engine.holds, engine.offers, engine.held) == (
+    assert (dict(engine.partitions), engine.holds, engine.batch_requests, engine.held) == (
         {},
         (),
         (),

@@ -12,7 +12,7 @@ from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
@@ -34,7 +34,7 @@ NOW = 100.0
 
 def due_requests(
     partitions: Iterable[OwnedPartition], *, max_runs: int = 4, orders: Sequence[Directive] = ()
-) -> tuple[Offer, ...]:
+) -> tuple[BatchRequest, ...]:
     """What is offered now."""
     return run_requests.due_requests(partitions, NOW, max_runs=max_runs, orders=orders)
 
@@ -53,28 +53,31 @@ def owned(
 def test_the_ranges_of_a_batch_at_the_same_attempt_are_one_run() -> None:
     """In order of their partitions, so that the key does not depend on the order of assignment."""
     both = [owned(1, ("b", 5, ToRequest())), owned(0, ("b", 9, ToRequest()))]
-    assert due_requests(both) == (Offer("b", 1, (span(0, 0, 9), span(1, 0, 5))),)
+    assert due_requests(both) == (BatchRequest("b", 1, (span(0, 0, 9), span(1, 0, 5))),)
     assert due_requests(both)[0].run_key == due_requests(reversed(both))[0].run_key
 
 
 def test_ranges_of_a_batch_at_different_attempts_are_runs_of_their_own() -> None:
     """After a rebalance a part of a batch may have been asked for more often."""
     parts = [owned(0, ("b", 9, ToRequest(1))), owned(1, ("b", 5, ToRequest(2)))]
-    assert due_requests(parts) == (Offer("b", 1, (span(0, 0, 9),)), Offer("b", 2, (span(1, 0, 5),)))
+    assert due_requests(parts) == (
+        BatchRequest("b", 1, (span(0, 0, 9),)),
+        BatchRequest("b", 2, (span(1, 0, 5),)),
+    )
 
 
 def test_the_run_key_changes_with_the_attempt_and_with_the_ranges() -> None:
     """Dagster ignores a key that it has seen, for ever."""
-    offer = Offer("b", 1, (span(0, 0, 9),))
+    batch_request = BatchRequest("b", 1, (span(0, 0, 9),))
     keys = {
-        offer.run_key,
-        replace(offer, attempt=2).run_key,
-        replace(offer, ranges=(span(0, 0, 8),)).run_key,
-        replace(offer, batch_id="c").run_key,
+        batch_request.run_key,
+        replace(batch_request, attempt=2).run_key,
+        replace(batch_request, ranges=(span(0, 0, 8),)).run_key,
+        replace(batch_request, batch_id="c").run_key,
     }
     assert len(keys) == 4
-    assert offer.run_key == Offer("b", 1, (span(0, 0, 9),)).run_key
-    assert offer.run_key.startswith("b.")
+    assert batch_request.run_key == BatchRequest("b", 1, (span(0, 0, 9),)).run_key
+    assert batch_request.run_key.startswith("b.")
 
 
 def test_only_what_no_run_works_on_is_offered() -> None:
@@ -104,7 +107,7 @@ def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> No
         ("c", 3, ToRequest()),
     )
     assert due_requests([owned(0, *work, phase=Phase.STOPPED)]) == (
-        Offer("b", 3, (span(0, 1, 2),)),
+        BatchRequest("b", 3, (span(0, 1, 2),)),
     )
     assert due_requests([owned(0, *work[:1], phase=Phase.STOPPED)]) == ()
 
@@ -113,7 +116,7 @@ def test_a_range_is_not_asked_for_before_its_time() -> None:
     """The delay after a failure; another range of the same batch does not wait with it."""
     later = owned(0, ("b", 9, ToRequest(2, 1)), due_at=NOW + 1)
     assert due_requests([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (
-        Offer("b", 2, (span(1, 0, 5),)),
+        BatchRequest("b", 2, (span(1, 0, 5),)),
     )
     assert run_requests.batches_in_flight([later], NOW) == frozenset()
     assert run_requests.batches_in_flight([later], NOW + 1) == {"b"}
@@ -123,7 +126,7 @@ def test_a_range_that_has_failed_gets_a_run_of_its_own() -> None:
     """One bad record keeps no other range of its batch back."""
     failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(3)]
     assert due_requests(failed) == tuple(
-        Offer("b", 2, (span(number, 0, 9),)) for number in range(3)
+        BatchRequest("b", 2, (span(number, 0, 9),)) for number in range(3)
     )
 
 
@@ -136,7 +139,7 @@ def test_ranges_that_did_not_fail_stay_together() -> None:
         owned(number, ("b", 9, ToRequest(2, 0, Trouble(Setback.NOT_STARTED, 1, "r1"))))
         for number in range(2)
     ]
-    assert due_requests(both) == (Offer("b", 2, (span(0, 0, 9), span(1, 0, 9))),)
+    assert due_requests(both) == (BatchRequest("b", 2, (span(0, 0, 9), span(1, 0, 9))),)
 
 
 def test_ranges_that_have_failed_wait_for_room_and_the_longest_waiting_is_first() -> None:
@@ -145,9 +148,9 @@ def test_ranges_that_have_failed_wait_for_room_and_the_longest_waiting_is_first(
     busy = owned(4, ("c", 9, InFlight(("r7",))))
     new = owned(5, ("d", 9, ToRequest()))
     assert due_requests([*failed, busy, new], max_runs=4) == (
-        Offer("d", 1, (span(5, 0, 9),)),
-        Offer("b", 2, (span(3, 0, 9),)),
-        Offer("b", 2, (span(2, 0, 9),)),
+        BatchRequest("d", 1, (span(5, 0, 9),)),
+        BatchRequest("b", 2, (span(3, 0, 9),)),
+        BatchRequest("b", 2, (span(2, 0, 9),)),
     )
     assert due_requests([*failed, busy], max_runs=1) == ()
 
@@ -159,9 +162,9 @@ def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key
     """
     run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED, attempt=2)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
-    assert due_requests([owned(0, ("b", 9, again))]) == (Offer("b", 2, run.ranges),)
+    assert due_requests([owned(0, ("b", 9, again))]) == (BatchRequest("b", 2, run.ranges),)
     assert due_requests([owned(0, ("b", 9, again)), owned(1, ("b", 5, again))]) == (
-        Offer("b", 2, run.ranges),
+        BatchRequest("b", 2, run.ranges),
     )
     assert due_requests([owned(0, ("b", 9, again), phase=Phase.DRAINING)]) == ()
 
@@ -183,10 +186,10 @@ def test_a_run_created_for_the_batch_that_a_range_was_taken_from_is_asked_for() 
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     assert taken.ledger is not None
     taken = replace(taken, ledger=taken.ledger.note(1, span(0, 0, 9), again))
-    assert due_requests([taken]) == (Offer("b", 2, run.ranges),)
+    assert due_requests([taken]) == (BatchRequest("b", 2, run.ranges),)
     assert run_requests.requested_range(taken, due_requests([taken]), NOW) == (
         span(0, 0, 9),
-        Offer("b", 2, run.ranges),
+        BatchRequest("b", 2, run.ranges),
     )
 
 
@@ -202,7 +205,7 @@ def test_a_run_that_was_created_for_a_paused_partition_too_is_not_asked_for_agai
     assert due_requests([mine, paused], orders=[pause]) == ()
     assert due_requests([mine], orders=[pause]) == ()
     resume = replace(pause, action=Action.RESUME)
-    assert due_requests([mine], orders=[pause, resume]) == (Offer("b", 0, run.ranges),)
+    assert due_requests([mine], orders=[pause, resume]) == (BatchRequest("b", 0, run.ranges),)
 
 
 def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:
@@ -216,10 +219,10 @@ def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:
     unwritten = replace(unwritten, pending=unwritten.claim_write("b", 5, now=0.0))
     assert due_requests([written, unwritten]) == ()
     assert due_requests([written, owned(1, ("b", 5, ToRequest()))]) == (
-        Offer("b", 1, (span(0, 0, 9), span(1, 0, 5))),
+        BatchRequest("b", 1, (span(0, 0, 9), span(1, 0, 5))),
     )
     assert due_requests([written, replace(unwritten, phase=Phase.DRAINING)]) == (
-        Offer("b", 1, (span(0, 0, 9),)),
+        BatchRequest("b", 1, (span(0, 0, 9),)),
     )
 
 

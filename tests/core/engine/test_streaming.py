@@ -16,7 +16,7 @@ from dagster_rebalance.core.model.receipt import Outcome as ReceiptOutcome
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import summary
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_claimed_by
 from dagster_rebalance.core.streaming.stream_worker import Worker
@@ -278,7 +278,7 @@ def test_a_failed_attempt_begins_the_count_of_interruptions_again() -> None:
 def test_a_batch_that_a_person_stopped_is_no_interruption() -> None:
     """Its ranges come again together, and at once."""
     work = Worker("r1")
-    work.begin([Offer("s.r1.1.1", 1, (span(0, 0, 5),))], {"s.r1.1.1"}, lambda _: Log())
+    work.begin([BatchRequest("s.r1.1.1", 1, (span(0, 0, 5),))], {"s.r1.1.1"}, lambda _: Log())
     work.stop()
     work.interrupt(1.0)
     ended = work.end(Outcome.INTERRUPTED)
@@ -861,8 +861,8 @@ def test_a_batch_with_more_interruptions_than_its_id_can_have_is_begun() -> None
     """Its claim was written again and again, since the id never had the count of the range."""
     batch = StreamBatch("r1", 12, 3, 5_000)
     assert str(batch) == "s.r1.999000000012.3"
-    offer = Offer(str(batch), 3, (span(0, 0, 5),), interruptions=5_000, is_own=True)
-    assert is_claimed_by(offer, "r1")
+    batch_request = BatchRequest(str(batch), 3, (span(0, 0, 5),), interruptions=5_000, is_own=True)
+    assert is_claimed_by(batch_request, "r1")
 
 
 def test_a_run_that_ended_itself_has_interrupted_its_batch() -> None:

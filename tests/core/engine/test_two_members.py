@@ -30,7 +30,7 @@ from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 PARTITIONS = (tp(0), tp(1), tp(2))
 NEVER_S = 1e9
@@ -75,7 +75,7 @@ class TwoMembers(RuleBasedStateMachine):
         self.members = [self._join(0), self._join(1)]
         self.owner: dict[TopicPartition, Member] = {}
         self.unnoticed: list[tuple[Member, events.PartitionsLost]] = []
-        self.offered: list[Offer] = []
+        self.offered: list[BatchRequest] = []
         self.unchecked: set[str] = set()
         self.working: set[str] = set()
         self.releases_seen = 0
@@ -255,10 +255,10 @@ class TwoMembers(RuleBasedStateMachine):
         """A tick whose requests arrive at once, or not."""
         self.members[side].feed(events.TickArrived())
         self._take_in_releases()
-        for offer in self.members[side].engine.offers:
-            self.offered.append(offer)
+        for batch_request in self.members[side].engine.batch_requests:
+            self.offered.append(batch_request)
             if arrives:
-                self._request(offer, keyed=True)
+                self._request(batch_request, keyed=True)
 
     @rule(side=sides, which=indices)
     def a_tick_is_interrupted(self, side: int, which: int) -> None:
@@ -270,12 +270,12 @@ class TwoMembers(RuleBasedStateMachine):
         if self.offered:
             self._request(self.offered[which % len(self.offered)], keyed=False)
 
-    def _request(self, offer: Offer, *, keyed: bool) -> None:
+    def _request(self, batch_request: BatchRequest, *, keyed: bool) -> None:
         dagster = self.world.dagster
         run_id = (
-            dagster.request(offer)
+            dagster.request(batch_request)
             if keyed
-            else dagster.add(offer.batch_id, offer.ranges, RunState.WAITING)
+            else dagster.add(batch_request.batch_id, batch_request.ranges, RunState.WAITING)
         )
         if run_id is not None:
             self.unchecked.add(run_id)

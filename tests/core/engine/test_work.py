@@ -32,7 +32,7 @@ def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_reco
     member = world.member()
     member.fails.add(commands.WriteOffsets)
     member.feed(events.PartitionsAssigned((tp(0),)))
-    assert member.engine.offers == ()
+    assert member.engine.batch_requests == ()
     member.fails.clear()
     world.wait(1.25, member)
     assert world.kafka.claims(0) == [(100, "b1")]
@@ -67,7 +67,9 @@ def test_the_claims_are_looked_up_again_when_a_run_refuses_itself() -> None:
     assert world.start(run_id) is not None
     world.wait(3, member)
     assert world.kafka.claims(0) == [(100, "b2")]
-    assert [offer.ranges for offer in member.engine.offers] == [(span(0, 40, 100),)]
+    assert [batch_request.ranges for batch_request in member.engine.batch_requests] == [
+        (span(0, 40, 100),)
+    ]
 
 
 def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuses_itself() -> None:
@@ -88,7 +90,9 @@ def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuse
     assert world.start(again) is not None
     world.wait(11, member)
     assert member.engine.partitions[tp(0)].phase is Phase.OWNED
-    assert [offer.ranges for offer in member.engine.offers] == [(span(0, 40, 100),)]
+    assert [batch_request.ranges for batch_request in member.engine.batch_requests] == [
+        (span(0, 40, 100),)
+    ]
 
 
 def test_a_range_waits_no_longer_for_the_refusals_of_another_one() -> None:
@@ -106,8 +110,8 @@ def test_a_range_waits_no_longer_for_the_refusals_of_another_one() -> None:
             run_id = world.dagster.add(batch_id, (range_,))
             world.dagster.move(run_id, RunState.FAILED, is_refused=True)
     world.wait(30, member)
-    (offer,) = member.engine.offers
-    assert offer.ranges == (span(0, 0, 10),)
+    (batch_request,) = member.engine.batch_requests
+    assert batch_request.ranges == (span(0, 0, 10),)
 
 
 def test_a_claim_that_still_stands_is_kept_when_a_run_refuses_itself() -> None:
@@ -121,7 +125,7 @@ def test_a_claim_that_still_stands_is_kept_when_a_run_refuses_itself() -> None:
     world.dagster.move(run_id, RunState.FAILED, is_refused=True)
     world.wait(10, member)
     assert world.kafka.claims(0) == [(100, "b1")]
-    assert [offer.attempt for offer in member.engine.offers] == [2]
+    assert [batch_request.attempt for batch_request in member.engine.batch_requests] == [2]
     assert len(member.given(commands.ReadStoredOffsets)) == 2
 
 
@@ -129,15 +133,15 @@ def test_a_batch_is_offered_under_the_same_key_until_its_run_exists() -> None:
     """A tick that times out or is previewed throws its requests away."""
     world = World(records=100)
     member = world.member(owns=1)
-    offered = member.engine.offers
+    offered = member.engine.batch_requests
     for _ in range(5):
         member.feed(events.TickArrived())
         world.wait(5, member)
-        assert member.engine.offers == offered
+        assert member.engine.batch_requests == offered
     member.tick()
     assert member.tick() == []
     world.wait(1, member)
-    assert member.engine.offers == ()
+    assert member.engine.batch_requests == ()
 
 
 def test_a_run_that_fails_twice_and_then_succeeds_is_committed_once() -> None:
@@ -186,7 +190,7 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
         None,
     }
     assert member.shown == [(failing.topic_partition, stopped.stop_reason)]
-    assert member.engine.offers == ()
+    assert member.engine.batch_requests == ()
     again = world.dagster.add("b1", (failing,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     assert world.check(again) is None
@@ -292,7 +296,7 @@ def test_dagsters_own_retry_is_waited_for() -> None:
     (run_id,) = member.tick(state=RunState.STARTED)
     world.dagster.move(run_id, RunState.FAILED, awaits_retry=True)
     world.wait(5, member)
-    assert member.engine.offers == ()
+    assert member.engine.batch_requests == ()
     retry = world.dagster.add("b1", (span(0, 0, 100),))
     world.dagster.move(run_id, RunState.FAILED, awaits_retry=False)
     world.dagster.move(retry, RunState.STARTED, parent_id="r1")
@@ -689,9 +693,11 @@ def test_a_batch_of_which_a_claim_is_not_written_yet_is_not_requested() -> None:
     claims = [owned.pending.write for owned in member.engine.partitions.values() if owned.pending]
     assert len(claims) == 2
     member.feed(events.OffsetsWritten((claims[0],), ((claims[1], events.WriteFailure.RETRIABLE),)))
-    assert not member.engine.offers
+    assert not member.engine.batch_requests
     member.feed(events.OffsetsWritten((claims[1],)))
-    assert [offer.ranges for offer in member.engine.offers] == [(span(0, 0, 10), span(1, 0, 10))]
+    assert [batch_request.ranges for batch_request in member.engine.batch_requests] == [
+        (span(0, 0, 10), span(1, 0, 10))
+    ]
 
 
 def test_a_group_without_a_commit_writes_its_first_position_at_once() -> None:

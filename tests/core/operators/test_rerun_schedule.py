@@ -9,7 +9,7 @@ import pytest
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.operators.rerun_schedule import Cancel, RerunSteps, steps
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import MOST_IN_A_ROW
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from tests.core.world import span
@@ -33,13 +33,13 @@ def order(action: Action, partitions: str) -> Directive:
 
 def offered(found: RerunSteps) -> list[str]:
     """The batches for which a run is to be started."""
-    return [offer.batch_id for offer in found.offers]
+    return [batch_request.batch_id for batch_request in found.batch_requests]
 
 
 def test_as_many_runs_are_started_as_may_be_at_work_at_once() -> None:
     """So that the group keeps its share of the machine."""
     found = steps(BATCHES, [], [])
-    assert found.offers == tuple(Offer(b.batch_id, 1, b.ranges) for b in BATCHES[:2])
+    assert found.batch_requests == tuple(BatchRequest(b.batch_id, 1, b.ranges) for b in BATCHES[:2])
     assert found.notes == (SAID.format(0, 0),)
     found = steps(BATCHES, [run(1, S.STARTED)], [])
     assert offered(found) == ["r.abc.2"]
@@ -79,7 +79,7 @@ def test_runs_that_refuse_themselves_again_and_again_halt_a_rerun() -> None:
         replace(run(1, S.FAILED, f"run-{n}", attempt=n), is_refused=True)
         for n in range(1, MOST_IN_A_ROW + 1)
     ]
-    assert steps(BATCHES, refused[:1], []).offers[0].attempt == 2
+    assert steps(BATCHES, refused[:1], []).batch_requests[0].attempt == 2
     found = steps(BATCHES, refused, [])
     assert offered(found) == []
     assert "halted" in found.notes[0]
@@ -88,7 +88,7 @@ def test_runs_that_refuse_themselves_again_and_again_halt_a_rerun() -> None:
 def test_a_run_that_dagster_has_not_submitted_is_requested_again() -> None:
     """Dagster submits it when its key comes again."""
     found = steps(BATCHES, [run(1, S.CREATED, attempt=3), run(2, S.STARTED)], [])
-    assert found.offers == (Offer("r.abc.1", 3, BATCHES[0].ranges),)
+    assert found.batch_requests == (BatchRequest("r.abc.1", 3, BATCHES[0].ranges),)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_what_is_stopped_counts_more_than_what_is_paused() -> None:
     orders = [order(Action.PAUSE, "orders:1"), order(Action.STOP, "orders:2")]
     assert steps([wide], [at_work], orders).cancels == (Cancel("run-1", only_unstarted=False),)
     unsubmitted = replace(at_work, state=S.CREATED)
-    assert steps([wide], [unsubmitted], orders).offers == ()
+    assert steps([wide], [unsubmitted], orders).batch_requests == ()
 
 
 def test_each_rerun_has_its_own_limit() -> None:

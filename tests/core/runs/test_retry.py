@@ -26,10 +26,10 @@ from dagster_rebalance.core.runs.retry import NEVER, RetryPace, why_blocked
 from tests.core.world import Member, World, span, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 PACE = RetryPace()
-NOTHING: tuple[Offer, ...] = ()
+NOTHING: tuple[BatchRequest, ...] = ()
 ONE_RUN = BatchLimits(max_ranges_per_run=3, max_runs_in_flight=1)
 RUN = "ab12cd34"
 STOP = Trouble(Setback.REFUSED, 5, RUN, "Kafka is away")
@@ -165,13 +165,13 @@ def test_the_next_attempt_is_offered_after_the_delay_and_the_skip_reason_says_wh
     member = world.member(owns=1, pace=PACE)
     world.dagster.move(started(world, member), RunState.FAILED)
     world.wait(1, member)
-    assert member.engine.offers == NOTHING
+    assert member.engine.batch_requests == NOTHING
     assert (
         "run run1 for [0, 10) failed; next run (attempt 2) in 5 s"
         in summary(member.engine, world.now)[1]
     )
     world.wait(5, member)
-    assert [offer.attempt for offer in member.engine.offers] == [2]
+    assert [batch_request.attempt for batch_request in member.engine.batch_requests] == [2]
 
 
 def test_a_new_owner_tries_a_failed_range_at_once() -> None:
@@ -182,7 +182,7 @@ def test_a_new_owner_tries_a_failed_range_at_once() -> None:
     world.wait(1, first)
     second = world.member(owns=1, pace=PACE)
     world.wait(1, second)
-    assert [offer.attempt for offer in second.engine.offers] == [2]
+    assert [batch_request.attempt for batch_request in second.engine.batch_requests] == [2]
 
 
 def test_a_new_owner_waits_for_runs_that_do_not_start() -> None:
@@ -194,9 +194,9 @@ def test_a_new_owner_waits_for_runs_that_do_not_start() -> None:
     world.wait(1, first)
     second = world.member(owns=1, pace=PACE)
     world.wait(1, second)
-    assert second.engine.offers == NOTHING
+    assert second.engine.batch_requests == NOTHING
     world.wait(5, second)
-    assert [offer.attempt for offer in second.engine.offers] == [2]
+    assert [batch_request.attempt for batch_request in second.engine.batch_requests] == [2]
 
 
 def test_launches_that_fail_stop_the_partition_and_never_give_its_range_up() -> None:
@@ -299,14 +299,14 @@ def test_a_request_that_dagster_ignores_is_shown_and_made_again() -> None:
     """
     world = World(records=10)
     member = world.member(owns=1, settings=EngineSettings(unanswered_s=60.0))
-    (offer,) = member.engine.offers
-    world.dagster.keys.add(offer.run_key)
+    (batch_request,) = member.engine.batch_requests
+    world.dagster.keys.add(batch_request.run_key)
     for _ in range(13):
         assert member.tick() == []
         world.wait(5, member)
     assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
-    assert f"dagster/run_key={offer.run_key}" in member.shown[-1][1]
-    assert member.engine.offers == (offer,)
+    assert f"dagster/run_key={batch_request.run_key}" in member.shown[-1][1]
+    assert member.engine.batch_requests == (batch_request,)
     world.dagster.keys.clear()
     member.tick()
     world.wait(1, member)
@@ -328,15 +328,15 @@ def test_a_run_that_was_created_but_not_submitted_is_requested_until_it_is_queue
     """Dagster's daemon submits that very run; nobody else does."""
     world = World(records=10)
     member = world.member(owns=1)
-    (offer,) = member.engine.offers
+    (batch_request,) = member.engine.batch_requests
     (run_id,) = member.tick(state=RunState.CREATED)
     world.dagster.move(run_id, RunState.CREATED, attempt=1)
     world.wait(1, member)
-    assert member.engine.offers == (offer,)
+    assert member.engine.batch_requests == (batch_request,)
     assert "created but not submitted" in summary(member.engine, world.now)[1]
     world.dagster.move(run_id, RunState.WAITING)
     world.wait(1, member)
-    assert member.engine.offers == NOTHING
+    assert member.engine.batch_requests == NOTHING
 
 
 def test_offsets_are_not_committed_before_every_asset_has_them() -> None:

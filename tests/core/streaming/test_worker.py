@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.stream_batch import Outcome
 from dagster_rebalance.core.streaming import stream_worker
 from dagster_rebalance.core.streaming.stream_worker import Worker, WorkerAction
@@ -20,22 +20,26 @@ def test_one_batch_is_at_work_at_a_time() -> None:
     work = Worker("r1")
     assert work.begin([], set(), LOGS.__getitem__) is None
     begun = work.begin(
-        [Offer(FIRST, 1, (RANGE,)), Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND}, LOGS.__getitem__
+        [BatchRequest(FIRST, 1, (RANGE,)), BatchRequest(SECOND, 1, (OTHER,))],
+        {FIRST, SECOND},
+        LOGS.__getitem__,
     )
     assert begun is not None
     assert begun.batch_id == FIRST
     assert begun.logs == {tp(0): LOGS[tp(0)]}
-    assert work.begin([Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND}, LOGS.__getitem__) is None
+    assert (
+        work.begin([BatchRequest(SECOND, 1, (OTHER,))], {FIRST, SECOND}, LOGS.__getitem__) is None
+    )
 
 
 def test_no_batch_is_begun_twice() -> None:
     """What the member has heard last may be older than the end of the batch."""
     work = Worker("r1")
-    stale = Offer(FIRST, 1, (RANGE,))
+    stale = BatchRequest(FIRST, 1, (RANGE,))
     work.begin([stale], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
     assert work.begin([stale], {FIRST}, LOGS.__getitem__) is None
-    later = Offer(FIRST, 1, (OTHER,))  # Kafka has stored this claim later
+    later = BatchRequest(FIRST, 1, (OTHER,))  # Kafka has stored this claim later
     begun = work.begin([stale, later], {FIRST}, LOGS.__getitem__)
     assert begun is not None
     assert begun.ranges == (OTHER,)
@@ -49,7 +53,7 @@ def test_an_end_without_a_batch_changes_nothing() -> None:
 def test_its_sign_changes_with_each_look() -> None:
     """So the member never takes its own run for dead."""
     work = Worker("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     signs = {work.read([FIRST], ())[-1].heartbeat for _ in range(3)}
     assert len(signs) == 3
 
@@ -66,7 +70,7 @@ def test_a_claim_that_was_not_begun_shows_the_attempts_before_it_alone() -> None
 def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it() -> None:
     """Memory does not grow with the batches."""
     work = Worker("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
     work.abandon([(FIRST, RANGE)])
     work.begin([], set(), LOGS.__getitem__)
@@ -82,10 +86,10 @@ def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
     """Kafka may refuse one of its claims for a while: the rest must not be done again."""
     work = Worker("r1")
     claims = [(FIRST, RANGE), (FIRST, OTHER)]
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
     assert [run.ranges for run in work.read([FIRST], claims)] == [(RANGE,)]
-    work.begin([Offer(FIRST, 1, (OTHER,))], {FIRST}, LOGS.__getitem__)
+    work.begin([BatchRequest(FIRST, 1, (OTHER,))], {FIRST}, LOGS.__getitem__)
     assert [(run.ranges, run.state) for run in work.read([FIRST], claims)] == [
         ((RANGE,), RunState.SUCCEEDED),
         ((OTHER,), RunState.STARTED),
@@ -99,7 +103,7 @@ def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
 def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
     """Until then the next owner waits."""
     work = Worker("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.abandon([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
     assert work.unreported == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
     work.end(Outcome.SUCCEEDED)
@@ -109,7 +113,7 @@ def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
 def test_what_is_still_at_work_is_not_taken_for_told() -> None:
     """An older answer of the storage says nothing about a newer claim."""
     work = Worker("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.abandon([(FIRST, RANGE)])
     work.mark_reported([(FIRST, RANGE)])
     work.end(Outcome.SUCCEEDED)
@@ -129,7 +133,7 @@ def test_what_was_told_long_ago_is_forgotten() -> None:
 def test_a_failure_is_told_at_once() -> None:
     """Whoever shows what is stopped in the whole group has to see it."""
     work = Worker("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.FAILED)
     assert work.unreported == {(FIRST, RANGE): Outcome.FAILED}
 
@@ -137,7 +141,7 @@ def test_a_failure_is_told_at_once() -> None:
 def begun(**limits: float) -> Worker:
     """A run whose batch was begun at 100."""
     work = Worker("r1", **limits)
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__, 100.0)
+    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__, 100.0)
     return work
 
 

@@ -26,12 +26,12 @@ from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.nested_resources import Nested, Where
-from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
+from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 Seen = list[tuple[str, list[str]]]
 """The batch of a run, and the value that its asset got."""
@@ -159,7 +159,7 @@ class Stage:
         self.on_between: Callable[[], object] = str
         self.on_cleaned: Callable[[], object] = str
         self.resources = resources
-        self.offers = [self._offer(0), self._offer(1)]
+        self.batch_requests = [self._offer(0), self._offer(1)]
         self.names = {
             name: unique_name(name).replace("-", "_") for name in ("raw", "between", "cleaned")
         }
@@ -167,10 +167,10 @@ class Stage:
             kafka=self.kafka, assets=self.assets(), resources=resources
         ).resolve_job_def("kafka_batches")
 
-    def _offer(self, number: int) -> Offer:
+    def _offer(self, number: int) -> BatchRequest:
         batch_id = unique_name("b")
         GROUPS[self.kafka.group_id].committed[tp(number)] = claimed(0, 10, batch_id)
-        return offer(batch_id, span(number))
+        return batch_request(batch_id, span(number))
 
     def assets(self) -> list[dg.AssetsDefinition]:
         """`cleaned` takes the value of `raw`; what a test wants happens in between."""
@@ -196,7 +196,7 @@ class Stage:
         return [raw, between, cleaned]
 
     def run(
-        self, wanted: Offer, again: dg.JobExecutionResult | None = None
+        self, wanted: BatchRequest, again: dg.JobExecutionResult | None = None
     ) -> dg.JobExecutionResult:
         """Run the batch of an offer, or execute such a run again from its failure."""
         options = dg.ReexecutionOptions.from_failure(again.run_id, self.instance) if again else None
@@ -212,13 +212,13 @@ class Stage:
     def in_company(self) -> None:
         """Run the other batch to its end, while the first run is between its assets."""
         self.on_between = str
-        other = threading.Thread(target=partial(self.run, self.offers[1]))
+        other = threading.Thread(target=partial(self.run, self.batch_requests[1]))
         other.start()
         other.join()
 
     def own(self, *numbers: int) -> Seen:
         """What the runs of these batches have to see."""
-        return [(self.offers[number].batch_id, [str(span(number))]) for number in numbers]
+        return [(self.batch_requests[number].batch_id, [str(span(number))]) for number in numbers]
 
 
 @pytest.mark.parametrize("manager", MANAGERS)
@@ -228,7 +228,7 @@ def test_two_runs_at_once_get_the_values_of_their_own_batch(
     """Stored by the key of the asset, the second would replace the value of the first."""
     stage = Stage(instance, MANAGERS[manager](tmp_path))
     stage.on_between = stage.in_company
-    assert stage.run(stage.offers[0]).success
+    assert stage.run(stage.batch_requests[0]).success
     assert stage.seen == stage.own(1, 0)
 
 
@@ -244,7 +244,7 @@ def test_a_step_that_is_tried_again_gets_the_value_of_its_batch(
         raise dg.RetryRequested(max_retries=1)
 
     stage.on_cleaned = once_more
-    assert stage.run(stage.offers[0]).success
+    assert stage.run(stage.batch_requests[0]).success
     assert stage.seen == stage.own(0, 1, 0)
 
 
@@ -259,13 +259,13 @@ def test_a_run_that_is_re_executed_from_its_failure_gets_the_value_of_its_batch(
         raise RuntimeError
 
     stage.on_cleaned = fail
-    failed = stage.run(stage.offers[0])
+    failed = stage.run(stage.batch_requests[0])
     assert not failed.success
     record_run_event(
         instance, failed.dagster_run, RunEvent.OVER
     )  # its owner does, once its process is done
     stage.in_company()
-    again = stage.run(stage.offers[0], again=failed)
+    again = stage.run(stage.batch_requests[0], again=failed)
     assert again.success
     assert stage.seen == stage.own(0, 1, 0)
     made = {event.step_key for event in again.all_events if event.is_step_success}
@@ -279,7 +279,7 @@ def run(
     others: Sequence[dg.AssetsDefinition] = (),
 ) -> dg.ExecuteInProcessResult:
     """Run a batch of partition 0 with the assets, beside others of the code location."""
-    kafka, wanted = kafka_in_memory(), offer(unique_name("b"))
+    kafka, wanted = kafka_in_memory(), batch_request(unique_name("b"))
     GROUPS[kafka.group_id].committed[tp(0)] = claimed(0, 10, wanted.batch_id)
     made = build_kafka_batch_defs(kafka=kafka, assets=assets, resources=resources)
     defs = dg.Definitions.merge(made, dg.Definitions(assets=others))
@@ -489,9 +489,9 @@ def test_a_part_of_a_batch_and_the_rest_of_it_are_kept_apart(
 ) -> None:
     """After a rebalance two members may each have a part of the ranges of one batch."""
     stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
-    one, other = stage.offers
+    one, other = stage.batch_requests
     GROUPS[stage.kafka.group_id].committed[tp(1)] = claimed(0, 10, one.batch_id)
-    stage.offers[1] = offer(one.batch_id, *other.ranges)
+    stage.batch_requests[1] = batch_request(one.batch_id, *other.ranges)
     stage.on_between = stage.in_company
     assert stage.run(one).success
     assert stage.seen == stage.own(1, 0)
@@ -515,7 +515,7 @@ def test_an_asset_of_another_job_takes_the_value_of_the_last_batch(
     job = dg.define_asset_job("reports", selection=[report])
     defs = dg.Definitions.merge(made, dg.Definitions(assets=[report], jobs=[job]))
     for number in (1, 0):
-        assert stage.run(stage.offers[number]).success
+        assert stage.run(stage.batch_requests[number]).success
         assert defs.resolve_job_def("reports").execute_in_process(instance=instance).success
     assert got == [[str(span(1))], [str(span(0))]]
     last = instance.get_latest_materialization_event(raw.key)
@@ -537,15 +537,15 @@ def test_an_asset_that_is_executed_again_alone_gets_the_value_of_its_batch(
         raise RuntimeError
 
     stage.on_cleaned = fail
-    failed = stage.run(stage.offers[0])
+    failed = stage.run(stage.batch_requests[0])
     record_run_event(instance, failed.dagster_run, RunEvent.OVER)
     stage.on_cleaned = str
     stage.in_company()
     again = stage.job.execute_in_process(
         instance=instance,
         asset_selection=[dg.AssetKey(stage.names["cleaned"])],
-        tags=run_tags(stage.offers[0], stage.kafka.group_id),
-        run_config=run_config(stage.offers[0], "kafka_batch"),
+        tags=run_tags(stage.batch_requests[0], stage.kafka.group_id),
+        run_config=run_config(stage.batch_requests[0], "kafka_batch"),
     )
     assert again.success
     assert stage.seen == stage.own(0, 1, 0)

@@ -17,7 +17,7 @@ from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tag
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.kafka.damage import EACH, break_byte, produce_batches
-from tests.orchestration.parts import claimed, offer
+from tests.orchestration.parts import batch_request, claimed
 
 FORMS: dict[str, Callable[[KafkaBatch], object]] = {
     "messages": lambda batch: list(batch.messages()),
@@ -47,7 +47,7 @@ def test_a_run_on_a_damaged_batch_fails_and_names_its_offset(
 
         job = build_kafka_batch_defs(kafka=kafka, assets=[orders]).resolve_job_def("kafka_batches")
         batch_id = unique_name("batch")
-        wanted = offer(batch_id, range_ := OffsetRange("orders", 0, 0, 3 * EACH))
+        wanted = batch_request(batch_id, range_ := OffsetRange("orders", 0, 0, 3 * EACH))
         consumer = Consumer({**broker.client_config(), "group.id": kafka.group_id})
         claim = to_commit(range_.topic_partition, claimed(0, 3 * EACH, batch_id))
         consumer.commit(offsets=[claim], asynchronous=False)

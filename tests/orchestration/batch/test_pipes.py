@@ -24,7 +24,7 @@ from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
-from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
+from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, span, tp
 from tests.orchestration.streaming.test_run import Stage, leave
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def test_a_client_that_keeps_an_interrupt_to_itself_makes_no_success(
     with pytest.raises(dg.DagsterExecutionInterruptedError, match="its output does not count"):
         job.execute_in_process(
             instance=instance,
-            tags=run_tags(offer(batch_id), kafka.group_id),
-            run_config=run_config(offer(batch_id), "kafka_batch"),
+            tags=run_tags(batch_request(batch_id), kafka.group_id),
+            run_config=run_config(batch_request(batch_id), "kafka_batch"),
         )
     assert returned == ["yes"]
     assert not isinstance(signal.getsignal(number), partial)

@@ -21,7 +21,7 @@ from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResourc
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, run_config, run_tags
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.fixtures import TopicFactory, unique_name
-from tests.orchestration.parts import claimed, offer
+from tests.orchestration.parts import batch_request, claimed
 
 pytestmark = [pytest.mark.broker, pytest.mark.parametrize("protocol", ["consumer", "classic"])]
 
@@ -78,7 +78,7 @@ def test_a_run_for_a_batch_reads_it(instance: dg.DagsterInstance, shop: Shop) ->
         "kafka_batches"
     )
     batch_id = unique_name("batch")
-    wanted = offer(batch_id, range_ := OffsetRange(shop.topic, 0, 0, 2))
+    wanted = batch_request(batch_id, range_ := OffsetRange(shop.topic, 0, 0, 2))
     consumer = Consumer({**shop.config, "group.id": shop.kafka.group_id})
     claim = to_commit(range_.topic_partition, claimed(0, 2, batch_id))
     consumer.commit(offsets=[claim], asynchronous=False)

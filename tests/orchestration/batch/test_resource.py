@@ -37,12 +37,12 @@ from tests.orchestration.parts import (
     GROUPS,
     LEAVES,
     KafkaInMemory,
+    batch_request,
     claimed,
     fork_and_leave,
     fork_pools,
     kafka_in_memory,
     make_run,
-    offer,
     span,
     tags_of,
     tp,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.run import RunSeen
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 Status = dg.DagsterRunStatus
 
@@ -68,7 +68,7 @@ class Stage:
         self.instance = instance
         self.kafka: KafkaInMemory = kafka_in_memory()
         self.group = GROUPS[self.kafka.group_id]
-        self.offer = offer(batch_id)
+        self.batch_request = batch_request(batch_id)
         self.group.committed[tp(0)] = claimed(0, 10, batch_id)
         self.worked: list[tuple[str, tuple[OffsetRange, ...]]] = []
         self.on_work: Callable[[str], object] = str
@@ -87,13 +87,13 @@ class Stage:
         return work
 
     def run(
-        self, wanted: Offer | None = None, *, tagged: Offer | None = None
+        self, wanted: BatchRequest | None = None, *, tagged: BatchRequest | None = None
     ) -> tuple[bool, str, str]:
         """Run the job with the batch of an offer.
 
         Returns whether the run succeeded, what it said, and its id.
         """
-        wanted = wanted or self.offer
+        wanted = wanted or self.batch_request
         result = self.job.execute_in_process(
             instance=self.instance,
             tags=run_tags(tagged or wanted, self.kafka.group_id),
@@ -106,13 +106,18 @@ class Stage:
         return result.success, said, result.run_id
 
     def is_refused(
-        self, because: str, wanted: Offer | None = None, *, tagged: Offer | None = None
+        self,
+        because: str,
+        wanted: BatchRequest | None = None,
+        *,
+        tagged: BatchRequest | None = None,
     ) -> None:
         """Run the job and see it refuse itself, with a reason, before it works."""
         succeeded, said, run_id = self.run(wanted, tagged=tagged)
         assert not succeeded
         assert (
-            f"This run must not process batch {(tagged or wanted or self.offer).batch_id}: " in said
+            f"This run must not process batch {(tagged or wanted or self.batch_request).batch_id}: "
+            in said
         )
         assert because in said
         assert not self.worked
@@ -165,7 +170,7 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(
         .asset_materialization
     )
     assert event is not None
-    assert event.metadata["batch"].value == stage.offer.batch_id
+    assert event.metadata["batch"].value == stage.batch_request.batch_id
     assert event.metadata["offsets"].value == 10
     assert "dagster/row_count" not in event.metadata, "offsets are not records"
     assert "orders-0 [0, 10)" in str(event.metadata["ranges"].value)
@@ -215,7 +220,7 @@ def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(
     succeeded, _, _ = stored_stage.run()
     assert not succeeded
     (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read(
-        [stored_stage.offer.batch_id]
+        [stored_stage.batch_request.batch_id]
     )
     assert (seen.state, seen.is_taken_back, seen.is_gone) == (RunState.FAILED, True, True)
 
@@ -226,10 +231,12 @@ def test_a_run_refuses_itself_beside_the_process_of_a_deleted_run(stored_stage: 
     Nothing in Dagster shows that the process of the deleted run works on it.
     """
     stage = stored_stage
-    other = make_run(stage.instance, stage.offer, Status.STARTED, group_id=stage.kafka.group_id)
+    other = make_run(
+        stage.instance, stage.batch_request, Status.STARTED, group_id=stage.kafka.group_id
+    )
     heartbeat = Heartbeat(stage.instance, other, timeout_s=1000.0)
     heartbeat.begin()
-    heartbeat.note_work([(stage.offer.batch_id, span(0))])
+    heartbeat.note_work([(stage.batch_request.batch_id, span(0))])
     stage.instance.delete_run(other.run_id)
     stage.is_refused(
         f"run {other.run_id} of the same batch was deleted from Dagster, and it is not known that "
@@ -297,7 +304,7 @@ def test_a_run_that_cannot_ask_dagster_has_not_worked(
     assert "database is locked" in said
     assert not stage.worked
     assert run_events_of(stage.instance, run_id) == {RunEvent.BEGAN, RunEvent.REFUSED}
-    (seen,) = RunLedger(stage.instance, stage.kafka.group_id).read([stage.offer.batch_id])
+    (seen,) = RunLedger(stage.instance, stage.kafka.group_id).read([stage.batch_request.batch_id])
     assert (seen.is_live, seen.is_refused) == (False, True)
 
 
@@ -313,13 +320,14 @@ def test_a_run_that_hangs_while_it_notes_its_work_does_not_begin(
 
     monkeypatch.setattr(RangeOwners, "write", write)
     stage.is_refused("it could give no sign of life for 1000 s")
-    assert RangeOwners(stage.instance).read([(stage.offer.batch_id, span(0))]) == {}
+    assert RangeOwners(stage.instance).read([(stage.batch_request.batch_id, span(0))]) == {}
 
 
 def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:
     """A run processes all of its ranges or none: it cannot leave one out."""
     stage.is_refused(
-        "orders-1 [0, 10) is not claimed", offer(stage.offer.batch_id, span(0), span(1))
+        "orders-1 [0, 10) is not claimed",
+        batch_request(stage.batch_request.batch_id, span(0), span(1)),
     )
 
 
@@ -328,7 +336,7 @@ def test_another_run_that_works_or_has_worked_is_named(
     stage: Stage, status: dg.DagsterRunStatus
 ) -> None:
     """Whichever came first: with a tie-break both could work."""
-    other = make_run(stage.instance, stage.offer, status, group_id=stage.kafka.group_id)
+    other = make_run(stage.instance, stage.batch_request, status, group_id=stage.kafka.group_id)
     stage.is_refused(f"run {other.run_id} of the same batch has")
 
 
@@ -336,7 +344,7 @@ def test_a_run_of_another_batch_that_works_on_the_range_is_named(stage: Stage) -
     """Its claim was overwritten while it works, so that its batch is not looked for any more."""
     other = make_run(
         stage.instance,
-        offer("b-overwritten", span(0, 5, 15)),
+        batch_request("b-overwritten", span(0, 5, 15)),
         Status.STARTED,
         group_id=stage.kafka.group_id,
     )
@@ -345,7 +353,9 @@ def test_a_run_of_another_batch_that_works_on_the_range_is_named(stage: Stage) -
 
 def test_a_run_that_may_work_although_dagster_shows_its_end_is_named(stage: Stage) -> None:
     """A retry by Dagster or by a person may come before anybody knows that the process is gone."""
-    other = make_run(stage.instance, stage.offer, Status.CANCELED, group_id=stage.kafka.group_id)
+    other = make_run(
+        stage.instance, stage.batch_request, Status.CANCELED, group_id=stage.kafka.group_id
+    )
     record_run_event(stage.instance, other, RunEvent.BEGAN)
     stage.is_refused(f"run {other.run_id} of the same batch has canceled in Dagster")
 
@@ -391,12 +401,14 @@ def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: St
         Status.QUEUED,
         Status.STARTING,
     ):
-        make_run(stage.instance, stage.offer, status, group_id=stage.kafka.group_id)
-    refused = make_run(stage.instance, stage.offer, Status.STARTED, group_id=stage.kafka.group_id)
+        make_run(stage.instance, stage.batch_request, status, group_id=stage.kafka.group_id)
+    refused = make_run(
+        stage.instance, stage.batch_request, Status.STARTED, group_id=stage.kafka.group_id
+    )
     stage.instance.add_run_tags(refused.run_id, {REFUSED_TAG: refused.run_id})
     make_run(
         stage.instance,
-        offer(stage.offer.batch_id, span(1)),
+        batch_request(stage.batch_request.batch_id, span(1)),
         Status.STARTED,
         group_id=stage.kafka.group_id,
     )
@@ -406,10 +418,12 @@ def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: St
 
 def test_a_retry_of_a_refused_run_counts_for_others(stage: Stage) -> None:
     """It has copied the mark of its parent, and works: the next run must see it."""
-    parent = make_run(stage.instance, stage.offer, Status.FAILURE, group_id=stage.kafka.group_id)
+    parent = make_run(
+        stage.instance, stage.batch_request, Status.FAILURE, group_id=stage.kafka.group_id
+    )
     retry = make_run(
         stage.instance,
-        stage.offer,
+        stage.batch_request,
         Status.STARTED,
         group_id=stage.kafka.group_id,
         tags={REFUSED_TAG: parent.run_id},
@@ -421,17 +435,17 @@ def test_a_run_without_the_batch_tag_refuses_itself(stage: Stage) -> None:
     """Nobody would find it: neither the owner that waits for it nor another run of the batch."""
     stage.is_refused(
         "the batch id in its run config is not that of its tag dagster_rebalance/batch",
-        tagged=offer("another"),
+        tagged=batch_request("another"),
     )
 
 
 @pytest.mark.parametrize("ranges", [["orders:0:0:x"], ["orders:0:10:0"]])
 def test_a_run_with_spoilt_ranges_refuses_itself(stage: Stage, ranges: list[str]) -> None:
     """Edited in the launchpad: it says so instead of failing with a stack trace from inside."""
-    config = {"batch_id": stage.offer.batch_id, "ranges": ranges}
+    config = {"batch_id": stage.batch_request.batch_id, "ranges": ranges}
     result = stage.job.execute_in_process(
         instance=stage.instance,
-        tags=run_tags(stage.offer, stage.kafka.group_id),
+        tags=run_tags(stage.batch_request, stage.kafka.group_id),
         run_config={"resources": {"kafka_batch": {"config": config}}},
         raise_on_error=False,
     )
@@ -447,7 +461,9 @@ def test_a_run_with_other_ranges_than_claimed_refuses_itself(stage: Stage) -> No
 
     Otherwise the output would be keyed differently the next time.
     """
-    stage.is_refused("is not claimed by batch", offer(stage.offer.batch_id, span(0, 0, 5)))
+    stage.is_refused(
+        "is not claimed by batch", batch_request(stage.batch_request.batch_id, span(0, 0, 5))
+    )
 
 
 def test_the_batch_counts_its_records() -> None:
@@ -489,7 +505,7 @@ def test_a_run_that_a_signal_ends_says_that_it_was_no_attempt(stored_stage: Stag
     succeeded, _, _ = stored_stage.run()
     assert not succeeded
     (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read(
-        [stored_stage.offer.batch_id]
+        [stored_stage.batch_request.batch_id]
     )
     assert run_events_of(stored_stage.instance, seen.run_id) == {
         RunEvent.BEGAN,

@@ -37,7 +37,7 @@ from tests.orchestration.parts import make_run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from dagster_rebalance.orchestration.batch.resource import KafkaBatch
     from dagster_rebalance.testing.secured import SecuredKafka
 
@@ -185,18 +185,18 @@ def test_runs_for_batches_go_on_without_a_topic_that_may_not_be_read(
                 mailbox,
             ).run()
 
-    def offered(topic: str) -> Offer | None:
+    def offered(topic: str) -> BatchRequest | None:
         mailbox.tell(events.TickArrived())
-        offers = mailbox.mail.offers
-        return next((o for o in offers if topic in {r.topic for r in o.ranges}), None)
+        batch_requests = mailbox.mail.batch_requests
+        return next((o for o in batch_requests if topic in {r.topic for r in o.ranges}), None)
 
     def done(topic: str) -> None:
-        offer = wait_until(
+        batch_request = wait_until(
             lambda: offered(topic),
             timeout_s=60,
             what=lambda: f"an offer of {topic}: {mailbox.mail.summary}",
         )
-        run = make_run(instance, offer, dg.DagsterRunStatus.STARTED, group_id=shop.name)
+        run = make_run(instance, batch_request, dg.DagsterRunStatus.STARTED, group_id=shop.name)
         event = dg.DagsterEvent(
             event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name
         )

@@ -55,7 +55,7 @@ def test_each_thing_that_a_member_does_is_one_record(
     bench = Bench(instance)
     bench.member_loop.parts = replace(bench.member_loop.parts, log=MemberLog(OF_EACH))
     with caplog.at_level(logging.DEBUG, LOGGER):
-        bench.offers()
+        bench.batch_requests()
         run = bench.run(Status.STARTED)
         bench.turn(20)
         bench.succeed(run)
@@ -93,7 +93,7 @@ def test_what_is_the_rule_is_logged_only_for_those_who_want_it(
     """A streaming run commits many times a second."""
     bench = Bench(instance)
     with caplog.at_level(logging.INFO, LOGGER):
-        bench.offers()
+        bench.batch_requests()
         bench.member.told(events.PartitionsLost((tp(0),), events.LostReason.FENCED))
         bench.turn()
     assert [(line["level"], line["event_name"].rpartition(".")[2]) for line in lines(caplog)] == [

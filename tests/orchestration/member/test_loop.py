@@ -57,13 +57,13 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def test_a_batch_is_claimed_offered_committed_and_recorded(instance: dg.DagsterInstance) -> None:
     """The life of a batch, seen from the thread that carries it out."""
     bench = Bench(instance)
-    bench.offers()
-    (offered,) = bench.mailbox.mail.offers
+    bench.batch_requests()
+    (offered,) = bench.mailbox.mail.batch_requests
     assert decode(bench.group.committed[tp(0)]).ranges(tp(0)) == (
         (offered.ranges[0], offered.batch_id),
     ), "claimed before it is offered"
     run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     assert bench.offset() == 0, "nothing is committed before the run succeeded"
     bench.succeed(run)
     bench.until(bench.materialised)
@@ -115,7 +115,7 @@ def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
     OwnJobs(instance, "etl", JobName("r", idle_job.name)).add_mine()
     patient = replace(SETTINGS, pulse=Liveness(heartbeat_timeout_s=1e9))
     bench = Bench(instance, partitions=4, settings=patient)
-    bench.offers(4)
+    bench.batch_requests(4)
     calls = counted_calls(instance, monkeypatch)
 
     def calls_in(turns: int) -> float:
@@ -210,7 +210,7 @@ def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.Dagster
 def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None:
     """Its receipt says that somebody else has the partitions, not that the session ended."""
     bench = Bench(instance, partitions=2)
-    bench.offers(2)
+    bench.batch_requests(2)
     for number in (0, 1):
         bench.run(Status.STARTED, number)
     bench.joined_by_another()
@@ -228,7 +228,7 @@ def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None
 def test_a_lost_member_is_told_as_lost(instance: dg.DagsterInstance) -> None:
     """Fenced during a hold: all that it had is gone."""
     bench = Bench(instance, partitions=2)
-    bench.offers(2)
+    bench.batch_requests(2)
     for number in (0, 1):
         bench.run(Status.STARTED, number)
     bench.joined_by_another()
@@ -245,9 +245,9 @@ def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(
 ) -> None:
     """The promise of the package, in one thread."""
     bench = Bench(instance, partitions=2)
-    bench.offers(2)
+    bench.batch_requests(2)
     runs = [bench.run(Status.STARTED, number) for number in (0, 1)]
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     bench.joined_by_another()
     bench.until(lambda: bench.engine.holds)
     (held,) = bench.engine.held
@@ -284,9 +284,9 @@ def test_a_revoke_without_work_is_released_by_the_next_poll(instance: dg.Dagster
 def test_a_queued_run_of_a_held_partition_is_cancelled(instance: dg.DagsterInstance) -> None:
     """Its work costs nothing to take back."""
     bench = Bench(instance, partitions=2)
-    bench.offers(2)
+    bench.batch_requests(2)
     runs = [bench.run(Status.QUEUED, number) for number in (0, 1)]
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     taken_back = bench.only_note_cancels()
     bench.joined_by_another()
     bench.until(lambda: taken_back)
@@ -300,9 +300,9 @@ def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstan
     An operator moved the offset, or another member owns the partition by now.
     """
     bench = Bench(instance)
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     bench.group.produce(tp(0), 10)
     bench.group.committed[tp(0)] = OffsetAndMetadata(5)
     writes = len(bench.consumer.writes)
@@ -312,8 +312,10 @@ def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstan
         "it is taken in again, and claimed from there on"
     )
     assert bench.group.committed[tp(0)].offset == 5
-    bench.offers()
-    assert bench.mailbox.mail.offers[0].ranges[0].start == 5, "it is taken in again, and obeyed"
+    bench.batch_requests()
+    assert bench.mailbox.mail.batch_requests[0].ranges[0].start == 5, (
+        "it is taken in again, and obeyed"
+    )
 
 
 def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(
@@ -321,9 +323,9 @@ def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(
 ) -> None:
     """In classic that lasts for as long as another member holds a revoke, which may be minutes."""
     bench = Bench(instance)
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     bench.group.answers_commits = False
     bench.succeed(run)
     bench.until(lambda: any(event.failed for event in bench.engine.heard(events.OffsetsWritten)))
@@ -339,9 +341,9 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
     By then somebody else's claim could stand behind it.
     """
     bench = Bench(instance)
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     real = bench.consumer.commit_offsets
 
     def lose_the_answer(
@@ -377,9 +379,9 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
     The storage answers and bodies end just then, and each ends a poll.
     """
     bench = Bench(instance)
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     bench.succeed(run)
     real, polls = bench.consumer.poll_with_rebalance, []
 
@@ -417,7 +419,7 @@ def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(
         bench.member_loop.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0]
     )
     bench.member_loop = MemberLoop(parts, bench.mailbox)
-    bench.offers()
+    bench.batch_requests()
     real, polls = bench.consumer.poll_with_rebalance, []
 
     def counted(timeout_s: float) -> PollResult:
@@ -437,10 +439,10 @@ def test_a_standstill_gives_nothing_up(instance: dg.DagsterInstance) -> None:
     That holds for a held partition and for one that is asked for in that very poll.
     """
     bench = Bench(instance, partitions=2)
-    bench.offers(2)
+    bench.batch_requests(2)
     for number in (0, 1):
         bench.run(Status.STARTED, number)
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     bench.joined_by_another()
     bench.group.clock.advance(20.0)
     bench.turn()
@@ -460,9 +462,9 @@ def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not
         partitions=2,
         settings=EngineSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)),
     )
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     bench.consumer.commits_fail = [frozenset({tp(1)})]
     bench.consumer.writes.clear()
     bench.succeed(run)
@@ -479,7 +481,7 @@ def test_a_retriable_error_is_noted_and_the_work_goes_on(instance: dg.DagsterIns
     bench = Bench(instance)
     bench.consumer.polls_fail = [BrokerError("the broker is away", retriable=True)]
     bench.consumer.committed_fails = [BrokerError("the coordinator moved", retriable=True)] * 3
-    bench.offers()
+    bench.batch_requests()
     notes = " ".join(bench.mailbox.take_notes())
     assert "the broker is away" in notes
     assert notes.count("the coordinator moved") == 3
@@ -495,11 +497,23 @@ def test_a_partition_whose_leader_is_away_keeps_no_other_one_waiting(
     bench = Bench(instance, partitions=3)
     bench.group.silence(tp(1))
     bench.until(
-        lambda: {offer.ranges[0].partition for offer in bench.mailbox.mail.offers} == {0, 2}
+        lambda: (
+            {
+                batch_request.ranges[0].partition
+                for batch_request in bench.mailbox.mail.batch_requests
+            }
+            == {0, 2}
+        )
     )
     bench.group.silence(tp(2))
     bench.until(
-        lambda: {offer.ranges[0].partition for offer in bench.mailbox.mail.offers} == {0, 1, 2}
+        lambda: (
+            {
+                batch_request.ranges[0].partition
+                for batch_request in bench.mailbox.mail.batch_requests
+            }
+            == {0, 1, 2}
+        )
     )
     assert "failed for orders-1" in " ".join(bench.mailbox.take_notes())
 
@@ -507,7 +521,7 @@ def test_a_partition_whose_leader_is_away_keeps_no_other_one_waiting(
 def test_a_leader_that_is_away_is_not_waited_for_at_each_look(instance: dg.DagsterInstance) -> None:
     """Each time costs all others a second and a half."""
     bench = Bench(instance, partitions=2)
-    bench.offers()
+    bench.batch_requests()
     bench.group.silence(tp(1))
     for _ in range(40):
         bench.turn()
@@ -519,11 +533,11 @@ def test_a_leader_that_is_back_is_found_soon(instance: dg.DagsterInstance) -> No
     """Its partition has stood still for long enough."""
     bench = Bench(instance, partitions=2)
     bench.group.silence(tp(1))
-    bench.until(lambda: bench.mailbox.mail.offers)
+    bench.until(lambda: bench.mailbox.mail.batch_requests)
     bench.turn(20)
     bench.group.silence()
     before = bench.group.clock()
-    bench.offers(2)
+    bench.batch_requests(2)
     assert bench.group.clock() - before < 3
 
 
@@ -548,7 +562,7 @@ def test_a_command_that_storage_did_not_take_is_given_again(instance: dg.Dagster
     """Dagster's database may be away for a while: each commit is recorded once, later."""
     bench = Bench(instance)
     bench.catalogue.failures = 3
-    bench.offers()
+    bench.batch_requests()
     bench.run(Status.SUCCESS)
     bench.until(bench.materialised)
     bench.turn(30)
@@ -570,7 +584,7 @@ def test_a_slow_command_is_noted_in_plain_words(instance: dg.DagsterInstance) ->
         return real(offsets, timeout_s)
 
     bench.consumer.commit_offsets = slow  # type: ignore[method-assign]
-    bench.offers()
+    bench.batch_requests()
     bench.until(lambda: bench.consumer.writes)
     notes = " ".join(bench.mailbox.take_notes())
     assert "writing offsets to Kafka took 9.9 s" in notes
@@ -594,7 +608,7 @@ class SlowStorage:
 
     def until_it_waits(self) -> Bench:
         """Turn until a commit waits to be recorded."""
-        self.bench.offers()
+        self.bench.batch_requests()
         self.bench.run(Status.SUCCESS)
         self.bench.until(lambda: self.waiting)
         assert self.bench.offset() == 10
@@ -644,7 +658,7 @@ def test_a_member_that_was_abandoned_in_the_middle_of_a_turn_carries_out_nothing
     bench.turn(20)
     assert not bench.consumer.writes
     bench.mailbox.is_abandoned = False
-    bench.offers()
+    bench.batch_requests()
     assert bench.consumer.writes, "it had something to write"
 
 
@@ -660,7 +674,7 @@ def test_events_without_weight_may_fail(
 
     monkeypatch.setattr(bench.catalogue, "record_assigned", away)
     monkeypatch.setattr(bench.catalogue, "leave_wanted", away)
-    bench.offers()
+    bench.batch_requests()
     assert any(
         "showing the state of the group in Dagster failed: no connection" in note
         for note in bench.mailbox.take_notes()
@@ -689,12 +703,12 @@ def test_run_is_over_when_the_lease_is_and_everything_is_given_up(
 def test_asked_to_leave_it_drains_first(instance: dg.DagsterInstance) -> None:
     """The end of the process waits for a run, within its limit."""
     bench = Bench(instance)
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
     bench.mailbox.tell(events.LeaveRequested("its process ends", 30.0))
     bench.turn(50)
     assert bench.member_loop._left is None
-    assert not bench.mailbox.mail.offers
+    assert not bench.mailbox.mail.batch_requests
     bench.succeed(run)
     bench.until(lambda: bench.member_loop._left)
     assert bench.offset() == 10
@@ -717,7 +731,7 @@ def hand_over(instance: dg.DagsterInstance) -> None:
     """One member loop makes way for another, which adopts the run at work and commits it."""
     bench = Bench(instance)
     bench.catalogue.record_joined()
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
     bench.turn(20)
     Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()
@@ -729,7 +743,7 @@ def hand_over(instance: dg.DagsterInstance) -> None:
     bench.consumer.close()
     successor = Bench(instance, group=bench.group)
     successor.until(lambda: any(owned.live_runs for owned in successor.engine.partitions.values()))
-    assert not successor.mailbox.mail.offers
+    assert not successor.mailbox.mail.batch_requests
     successor.succeed(run)
     successor.until(lambda: successor.materialised() == [("orders-0", 0, 10)])
     assert successor.offset() == 10
@@ -753,7 +767,7 @@ def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(
     """The new process often starts only after the old one was told to end."""
     bench = Bench(instance)
     bench.catalogue.record_joined()
-    bench.offers()
+    bench.batch_requests()
     bench.run(Status.STARTED)
     bench.mailbox.tell(events.LeaveRequested("its process ends", 40.0))
     bench.turn(20)
@@ -783,12 +797,12 @@ def test_a_topic_that_does_not_exist_ends_it_before_it_joins(instance: dg.Dagste
 def test_a_dead_run_is_ended_and_its_batch_offered_again(instance: dg.DagsterInstance) -> None:
     """No sign of life for the time-out: the partition must not wait for ever."""
     bench = Bench(instance)
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.offers)
-    bench.until(lambda: bench.mailbox.mail.offers, turns=1000)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
+    bench.until(lambda: bench.mailbox.mail.batch_requests, turns=1000)
     assert status_of(instance, run) is Status.FAILURE
-    assert bench.mailbox.mail.offers[0].attempt == 2
+    assert bench.mailbox.mail.batch_requests[0].attempt == 2
     assert any(
         f"makes sure that run {run.run_id[:8]} has really ended" in note
         for note in bench.mailbox.take_notes()
@@ -805,7 +819,7 @@ def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None
         partitions=2,
         start=lambda name, work: in_thread(name, work) if "ending" in name else work(),
     )
-    bench.offers(2)
+    bench.batch_requests(2)
     bench.run(Status.STARTED)
     healthy = bench.run(Status.STARTED, 1)
     answers, waiting = threading.Event(), list[threading.Thread]()

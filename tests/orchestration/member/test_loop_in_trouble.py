@@ -102,7 +102,7 @@ def test_the_notes_say_what_is_stopped_and_that_it_goes_on(instance: dg.DagsterI
     bench.until(lambda: any(owned.stop_reason for owned in bench.engine.partitions.values()))
     assert any(" stopped: orders-0: " in note for note in bench.mailbox.take_notes())
     bench.group.committed[tp(0)] = OffsetAndMetadata(0)
-    bench.until(lambda: bench.mailbox.mail.offers)
+    bench.until(lambda: bench.mailbox.mail.batch_requests)
     assert any(note.endswith(" orders-0 goes on") for note in bench.mailbox.take_notes())
 
 
@@ -175,7 +175,7 @@ def test_a_member_that_stood_still_shows_nothing_before_it_knows_what_it_has_los
     The member woke up, still had it, and showed that it goes on. The simulator found it.
     """
     bench = Bench(instance)
-    bench.offers()
+    bench.batch_requests()
     bench.group.clock.advance(12)
     bench.catalogue.show_stopped(GroupState({tp(0): "as its new owner sees it"}), {})
     bench.member_loop._report.add_news()
@@ -232,10 +232,10 @@ def test_a_partition_that_was_lost_came_back_and_is_asked_for_in_one_turn_is_dra
     The request is a new one, and must not be taken for the hold that was lost.
     """
     bench = Bench(instance, partitions=2)
-    bench.offers(2)
+    bench.batch_requests(2)
     for number in (0, 1):
         bench.run(Status.STARTED, number)
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     bench.joined_by_another()
     bench.until(lambda: bench.engine.holds)
     (held,) = bench.engine.held
@@ -255,7 +255,7 @@ def test_what_goes_without_being_released_is_lost(instance: dg.DagsterInstance) 
     The next assignment of that partition would end the member.
     """
     bench = Bench(instance, partitions=2)
-    bench.offers(2)
+    bench.batch_requests(2)
     for number in (0, 1):
         bench.run(Status.STARTED, number)
     bench.joined_by_another()
@@ -280,7 +280,7 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
         # However many turns it takes: the storage is as slow as the machine, the clock of the bench
         # is not.
         bench.turn()
-        return len(bench.mailbox.mail.offers) == 2
+        return len(bench.mailbox.mail.batch_requests) == 2
 
     wait_until(are_offered, timeout_s=60, what="two offers")
     let_go, hanging = threading.Event(), threading.Event()
@@ -306,13 +306,13 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
     )
     bench.turn(2)
     assert len(bench.consumer.assignment()) == 1
-    (offer,) = bench.mailbox.mail.offers
-    make_run(instance_on_disk, offer, Status.SUCCESS)
+    (batch_request,) = bench.mailbox.mail.batch_requests
+    make_run(instance_on_disk, batch_request, Status.SUCCESS)
     let_go.set()
 
     def is_committed() -> bool:
         bench.turn()
-        return bench.offset(offer.ranges[0].partition) == 10
+        return bench.offset(batch_request.ranges[0].partition) == 10
 
     wait_until(is_committed, timeout_s=60, what="the commit")
 
@@ -330,10 +330,10 @@ def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again
     bench = Bench(instance, partitions=2, settings=settings)
     bench.group.committed[tp(0)] = bench.group.committed[tp(1)] = OffsetAndMetadata(0)
     bench.consumer.refuses = {tp(1): "not authorised: grant the ACL READ on topic orders"}
-    bench.offers()
-    assert [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0),)], (
-        "the healthy range of the batch"
-    )
+    bench.batch_requests()
+    assert [batch_request.ranges for batch_request in bench.mailbox.mail.batch_requests] == [
+        (span(0),)
+    ], "the healthy range of the batch"
     reason = bench.engine.partitions[tp(1)].stop_reason
     assert reason.startswith(
         "orders-1: Kafka refuses to store its offset: not authorised: grant the ACL READ on topic "
@@ -345,7 +345,10 @@ def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again
     assert len(bench.consumer.writes) == writes + 2
     bench.consumer.refuses = {}
     bench.until(
-        lambda: [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0), span(1))]
+        lambda: (
+            [batch_request.ranges for batch_request in bench.mailbox.mail.batch_requests]
+            == [(span(0), span(1))]
+        )
     )
     assert not bench.engine.partitions[tp(1)].stop_reason
 
@@ -356,7 +359,7 @@ def test_a_topic_that_may_not_be_read_is_noted_and_the_member_goes_on(
     """The client reports it from a poll."""
     bench = Bench(instance)
     bench.consumer.polls_fail = [BrokerError("orders may not be read", topics=["orders"])]
-    bench.offers()
+    bench.batch_requests()
     assert any("orders may not be read" in note for note in bench.mailbox.take_notes())
     bench.consumer.polls_fail = [BrokerError("the group may not be read")]
     with pytest.raises(BrokerError, match="the group"):
@@ -425,7 +428,7 @@ def test_a_database_that_never_answers_costs_no_membership(postgres: Postgres) -
 
         def has_offers() -> bool:
             bench.turn()
-            return len(bench.mailbox.mail.offers) == 2
+            return len(bench.mailbox.mail.batch_requests) == 2
 
         wait_until(has_offers, timeout_s=60, what="the offers")
         proxy.fall_silent()
@@ -436,12 +439,12 @@ def test_a_database_that_never_answers_costs_no_membership(postgres: Postgres) -
         )
         bench.turn(2)
         assert len(bench.consumer.assignment()) == 1
-        (offer,) = bench.mailbox.mail.offers
+        (batch_request,) = bench.mailbox.mail.batch_requests
         proxy.speak()
-        make_run(instance, offer, Status.SUCCESS)
+        make_run(instance, batch_request, Status.SUCCESS)
 
         def is_committed() -> bool:
             bench.turn()
-            return bench.offset(offer.ranges[0].partition) == 10
+            return bench.offset(batch_request.ranges[0].partition) == 10
 
         wait_until(is_committed, timeout_s=60, what="the commit")

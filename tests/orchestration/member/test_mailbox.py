@@ -32,5 +32,5 @@ def test_before_the_first_turn_the_mail_says_that_the_member_starts() -> None:
     Its skip reason is all that an operator sees.
     """
     mail = Mailbox().mail
-    assert mail.offers == ()
+    assert mail.batch_requests == ()
     assert mail.summary == ("the member is starting",)

@@ -39,7 +39,7 @@ from tests.orchestration.parts import make_run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from dagster_rebalance.orchestration.batch.resource import KafkaBatch
     from dagster_rebalance.testing.broker import KafkaCluster
 
@@ -180,15 +180,17 @@ def test_runs_for_batches_go_on_without_a_deleted_topic(
                 mailbox,
             ).run()
 
-    def offered(topic: str) -> Offer | None:
+    def offered(topic: str) -> BatchRequest | None:
         mailbox.tell(events.TickArrived())
-        offers = mailbox.mail.offers
-        return next((o for o in offers if topic in {r.topic for r in o.ranges}), None)
+        batch_requests = mailbox.mail.batch_requests
+        return next((o for o in batch_requests if topic in {r.topic for r in o.ranges}), None)
 
     def done(topic: str) -> None:
-        offer = wait_until(lambda: offered(topic), timeout_s=90, what=f"an offer of {topic}")
+        batch_request = wait_until(
+            lambda: offered(topic), timeout_s=90, what=f"an offer of {topic}"
+        )
         run = make_run(
-            instance, offer, dg.DagsterRunStatus.STARTED, group_id=shop.resource.group_id
+            instance, batch_request, dg.DagsterRunStatus.STARTED, group_id=shop.resource.group_id
         )
         event = dg.DagsterEvent(
             event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name

@@ -61,9 +61,9 @@ def held(
     And the runs that it asks to be cancelled, with `only_unstarted`.
     """
     bench = Bench(instance, partitions=2, settings=settings)
-    bench.offers(2)
+    bench.batch_requests(2)
     runs = [bench.run(Status.STARTED, number) for number in (0, 1)]
-    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
     cancelled = bench.only_note_cancels()
     bench.joined_by_another()
     bench.until(lambda: bench.engine.holds)
@@ -83,9 +83,11 @@ def exhausted(
     runs = []
     for attempt in (1, 2):
         wanted = [attempt]
-        bench.until(lambda: [offer.attempt for offer in bench.mailbox.mail.offers] == wanted)  # noqa: B023
+        bench.until(
+            lambda: [r.attempt for r in bench.mailbox.mail.batch_requests] == wanted  # noqa: B023
+        )
         runs.append(bench.run(Status.STARTED))
-        bench.until(lambda: not bench.mailbox.mail.offers)
+        bench.until(lambda: not bench.mailbox.mail.batch_requests)
         bench.fail(runs[-1], f"attempt {attempt} met a poisoned record")
     return bench, runs
 
@@ -98,7 +100,7 @@ def two_exhausted(instance: dg.DagsterInstance) -> Bench:
     bench = Bench(
         instance, partitions=2, settings=replace(LETTERS, limits=SETTINGS.limits, max_attempts=1)
     )
-    bench.offers(2)
+    bench.batch_requests(2)
     for number in (0, 1):
         bench.fail(bench.run(Status.STARTED, number))
     bench.until(lambda: len(bench.producer.sent) == 2)
@@ -227,7 +229,7 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
         "error": "attempt 2 met a poisoned record",
     }
     bench.producer.end()
-    bench.until(lambda: bench.mailbox.mail.offers)
+    bench.until(lambda: bench.mailbox.mail.batch_requests)
     assert bench.offset() == 10
     assert bench.materialised() == [("orders-0", 0, 10)]
     record = (

@@ -324,10 +324,12 @@ def shows(bench: Bench, paused: int) -> bool:
 
 def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
     """A pause is no failure that pages somebody, but nobody may forget it."""
-    bench.offers(2)
+    bench.batch_requests(2)
     give(bench.instance, "etl", wanted(Action.PAUSE, "orders:0"))
     bench.until(lambda: bench.engine.partitions[tp(0)].order is not None)
-    assert [offer.ranges[0].partition for offer in bench.mailbox.mail.offers] == [1]
+    assert [
+        batch_request.ranges[0].partition for batch_request in bench.mailbox.mail.batch_requests
+    ] == [1]
     bench.until(lambda: shows(bench, 1))
     shown = check_of(bench)
     assert shown is not None
@@ -342,7 +344,7 @@ def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
     shown = check_of(bench)
     assert shown is not None
     assert shown.passed
-    bench.offers(2)
+    bench.batch_requests(2)
 
 
 def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
@@ -352,7 +354,7 @@ def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
     bench.turn(100)
     assert all(owned.order is not None for owned in bench.engine.partitions.values())
     assert len(bench.engine.partitions) == 2
-    assert bench.mailbox.mail.offers == ()
+    assert bench.mailbox.mail.batch_requests == ()
     assert [claims_of(bench, number) for number in (0, 1)] == [(), ()]
 
 
@@ -368,14 +370,14 @@ def test_while_the_book_cannot_be_read_nothing_is_claimed(
     monkeypatch.setattr(bench.catalogue, "orders", fails)
     bench.turn(100)
     assert bench.engine.partitions
-    assert bench.mailbox.mail.offers == ()
+    assert bench.mailbox.mail.batch_requests == ()
     monkeypatch.undo()
-    bench.offers(2)
+    bench.batch_requests(2)
 
 
 def test_a_book_that_nobody_can_read_turns_the_check_red(bench: Bench) -> None:
     """What is assigned from now on stands, and nothing else would say so."""
-    bench.offers(2)
+    bench.batch_requests(2)
     unknown = '1 ["drain", "orders", "ada", 1.0, "why"]'
     bench.instance.add_dynamic_partitions(bench.assets.order_book_name, [unknown])
     bench.until(lambda: (shown := check_of(bench)) is not None and not shown.passed)

@@ -24,11 +24,11 @@ from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from tests.orchestration.parts import (
     GROUPS,
     KafkaInMemory,
+    batch_request,
     claimed,
     give_sign,
     kafka_in_memory,
     make_run,
-    offer,
     tp,
 )
 
@@ -75,7 +75,9 @@ class Scene:
     def run(self, batch_id: str, status: Status) -> dg.DagsterRun:
         """A run for the claim of a batch on the first ten offsets."""
         self.group.committed[tp(0)] = claimed(0, 10, batch_id)
-        return make_run(self.instance, offer(batch_id), status, group_id=self.kafka.group_id)
+        return make_run(
+            self.instance, batch_request(batch_id), status, group_id=self.kafka.group_id
+        )
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def test_a_streaming_run_that_owns_a_partition_is_waited_for_by_nobody(
     """By its own word it may work there; that is in nobody's way unless another one owns it."""
     run = make_run(
         scene.instance,
-        offer(batch_id, OffsetRange("none", 0, 0, 1)),
+        batch_request(batch_id, OffsetRange("none", 0, 0, 1)),
         Status.STARTED,
         group_id=scene.kafka.group_id,
         tags={STREAM_TAG: "blue:stream"},

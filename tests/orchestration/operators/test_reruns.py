@@ -44,9 +44,9 @@ from tests.orchestration.asset_table import ROWS, SEEN
 from tests.orchestration.parts import (
     EACH_STORAGE,
     GROUPS,
+    batch_request,
     kafka_in_memory,
     make_run,
-    offer,
     span,
     status_of,
     tags_of,
@@ -56,7 +56,7 @@ from tests.orchestration.streaming.test_asset_table import outcome_of
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 Status = dg.DagsterRunStatus
 ALL = Span(since=0.0)
@@ -149,7 +149,7 @@ class Ground:
         self.cursor = result.cursor
         return result
 
-    def run(self, wanted: Offer) -> tuple[bool, str, str]:
+    def run(self, wanted: BatchRequest) -> tuple[bool, str, str]:
         """Execute a run of the group's job; whether it succeeded, what it said, and its id."""
         result = self.defs.resolve_job_def(self.name).execute_in_process(
             instance=self.instance,
@@ -201,7 +201,7 @@ def test_a_commit_that_was_recorded_late_is_one_range_if_its_run_says_so(ground:
     """The next owner knows where it began, not how many ranges it was."""
     ground.commit(span(1, 0, 5), is_late=True)
     assert past(ground) == [(span(1, 0, 5), False)]
-    run = make_run(ground.instance, offer("b-1", span(1, 5, 9)), Status.SUCCESS)
+    run = make_run(ground.instance, batch_request("b-1", span(1, 5, 9)), Status.SUCCESS)
     wanted = RecordCommit(span(1, 5, 9), 1, "b-1", run.run_id, 0, None, None, is_late=True)
     ground.catalogue.record_commit(wanted)
     assert past(ground)[0] == (span(1, 5, 9), True)
@@ -358,7 +358,7 @@ def test_a_rerun_is_cancelled_although_one_of_its_runs_cannot_be(ground: Ground)
     """It cannot be asked for again, so the others must not work on."""
     rerun_id = ground.begin()
     (batch,) = ground.book.read()
-    wanted = offer(batch.batch_id, *batch.ranges)
+    wanted = batch_request(batch.batch_id, *batch.ranges)
     runs = [
         make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
         for _ in range(3)
@@ -386,7 +386,7 @@ def test_a_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
     """What waits in the queue does not begin, and the next one may have the ranges."""
     rerun_id = ground.begin()
     (batch,) = ground.book.read()
-    wanted = offer(batch.batch_id, *batch.ranges)
+    wanted = batch_request(batch.batch_id, *batch.ranges)
     run = make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
     with pytest.raises(ConfigurationError, match=f"no rerun 'xyz' .* there are: {rerun_id}"):
         ground.reruns.cancel("xyz")
@@ -402,7 +402,7 @@ def test_a_cancelled_rerun_counts_the_runs_that_were_done_since_the_last_tick(
 ) -> None:
     """They are out of the book then, so that no tick shows them any more."""
     rerun_id = ground.begin(records_per_run=10)
-    succeeded, said, run_id = ground.run(offer(f"r.{rerun_id}.1", span(0, 0, 10)))
+    succeeded, said, run_id = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert succeeded, said
     assert "1 of 3 runs were done, 0 at work are cancelled" in ground.reruns.cancel(rerun_id)
     event = ground.shown(ground.assets.offsets)[0]
@@ -415,7 +415,7 @@ def test_a_cancelled_rerun_counts_the_runs_that_were_done_since_the_last_tick(
 def test_a_tick_does_not_call_a_rerun_done_that_was_cancelled_meanwhile(ground: Ground) -> None:
     """It had read the book before."""
     rerun_id = ground.begin(records_per_run=10)
-    succeeded, said, _ = ground.run(offer(f"r.{rerun_id}.1", span(0, 0, 10)))
+    succeeded, said, _ = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert succeeded, said
     real = Catalogue.record_reprocessed
 
@@ -463,7 +463,7 @@ def test_the_sensor_starts_the_runs_shows_what_is_done_and_then_rests(ground: Gr
             }.items()
         )
         succeeded, said, run_id = ground.run(
-            offer(batch_id, span(0, 10 * number - 10, 10 * number))
+            batch_request(batch_id, span(0, 10 * number - 10, 10 * number))
         )
         assert succeeded, said
         assert len(ground.tick().run_requests or ()) == (number < 3)
@@ -489,7 +489,7 @@ def test_people_stop_a_rerun_by_stopping_its_partition(ground: Ground) -> None:
     """Its run is cancelled, which is no failed attempt, and requested again after the resume."""
     ground.begin()
     (batch,) = ground.book.read()
-    wanted = offer(batch.batch_id, *batch.ranges)
+    wanted = batch_request(batch.batch_id, *batch.ranges)
     run = make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
     give(ground.instance, ground.group_id, WantedOrder(Action.STOP, ["orders:0"], "bob", "away"))
     assert "orders:0 is stopped by bob" in ground.tick().skip_message
@@ -504,7 +504,7 @@ def test_a_launcher_that_cannot_cancel_keeps_no_tick_from_going_on(ground: Groun
     """The next tick tries it again."""
     ground.begin()
     (batch,) = ground.book.read()
-    wanted = offer(batch.batch_id, *batch.ranges)
+    wanted = batch_request(batch.batch_id, *batch.ranges)
     make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
     give(ground.instance, ground.group_id, WantedOrder(Action.STOP, ["orders:0"], "bob", "away"))
 
@@ -523,7 +523,7 @@ def test_a_run_of_a_cancelled_rerun_refuses_itself(ground: Ground) -> None:
     """Also one that a person executes again, or makes up."""
     rerun_id = ground.begin()
     ground.reruns.cancel(rerun_id)
-    succeeded, said, run_id = ground.run(offer(f"r.{rerun_id}.1", span(0, 0, 10)))
+    succeeded, said, run_id = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert not succeeded
     assert "no rerun is to process these ranges" in said
     assert "dagster_rebalance/refused" in tags_of(ground.instance, run_id)
@@ -546,7 +546,7 @@ def test_a_run_of_a_streaming_job_processes_the_batch_of_a_rerun_and_ends(ground
         kafka=ground.kafka, assets=[orders], name="stream", version="v1"
     )
     rerun_id = ground.begin(Span(10))
-    wanted = offer(f"r.{rerun_id}.1", span(0, 10, 20), span(0, 20, 30))
+    wanted = batch_request(f"r.{rerun_id}.1", span(0, 10, 20), span(0, 20, 30))
     result = streaming.resolve_job_def("stream").execute_in_process(
         instance=ground.instance,
         tags=run_tags(wanted, ground.group_id),
@@ -573,7 +573,7 @@ def test_a_run_of_a_rerun_plays_every_form_of_asset(ground: Ground) -> None:
         name="stream",
         resources={key: one for form in forms for key, one in form.resources.items()},
     )
-    wanted = offer(f"r.{ground.begin(Span(10))}.1", span(0, 10, 20), span(0, 20, 30))
+    wanted = batch_request(f"r.{ground.begin(Span(10))}.1", span(0, 10, 20), span(0, 20, 30))
     result = streaming.resolve_job_def("stream").execute_in_process(
         instance=ground.instance,
         tags=run_tags(wanted, ground.group_id),
@@ -588,7 +588,10 @@ def test_a_run_of_a_rerun_plays_every_form_of_asset(ground: Ground) -> None:
 def test_a_run_of_a_rerun_is_not_the_work_of_a_claim(ground: Ground) -> None:
     """Members look at the runs of their claims; a reset sees it, since nobody may be at work."""
     make_run(
-        ground.instance, offer("r.abc.1", span(0, 0, 10)), Status.STARTED, group_id=ground.group_id
+        ground.instance,
+        batch_request("r.abc.1", span(0, 0, 10)),
+        Status.STARTED,
+        group_id=ground.group_id,
     )
     ledger = RunLedger(ground.instance, ground.group_id)
     assert ledger.read(["b-1"], claims=[("b-1", span(0, 0, 10))]) == ()

@@ -153,7 +153,7 @@ def test_a_member_that_left_is_made_anew(farm: Farm) -> None:
     farm.made[0].leave("test")
     farm.made[0].join(time.monotonic() + 30)
     mail, _ = members.tick("key", farm.make)
-    assert mail.offers == ()
+    assert mail.batch_requests == ()
     assert members.get("key") is None
     members.tick("key", farm.make)
     assert len(farm.made) == 2

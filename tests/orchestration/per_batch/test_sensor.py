@@ -21,13 +21,13 @@ from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_s
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.ticks import MOST_REQUESTS_PER_TICK, is_real_tick
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
-from tests.orchestration.parts import kafka_in_memory, nothing, offer, span
+from tests.orchestration.parts import batch_request, kafka_in_memory, nothing, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from tests.orchestration.parts import KafkaInMemory
 
 
@@ -41,8 +41,8 @@ class StandIn:
 
     is_over = is_lost = False
 
-    def __init__(self, *offers: Offer) -> None:
-        self.mail = Mail(offers, ("2 runs in flight", "lag 340"), "1 stopped")
+    def __init__(self, *batch_requests: BatchRequest) -> None:
+        self.mail = Mail(batch_requests, ("2 runs in flight", "lag 340"), "1 stopped")
         self.ticks = 0
 
     def tick(self, _patience_s: float = 0.0) -> tuple[Mail, list[str]]:
@@ -99,12 +99,12 @@ def sensor(monkeypatch: pytest.MonkeyPatch) -> Sensor:
     return Sensor(monkeypatch)
 
 
-@pytest.mark.parametrize("offers", [(), (offer("b1"),)])
+@pytest.mark.parametrize("batch_requests", [(), (batch_request("b1"),)])
 def test_the_list_of_ticks_shows_how_the_member_is_without_a_click(
-    sensor: Sensor, offers: tuple[Offer, ...]
+    sensor: Sensor, batch_requests: tuple[BatchRequest, ...]
 ) -> None:
     """Dagster shows cursors there, and no reasons: a stopped group looked like an idle one."""
-    sensor.hosts(StandIn(*offers))
+    sensor.hosts(StandIn(*batch_requests))
     assert sensor.tick().cursor == "1 stopped"
 
 
@@ -133,22 +133,21 @@ def test_a_preview_starts_nothing_and_says_so(sensor: Sensor) -> None:
 
 def test_a_preview_shows_what_would_be_requested_without_a_tick(sensor: Sensor) -> None:
     """It must neither use up a batch nor prolong the lease."""
-    member = StandIn(offer("b-1", span(0), span(1)))
+    member = StandIn(batch_request("b-1", span(0), span(1)))
     sensor.hosts(member)
     sensor.tick()
     result = sensor.tick(real=False)
     assert not result.run_requests
-    assert (
-        f"would request {member.mail.offers[0].run_key} for orders-0 [0, 10), orders-1 [0, 10)"
-        in str(result.skip_message)
-    )
+    run_key = member.mail.batch_requests[0].run_key
+    what = f"would request {run_key} for orders-0 [0, 10), orders-1 [0, 10)"
+    assert what in str(result.skip_message)
     assert "lag 340" in str(result.skip_message)
     assert member.ticks == 1
 
 
 def test_an_offer_becomes_a_run_request(sensor: Sensor) -> None:
     """With the key of the attempt, the tags that runs are found by, and the ranges."""
-    wanted = offer("b-1", span(0), span(1), attempt=2)
+    wanted = batch_request("b-1", span(0), span(1), attempt=2)
     sensor.hosts(StandIn(wanted))
     result = sensor.tick()
     (request,) = result.run_requests
@@ -160,7 +159,7 @@ def test_an_offer_becomes_a_run_request(sensor: Sensor) -> None:
 
 def test_what_is_offered_is_requested_again_by_the_next_tick(sensor: Sensor) -> None:
     """A tick that timed out throws its requests away; Dagster ignores a key that it knows."""
-    sensor.hosts(StandIn(offer("b-1")))
+    sensor.hosts(StandIn(batch_request("b-1")))
     keys = [[request.run_key for request in sensor.tick().run_requests] for _ in range(2)]
     assert keys[0] == keys[1]
 
@@ -170,7 +169,7 @@ def test_a_tick_requests_no_more_than_the_daemon_can_bear(sensor: Sensor) -> Non
 
     No other sensor is evaluated in that time. The rest comes with the next tick.
     """
-    sensor.hosts(StandIn(*(offer(f"b-{number}") for number in range(50))))
+    sensor.hosts(StandIn(*(batch_request(f"b-{number}") for number in range(50))))
     assert len(sensor.tick().run_requests) == MOST_REQUESTS_PER_TICK
 
 

@@ -92,7 +92,7 @@ def test_the_lag_of_all_partitions_is_observed_whoever_owns_them(
 def test_a_row_links_the_run_that_works_on_it(instance: dg.DagsterInstance) -> None:
     """A cell cannot be a link, so the link stands beside the table."""
     bench = Bench(instance)
-    bench.offers()
+    bench.batch_requests()
     run = bench.run(dg.DagsterRunStatus.STARTED)
     bench.until(lambda: rows(observed(instance, bench.assets.lag)[-1])[0]["run"], 2000)
     last = observed(instance, bench.assets.lag)[-1]

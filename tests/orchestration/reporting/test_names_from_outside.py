@@ -25,7 +25,7 @@ from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResourc
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from tests.orchestration.parts import make_run, offer
+from tests.orchestration.parts import batch_request, make_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,8 +106,10 @@ def test_runs_are_found_by_the_tag_of_any_group(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
     """A group whose runs cannot be found would have them requested twice."""
-    wanted = make_run(instance, offer("b-1"), dg.DagsterRunStatus.STARTED, group_id=group_id)
-    make_run(instance, offer("b-2"), dg.DagsterRunStatus.STARTED, group_id=f"{group_id}%")
+    wanted = make_run(
+        instance, batch_request("b-1"), dg.DagsterRunStatus.STARTED, group_id=group_id
+    )
+    make_run(instance, batch_request("b-2"), dg.DagsterRunStatus.STARTED, group_id=f"{group_id}%")
     assert [run.run_id for run in RunLedger(instance, group_id).read([], live_too=True)] == [
         wanted.run_id
     ]

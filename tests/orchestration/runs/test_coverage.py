@@ -14,7 +14,7 @@ from dagster_rebalance.core.runs.progress import Succeeded, ToRequest, progress_
 from dagster_rebalance.orchestration.runs.coverage import UNKNOWN, Coverage
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
-from tests.orchestration.parts import offer, span
+from tests.orchestration.parts import batch_request, span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ class Desk:
 
     def __init__(self, instance: dg.DagsterInstance, batch_id: str, broken: "Path") -> None:
         self._instance = instance
-        self._offer = offer(batch_id)
+        self._offer = batch_request(batch_id)
         self._broken = broken
         self._config = {
             **run_config(self._offer, "kafka_batch"),

@@ -26,7 +26,7 @@ from dagster_rebalance.orchestration.storage.run_events import (
     run_events_of,
 )
 from dagster_rebalance.testing.deadline import wait_until
-from tests.orchestration.parts import make_run, offer, tp
+from tests.orchestration.parts import batch_request, make_run, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def test_the_sign_of_life_changes_while_the_run_works(
 
     The first one comes before the process looks whether it may work.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     first = sign(instance, run)
     assert first.startswith("0/1000.0 ")
@@ -98,7 +98,7 @@ def test_a_run_is_judged_by_the_time_out_that_it_was_told(
     instance: dg.DagsterInstance, batch_id: str, timeout_s: float, partitions: list[TopicPartition]
 ) -> None:
     """A deploy that shortens it took live runs for dead, and others began beside them."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=timeout_s)
     heartbeat.says = lambda: spelled_partitions(partitions)
     heartbeat.begin()
@@ -114,7 +114,7 @@ def test_beats_come_six_times_as_often_as_they_have_to(
     monkeypatch.undo()
     assert (
         Heartbeat(
-            instance, make_run(instance, offer(batch_id), Status.STARTED), timeout_s=60.0
+            instance, make_run(instance, batch_request(batch_id), Status.STARTED), timeout_s=60.0
         ).interval_s
         == 10.0
     )
@@ -132,7 +132,7 @@ def test_the_lease_counts_from_before_the_sign_was_written(
 
     monkeypatch.setattr(boot_clock, "seconds", lambda: at[0])
     monkeypatch.setattr(Heartbeats, "give", slow)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run, timeout_s=60.0)
     assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 50 s")
 
@@ -145,7 +145,7 @@ def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished
 
     Its batch is requested again as soon as the run says that it is finished.
     """
-    run = make_run(instance, offer(batch_id), status)
+    run = make_run(instance, batch_request(batch_id), status)
     with INTERRUPTED, begun(instance, run):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         before = sign(instance, run)
@@ -158,7 +158,7 @@ def test_a_run_above_its_limit_is_interrupted_and_a_failed_attempt(
     instance: dg.DagsterInstance, interrupts: list[int], batch_id: str
 ) -> None:
     """A batch that does not return has an end also with a run for each batch."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=60.0, limit_s=0.05)
     heartbeat.begin()
     why = pytest.raises(dg.DagsterExecutionInterruptedError, match=r"batch_timeout_s=0\.05")
@@ -173,7 +173,7 @@ def test_a_run_that_is_deleted_while_it_works_is_interrupted(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:
     """Nobody sees it any more, so nobody waits for it for long."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run):
         instance.delete_run(run.run_id)
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
@@ -184,7 +184,7 @@ def test_a_run_that_is_deleted_before_it_began_does_not_begin(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """There is nothing that others could see of it."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
     with pytest.raises(IllegalStateError, match="is not in Dagster any more"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
@@ -199,7 +199,7 @@ def test_a_run_that_cannot_give_its_first_sign_has_not_begun(
         msg = "database is locked"
         raise OSError(msg)
 
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     monkeypatch.setattr(Heartbeats, "give", give)
     with pytest.raises(OSError, match="database is locked"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
@@ -215,7 +215,7 @@ def test_a_run_that_waited_for_longer_than_its_lease_while_it_looked_must_not_be
 
     Its member may have requested the work again meanwhile.
     """
-    heartbeat = begun(instance, make_run(instance, offer(batch_id), Status.STARTED))
+    heartbeat = begun(instance, make_run(instance, batch_request(batch_id), Status.STARTED))
     assert heartbeat.why_too_late() is None
     later = boot_clock.seconds() + PATIENT_S
     monkeypatch.setattr(boot_clock, "seconds", lambda: later)
@@ -229,7 +229,7 @@ def test_a_report_that_hangs_ends_the_run_although_others_beat(
     interrupts: list[int],
 ) -> None:
     """The thread that works waits for an answer that never comes, and hears no signal there."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     later = boot_clock.seconds() + PATIENT_S
     with heartbeat.reporting():
@@ -245,7 +245,7 @@ def test_a_run_that_is_being_cancelled_still_gives_signs(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:
     """It may work until Dagster shows it as cancelled, and Dagster interrupts it by itself."""
-    run = make_run(instance, offer(batch_id), Status.CANCELING)
+    run = make_run(instance, batch_request(batch_id), Status.CANCELING)
     with begun(instance, run):
         wait_until(
             lambda: not sign(instance, run).startswith("0/"), timeout_s=30, what="another beat"
@@ -257,7 +257,7 @@ def test_a_run_that_a_member_cancels_interrupts_itself_once(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:
     """Dagster's default launcher is not asked: it could block its code server."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with begun(instance, run) as heartbeat:
         RunLedger(instance, "etl").cancel(run.run_id)
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
@@ -272,7 +272,7 @@ def test_a_run_that_is_cancelled_as_its_steps_end_is_not_interrupted(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:
     """The interrupt would hit what Dagster reports of the run."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with begun(instance, run) as heartbeat:
         pass
     record_run_event(instance, run, RunEvent.STOP)
@@ -308,7 +308,7 @@ def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
     """
     monkeypatch.setattr(heartbeat_module, "LAST_WORD_LIMIT_S", 0.01)
     storage = HangingStorage(monkeypatch)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run, timeout_s=6.0):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
     assert storage.hangs.is_set()
@@ -325,7 +325,7 @@ def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
 ) -> None:
     """That the storage was away says nothing about the records."""
     storage = HangingStorage(monkeypatch)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run, timeout_s=6.0):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         storage.goes_on.set()
@@ -347,7 +347,7 @@ def test_a_run_that_was_suspended_for_longer_than_its_lease_ends_as_failed(
     By then its batch may have another run.
     """
     monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     interrupted = pytest.raises(
         dg.DagsterExecutionInterruptedError, match=f"run {run.run_id} could give no sign of life"
@@ -369,7 +369,7 @@ def test_a_run_that_ends_in_dagster_as_its_steps_end_does_not_succeed(
 ) -> None:
     """It would turn its end into a success after its batch was requested again."""
     monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     interrupted = pytest.raises(
         dg.DagsterExecutionInterruptedError, match=r"(is CANCELED|is FAILURE|was deleted)"
@@ -401,7 +401,7 @@ def test_a_run_that_does_not_hear_the_interrupt_ends_hard(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Before others take it for dead; and its member sees at once that its process is gone."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     process = multiprocessing.get_context("spawn").Process(
         target=_deaf_run, args=(instance.get_ref(), run.run_id)
     )
@@ -448,7 +448,7 @@ def test_a_beat_that_fails_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The database may be away for a moment; the run goes on."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     real, failures = Heartbeats.give, iter([OSError("database is locked")] * 2)
 
@@ -470,7 +470,7 @@ def test_a_run_whose_process_a_signal_told_to_end_is_no_failed_attempt(
 
     The word comes before the one that it is finished, which is what its member waits for.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run):
         raise dg.DagsterExecutionInterruptedError
     instance.report_run_failed(run)
@@ -487,7 +487,7 @@ def test_a_run_that_a_person_cancelled_was_not_only_told_to_end(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Dagster sends the same signal then. Who cancels wants the range to be left alone."""
-    run = make_run(instance, offer(batch_id), Status.CANCELING)
+    run = make_run(instance, batch_request(batch_id), Status.CANCELING)
     with INTERRUPTED, begun(instance, run):
         raise dg.DagsterExecutionInterruptedError
     assert run_events_of(instance, run.run_id) == {RunEvent.BEGAN, RunEvent.FINISHED}

@@ -20,7 +20,7 @@ from dagster_rebalance import (
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import REFUSED_TAG, run_config, run_tags
-from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, tags_of, tp
+from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, tags_of, tp
 
 if TYPE_CHECKING:
     from tests.orchestration.parts import KafkaInMemory
@@ -44,7 +44,7 @@ class Stage:
     def __init__(self, instance: dg.DagsterInstance, batch_id: str) -> None:
         self.instance = instance
         self.kafka: KafkaInMemory = kafka_in_memory()
-        self.offer = offer(batch_id)
+        self.batch_request = batch_request(batch_id)
         GROUPS[self.kafka.group_id].committed[tp(0)] = claimed(0, 10, batch_id)
         self.given: list[str | None] = []
 
@@ -65,13 +65,13 @@ class Stage:
 
         Also returns all that Dagster stored about the run.
         """
-        config = run_config(self.offer, "kafka_batch")
+        config = run_config(self.batch_request, "kafka_batch")
         for key, settings in resources.items():
             given = config["resources"].setdefault(key, {"config": {}})["config"]
             given.update(settings)
         result = self.definitions.resolve_job_def("kafka_batches").execute_in_process(
             instance=self.instance,
-            tags=run_tags(self.offer, self.kafka.group_id),
+            tags=run_tags(self.batch_request, self.kafka.group_id),
             run_config=config,
             raise_on_error=False,
         )
@@ -152,7 +152,7 @@ def test_a_refusal_shows_no_variable_of_the_runs_environment(
     assert stage.given == []
     assert SECRET not in said
     if edited.get("ranges") != []:
-        assert f"This run must not process batch {stage.offer.batch_id}: " in said
+        assert f"This run must not process batch {stage.batch_request.batch_id}: " in said
         assert tags_of(stage.instance, result.run_id)[REFUSED_TAG] == result.run_id
 
 

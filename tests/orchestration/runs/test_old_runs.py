@@ -13,7 +13,7 @@ import pytest
 
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
-from tests.orchestration.parts import make_run, offer
+from tests.orchestration.parts import batch_request, make_run
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.run import RunSeen
@@ -39,7 +39,7 @@ def test_a_run_of_0_1_0_that_gives_signs_is_seen_to_live(
 
     Without their signs, they would be ended as dead when `start_timeout_s` is over.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert look(instance, batch_id).heartbeat == ""
     beat(instance, run)
     first = look(instance, batch_id)
@@ -56,7 +56,7 @@ def test_a_run_of_0_1_0_that_ended_in_dagster_only_is_not_over(
 
     It looks every ten seconds whether it may go on, and says nothing when it has ended.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     beat(instance, run)
     getattr(instance, end)(run)
     seen = look(instance, batch_id)
@@ -72,11 +72,11 @@ def test_a_retry_does_not_inherit_the_signs_of_a_run_of_0_1_0(
 
     The retry would count as dead before its resources are up, or never as over.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     beat(instance, run, later_s=-60)
     instance.report_run_failed(run)
     parent = instance.get_run_by_id(run.run_id)
-    make_run(instance, offer(batch_id), Status.STARTED, parent=parent)
+    make_run(instance, batch_request(batch_id), Status.STARTED, parent=parent)
     assert not look(instance, batch_id).has_begun
 
 
@@ -84,7 +84,7 @@ def test_what_a_member_of_0_1_0_has_taken_back_is_no_attempt(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """The upgrade itself cancels what has not started."""
-    run = make_run(instance, offer(batch_id), Status.CANCELED)
+    run = make_run(instance, batch_request(batch_id), Status.CANCELED)
     assert not look(instance, batch_id).is_taken_back
     instance.add_run_tags(run.run_id, {"dagster_rebalance/taken_back": run.run_id})
     assert look(instance, batch_id).is_taken_back

@@ -14,7 +14,7 @@ from dagster_rebalance.core.runs.progress import InFlight, Succeeded, ToRequest,
 from dagster_rebalance.orchestration.runs.own_jobs import JobName
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.parts import make_run, offer, span
+from tests.orchestration.parts import batch_request, make_run, span
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.runs.progress import Progress
@@ -44,7 +44,9 @@ def test_a_run_of_the_sensors_own_job_counts(
     instance: dg.DagsterInstance, group_id: str, batch_id: str
 ) -> None:
     """So that the next tests show something."""
-    run = make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id)
+    run = make_run(
+        instance, batch_request(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id
+    )
     assert progress(instance, group_id, batch_id, MINE) == Succeeded(run.run_id)
 
 
@@ -63,7 +65,7 @@ def test_a_run_of_another_job_counts_for_nothing(
     status: dg.DagsterRunStatus,
 ) -> None:
     """It would commit offsets that nobody processed, stop a partition, or hold it back."""
-    make_run(instance, offer(batch_id), status, group_id=group_id)
+    make_run(instance, batch_request(batch_id), status, group_id=group_id)
     assert progress(instance, group_id, batch_id, mine) == ToRequest(1)
     assert RunLedger(instance, group_id, own_job=mine).read([], live_too=True) == ()
 
@@ -72,7 +74,7 @@ def test_a_run_of_another_group_counts_for_nothing(
     instance: dg.DagsterInstance, group_id: str, batch_id: str
 ) -> None:
     """Batch ids are in tags that everybody sees."""
-    make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id="other")
+    make_run(instance, batch_request(batch_id), dg.DagsterRunStatus.SUCCESS, group_id="other")
     assert progress(instance, group_id, batch_id, MINE) == ToRequest(1)
 
 
@@ -81,7 +83,9 @@ def test_what_a_former_owner_has_at_work_under_another_name_is_adopted(
 ) -> None:
     """Its job was renamed in a deploy: their runs must not work side by side."""
     RunLedger(instance, group_id, own_job=MINE).read([])
-    run = make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id)
+    run = make_run(
+        instance, batch_request(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id
+    )
     assert progress(instance, group_id, batch_id, JobName("r", "renamed")) == Succeeded(run.run_id)
     assert progress(instance, group_id, batch_id) == Succeeded(run.run_id)
 
@@ -97,7 +101,7 @@ def test_the_same_job_counts_in_every_code_location(
     Its runs at work in another location, or in one that is renamed, must get no company.
     """
     RunLedger(instance, group_id, own_job=MINE).read([])
-    run = make_run(instance, offer(batch_id), status, group_id=group_id, location="green")
+    run = make_run(instance, batch_request(batch_id), status, group_id=group_id, location="green")
     found = progress(instance, group_id, batch_id, MINE)
     assert (
         found == Succeeded(run.run_id)

@@ -34,10 +34,10 @@ from dagster_rebalance.orchestration.storage.run_tags import (
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import (
     EACH_STORAGE,
+    batch_request,
     give_sign,
     idle_job,
     make_run,
-    offer,
     span,
     status_of,
     tags_of,
@@ -84,7 +84,7 @@ def test_every_status_of_dagster_has_its_meaning(
     instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus, state: RunState
 ) -> None:
     """A status without one would stop the member from reading any run."""
-    run = make_run(instance, offer(batch_id), status)
+    run = make_run(instance, batch_request(batch_id), status)
     seen = look(instance, batch_id)
     assert (seen.run_id, seen.batch_id, seen.ranges, seen.state) == (
         run.run_id,
@@ -102,7 +102,7 @@ def test_no_status_of_dagster_was_forgotten() -> None:
 def test_runs_come_oldest_first(instance: dg.DagsterInstance, batch_id: str) -> None:
     """The last failed run is the one that a person is told to re-execute."""
     made = [
-        make_run(instance, offer(batch_id, attempt=number), Status.FAILURE).run_id
+        make_run(instance, batch_request(batch_id, attempt=number), Status.FAILURE).run_id
         for number in range(1, 5)
     ]
     assert [run.run_id for run in RunLedger(instance, "etl").read([batch_id])] == made
@@ -114,7 +114,7 @@ def test_many_batches_are_read_in_several_queries_and_still_in_order(
     """A query has a limited number of values; batch ids have no order of time."""
     monkeypatch.setattr(runs_module, "_BATCHES_PER_QUERY", 2)
     ids = [f"{letter}-{unique_name('b')}" for letter in "ecadb"]
-    made = [make_run(instance, offer(batch_id), Status.STARTED).run_id for batch_id in ids]
+    made = [make_run(instance, batch_request(batch_id), Status.STARTED).run_id for batch_id in ids]
     assert [run.run_id for run in RunLedger(instance, "etl").read(ids)] == made
 
 
@@ -154,10 +154,12 @@ def test_live_runs_of_the_group_are_read_when_asked_for(
     Runs of other groups and runs that ended are not its business.
     """
     group = unique_name("group")
-    old = make_run(instance, offer(unique_name("b")), Status.STARTED, group_id=group)
-    make_run(instance, offer(unique_name("b")), Status.SUCCESS, group_id=group)
-    make_run(instance, offer(unique_name("b")), Status.STARTED, group_id=unique_name("other"))
-    mine = make_run(instance, offer(batch_id), Status.QUEUED, group_id=group)
+    old = make_run(instance, batch_request(unique_name("b")), Status.STARTED, group_id=group)
+    make_run(instance, batch_request(unique_name("b")), Status.SUCCESS, group_id=group)
+    make_run(
+        instance, batch_request(unique_name("b")), Status.STARTED, group_id=unique_name("other")
+    )
+    mine = make_run(instance, batch_request(batch_id), Status.QUEUED, group_id=group)
     ledger = RunLedger(instance, group)
     assert [run.run_id for run in ledger.read([batch_id], live_too=True)] == [
         old.run_id,
@@ -182,11 +184,11 @@ def test_runs_that_were_written_off_are_found_without_their_claims(
         (Status.FAILURE, [], False),
         (Status.STARTED, [RunEvent.BEGAN], False),
     ):
-        run = make_run(instance, offer(unique_name("b")), status, group_id=group)
+        run = make_run(instance, batch_request(unique_name("b")), status, group_id=group)
         for mark in marks:
             record_run_event(instance, run, mark)
         found += [run.run_id] * is_found
-    other = make_run(instance, offer("b"), Status.FAILURE, group_id=unique_name("other"))
+    other = make_run(instance, batch_request("b"), Status.FAILURE, group_id=unique_name("other"))
     record_run_event(instance, other, RunEvent.BEGAN)
     seen = RunLedger(instance, group).written_off()
     assert [run.run_id for run in seen] == found
@@ -206,7 +208,7 @@ def test_a_run_without_a_readable_config_is_seen_without_ranges(
             }
         },
     )
-    good = make_run(instance, offer(batch_id), Status.STARTED)
+    good = make_run(instance, batch_request(batch_id), Status.STARTED)
     spoilt, read = RunLedger(instance, "etl").read([batch_id])
     assert spoilt.ranges == ()
     assert (read.run_id, read.ranges) == (good.run_id, (span(0),))
@@ -219,11 +221,11 @@ def test_marks_of_a_run_do_not_count_for_its_retry(
 
     A copied mark would make a working run invisible to the check of another one.
     """
-    first = make_run(instance, offer(batch_id), Status.FAILURE)
+    first = make_run(instance, batch_request(batch_id), Status.FAILURE)
     instance.add_run_tags(first.run_id, {REFUSED_TAG: first.run_id})
     record_run_event(instance, first, RunEvent.TAKEN_BACK)
     found = instance.get_run_by_id(first.run_id)
-    make_run(instance, offer(batch_id), Status.FAILURE, parent=found)
+    make_run(instance, batch_request(batch_id), Status.FAILURE, parent=found)
     before, after = RunLedger(instance, "etl").read([batch_id])
     assert (before.is_refused, before.is_taken_back) == (True, True)
     assert (after.is_refused, after.is_taken_back, after.is_retry) == (False, False, True)
@@ -233,7 +235,7 @@ def test_the_marks_of_a_run_that_is_over_are_read_once(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A range that is stopped for days has thousands of runs, and other looks come in between."""
-    run = make_run(instance, offer(batch_id), Status.FAILURE)
+    run = make_run(instance, batch_request(batch_id), Status.FAILURE)
     record_run_event(instance, run, RunEvent.OVER)
     asked = []
 
@@ -255,7 +257,7 @@ def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(
 
     A deploy must not stop a partition.
     """
-    run = make_run(instance, offer(batch_id), Status.QUEUED)
+    run = make_run(instance, batch_request(batch_id), Status.QUEUED)
     storage: Any = instance.run_storage
     read_before = instance.get_run_by_id(run.run_id)
     RunLedger(instance, "etl").cancel(run.run_id)
@@ -272,8 +274,10 @@ def test_attempt_parent_and_start_of_a_run_are_read(
 
     A tag that a person has spoilt must not stop the reading.
     """
-    first = make_run(instance, offer(batch_id, attempt=3), Status.STARTED)
-    make_run(instance, offer(batch_id), Status.QUEUED, parent=first, tags={ATTEMPT_TAG: "many"})
+    first = make_run(instance, batch_request(batch_id, attempt=3), Status.STARTED)
+    make_run(
+        instance, batch_request(batch_id), Status.QUEUED, parent=first, tags={ATTEMPT_TAG: "many"}
+    )
     instance.report_dagster_event(
         dg.DagsterEvent(event_type_value="PIPELINE_START", job_name="idle_job"), first.run_id
     )
@@ -287,7 +291,7 @@ def test_an_attempt_that_a_person_has_spoilt_stops_nobody(
     instance: dg.DagsterInstance, batch_id: str, spoilt: str
 ) -> None:
     """Python reads no number of 5,000 digits, and writes none of 4,301."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.add_run_tags(run.run_id, {ATTEMPT_TAG: spoilt, REFUSAL_TAG: "\x1b[2J" + "x" * 999})
     seen = look(instance, batch_id)
     assert seen.attempt == 0
@@ -301,7 +305,7 @@ def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(
 
     That says nothing about the records, and must not make a dead letter of them.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert look(instance, batch_id).has_started
     instance.report_run_failed(run)
     assert not look(instance, batch_id).has_started
@@ -313,10 +317,14 @@ def test_a_retry_of_dagsters_own_is_told_from_a_persons(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Only a person's wish to try again jumps the delays and the limit of attempts."""
-    first = make_run(instance, offer(batch_id), Status.FAILURE)
-    make_run(instance, offer(batch_id), Status.QUEUED, parent=first)
+    first = make_run(instance, batch_request(batch_id), Status.FAILURE)
+    make_run(instance, batch_request(batch_id), Status.QUEUED, parent=first)
     make_run(
-        instance, offer(batch_id), Status.QUEUED, parent=first, tags={"dagster/retry_number": "1"}
+        instance,
+        batch_request(batch_id),
+        Status.QUEUED,
+        parent=first,
+        tags={"dagster/retry_number": "1"},
     )
     assert [run.is_automatic for run in RunLedger(instance, "etl").read([batch_id])] == [
         False,
@@ -327,7 +335,7 @@ def test_a_retry_of_dagsters_own_is_told_from_a_persons(
 
 def test_the_heartbeat_of_a_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Its change is the only sign that the process of a run lives."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert not look(instance, batch_id).has_begun
     give_sign(instance, run, "7 ?somebody")
     assert look(instance, batch_id).heartbeat == "7 ?somebody"
@@ -340,7 +348,7 @@ def test_a_heartbeat_leaves_nothing_on_the_page_of_the_run(
 
     An event for each beat would be worse.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     before = len(instance.all_logs(run.run_id))
     give_sign(instance, run, "1 ?somebody")
     assert tags_of(instance, run) == run.tags
@@ -354,7 +362,7 @@ def test_signs_of_life_take_a_fixed_number_of_places(
 
     The run that comes ten thousand runs later takes the place, and it is seen that it did.
     """
-    first, later = (make_run(instance, offer(batch_id), Status.STARTED) for _ in range(2))
+    first, later = (make_run(instance, batch_request(batch_id), Status.STARTED) for _ in range(2))
     signs = Heartbeats(instance)
     signs.give(first, 5, "1 ?a")
     assert signs.read({first.run_id: 5}) == {first.run_id: "1 ?a"}
@@ -366,7 +374,7 @@ def test_signs_of_life_are_events_where_the_storage_has_no_such_values(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In Dagster+ the storage returns an error for them, and does not raise it."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     for name in ("get_cursor_values", "set_cursor_values"):
         monkeypatch.setattr(
             type(instance.run_storage),
@@ -403,7 +411,7 @@ def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
 
     The word of its process says nothing of its Spark work.
     """
-    run = make_run(instance, offer(batch_id), status)
+    run = make_run(instance, batch_request(batch_id), status)
     for mark in marks:
         record_run_event(instance, run, mark)
     ledger = RunLedger(instance, "etl")
@@ -416,7 +424,7 @@ def test_the_end_of_a_dead_run_is_remembered_in_dagster(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """The next owner need not wait again, and its Spark work is not stopped each second."""
-    run = make_run(instance, offer(batch_id), Status.FAILURE)
+    run = make_run(instance, batch_request(batch_id), Status.FAILURE)
     record_run_event(instance, run, RunEvent.BEGAN)
     stopped: list[str] = []
     RunLedger(instance, "etl", stop_work=stopped.append).end_dead(run.run_id, "")
@@ -436,7 +444,7 @@ def test_a_run_that_has_given_another_sign_is_not_ended(
 
     It began after that, and another run would work beside it.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     stopped: list[str] = []
     ledger = RunLedger(instance, "etl", stop_work=stopped.append)
     begin(instance, run)
@@ -454,7 +462,7 @@ def test_a_run_that_begins_while_it_is_ended_is_not_over(
 
     It ends by its own word, when it finds that end.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl", stop_work=lambda _run_id: begin(instance, run))
     assert not ledger.end_dead(run.run_id, "")
     seen = look(instance, batch_id)
@@ -465,7 +473,7 @@ def test_spark_work_of_a_deleted_run_is_stopped_too(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Its server goes on for minutes."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
     RunLedger(instance, "etl", stop_work=stopped.append).end_dead(run.run_id, "the last sign")
@@ -476,7 +484,7 @@ def test_a_success_that_a_run_reports_after_a_member_has_ended_it_does_not_count
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Its process was suspended, and another run may be at work on its batch by now."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     record_run_event(instance, run, RunEvent.BEGAN)
     ledger.end_dead(run.run_id, "")
@@ -497,7 +505,7 @@ def make_failure(
     instance: dg.DagsterInstance, batch_id: str, tags: dict[str, str] | None = None
 ) -> dg.DagsterRun:
     """A run that fails now, before Dagster says whether it retries it."""
-    run = make_run(instance, offer(batch_id), Status.STARTED, tags=tags)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED, tags=tags)
     failure = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.RUN_FAILURE.value, job_name=run.job_name
     )
@@ -509,7 +517,7 @@ def test_a_failure_is_final_where_dagster_retries_no_runs(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Waiting for a retry that cannot come would cost five minutes for each failure."""
-    make_run(instance, offer(batch_id), Status.FAILURE)
+    make_run(instance, batch_request(batch_id), Status.FAILURE)
     assert not look(instance, batch_id).awaits_retry
 
 
@@ -539,7 +547,7 @@ def test_a_failure_whose_retry_exists_is_over(
 ) -> None:
     """From then on the retry counts, not its parent."""
     first = make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
-    make_run(retrying_instance, offer(batch_id), Status.STARTED, parent=first)
+    make_run(retrying_instance, batch_request(batch_id), Status.STARTED, parent=first)
     before, after = RunLedger(retrying_instance, "etl").read([batch_id])
     assert not before.awaits_retry
     assert after.is_retry
@@ -588,13 +596,13 @@ def test_only_failures_await_a_retry(
     retrying_instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus
 ) -> None:
     """Dagster retries nothing else."""
-    make_run(retrying_instance, offer(batch_id), status, tags={WILL_RETRY: "true"})
+    make_run(retrying_instance, batch_request(batch_id), status, tags={WILL_RETRY: "true"})
     assert not look(retrying_instance, batch_id).awaits_retry
 
 
 def test_a_queued_run_is_cancelled_and_marked(instance: dg.DagsterInstance, batch_id: str) -> None:
     """The mark keeps it from counting as a failed attempt."""
-    run = make_run(instance, offer(batch_id), Status.QUEUED)
+    run = make_run(instance, batch_request(batch_id), Status.QUEUED)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert status_of(instance, run) is Status.CANCELED
     assert look(instance, batch_id).is_taken_back
@@ -607,7 +615,7 @@ def test_a_run_that_has_started_meanwhile_is_not_taken_back(
 
     It waits for work that began.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
     assert status_of(instance, run) is Status.STARTED
     assert not run_events_of(instance, run.run_id)
@@ -615,7 +623,7 @@ def test_a_run_that_has_started_meanwhile_is_not_taken_back(
 
 def test_a_queued_run_is_taken_back(instance: dg.DagsterInstance, batch_id: str) -> None:
     """A queue costs nothing, and holds a revoke up."""
-    run = make_run(instance, offer(batch_id), Status.QUEUED)
+    run = make_run(instance, batch_request(batch_id), Status.QUEUED)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
     assert status_of(instance, run) is Status.CANCELED
 
@@ -630,7 +638,7 @@ def test_runs_that_cannot_be_cancelled_are_left_alone(
 
     A run that failed by itself has to count.
     """
-    run = make_run(instance, offer(batch_id), status)
+    run = make_run(instance, batch_request(batch_id), status)
     for run_id in (run.run_id, "no such run"):
         RunLedger(instance, "etl").cancel(run_id)
     assert status_of(instance, run) is status
@@ -658,7 +666,7 @@ def test_a_run_that_begins_while_it_is_marked_is_not_taken_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would be cancelled at work, or shown as cancelled while it works."""
-    run = make_run(instance, offer(batch_id), status)
+    run = make_run(instance, batch_request(batch_id), status)
     begin_once_marked(monkeypatch)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
     assert status_of(instance, run) is Status.STARTED
@@ -675,7 +683,7 @@ def test_a_run_that_succeeds_while_it_is_marked_stays_a_success(
             succeeded = dg.DagsterEvent("PIPELINE_SUCCESS", run.job_name)
             within.report_dagster_event(succeeded, run.run_id)
 
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     monkeypatch.setattr(runs_module, "record_run_event", slow)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert status_of(instance, run) is Status.SUCCESS
@@ -715,7 +723,7 @@ def test_a_run_that_was_not_stopped_is_asked_for_again_although_dagster_shows_it
 
     A busy code server may not answer.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     launcher = launcher_that_fails(instance, run, monkeypatch)
     monkeypatch.setattr(runs_module, "_STOP_AGAIN_S", 0.0)
     ledger = RunLedger(instance, "etl")
@@ -736,7 +744,7 @@ def test_a_launcher_that_fails_is_not_asked_each_second(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It adds to the log of the run each time."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     launcher = launcher_that_fails(instance, run, monkeypatch)
     ledger = RunLedger(instance, "etl")
     with pytest.raises(ConfigurationError, match="could not stop it"):
@@ -753,7 +761,7 @@ def test_a_cancel_that_the_code_server_did_not_take_has_a_reason_in_one_line(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A code server that was reloaded does not know runs that are about to start."""
-    run = make_run(instance, offer(batch_id), Status.QUEUED)
+    run = make_run(instance, batch_request(batch_id), Status.QUEUED)
     text = f"Exception: Could not find a server for run {run.run_id}\n\nStack Trace:\n  File x"
     errors: list[Exception] = [OSError("away"), DagsterUserCodeProcessError(text)]
     coordinator = instance.run_coordinator
@@ -799,7 +807,7 @@ def test_the_default_launcher_is_not_asked_to_end_a_run(
     A frozen process never answers, and no run of its code location started until the code server
     was restarted.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     for _ in range(2):
         ledger.cancel(run.run_id)
@@ -818,7 +826,7 @@ def test_the_process_of_a_dead_run_is_killed_before_its_work_elsewhere_is_stoppe
     """A frozen process that wakes up in between would begin more of it."""
     done: list[str] = []
     monkeypatch.setattr(runs_module, "kill", done.append)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     give_sign(instance, run, "4/60.0 boot:ns:1000:17:2020")
     ledger = RunLedger(instance, "etl", stop_work=lambda _: done.append("work elsewhere"))
     assert ledger.end_dead(run.run_id, "4/60.0 boot:ns:1000:17:2020")
@@ -838,7 +846,7 @@ def test_another_launcher_is_asked_to_end_a_dead_run(
             message = "no cluster answers"
             raise OSError(message)
 
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     launcher = LauncherOfPods(may_stop=True, shows_it=answer)
     with_launcher(instance, launcher, monkeypatch)
     assert RunLedger(instance, "etl").end_dead(run.run_id, "")
@@ -859,7 +867,7 @@ def test_a_run_that_is_being_launched_is_cancelled_by_a_launcher_that_can(
     """A pod that waits for its node would hold a revoke for minutes, and nothing works."""
     launcher = LauncherOfPods(may_stop=True)
     with_launcher(instance, launcher, monkeypatch)
-    run = make_run(instance, offer(batch_id), Status.STARTING)
+    run = make_run(instance, batch_request(batch_id), Status.STARTING)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert launcher.asked == [run.run_id]
     assert run_events_of(instance, run.run_id) == {RunEvent.TAKEN_BACK}
@@ -871,7 +879,7 @@ def test_a_run_that_its_launcher_cannot_stop_is_marked_once(
     """A hold asks again each second for minutes: the log of the run must not fill with marks."""
     launcher = LauncherOfPods(may_stop=False)
     with_launcher(instance, launcher, monkeypatch)
-    run = make_run(instance, offer(batch_id), Status.STARTING)
+    run = make_run(instance, batch_request(batch_id), Status.STARTING)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="could not stop it"):
             RunLedger(instance, "etl").cancel(run.run_id)
@@ -891,7 +899,7 @@ def test_a_launcher_that_could_not_stop_a_run_is_not_believed_in_silence(
     Without that right, it only notes the failure among the events of the run.
     """
     with_launcher(instance, LauncherOfPods(may_stop=False), monkeypatch)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with pytest.raises(ConfigurationError, match="needs the right to delete jobs"):
         RunLedger(instance, "etl").cancel(run.run_id)
 
@@ -903,7 +911,7 @@ def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(
 
     By then nothing of the run may work.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     seen: list[tuple[str, dg.DagsterRunStatus]] = []
     ledger = RunLedger(
         instance,
@@ -923,7 +931,7 @@ def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Two Spark jobs on one range would write the output twice."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
 
     def stop(_run_id: str) -> None:
         message = "no server answers"
@@ -941,7 +949,7 @@ def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
     instance: dg.DagsterInstance, batch_id: str, problem: Exception
 ) -> None:
     """The Spark client may raise what it likes; each dead run is looked at."""
-    stuck, other = (make_run(instance, offer(batch_id), Status.STARTED) for _ in range(2))
+    stuck, other = (make_run(instance, batch_request(batch_id), Status.STARTED) for _ in range(2))
 
     def stop(run_id: str) -> None:
         if run_id == stuck.run_id:
@@ -1005,9 +1013,9 @@ def test_the_error_of_a_run_is_read_once(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Members look each second, and each run has a log of its own."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.report_run_failed(run, "its node is gone")
-    make_run(instance, offer(batch_id), Status.FAILURE)
+    make_run(instance, batch_request(batch_id), Status.FAILURE)
     ledger = RunLedger(instance, "etl")
     before, after = ledger.read([batch_id])
     assert (before.error, after.error) == ("its node is gone", "")
@@ -1019,7 +1027,7 @@ def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """As it is for a run whose process died; one of which Dagster has no event is said to be so."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     assert ledger.why_failed(run.run_id, batch_id) == "Dagster has no event of its failure"
     ledger.end_dead(run.run_id, "")
@@ -1030,7 +1038,7 @@ def test_a_run_that_ended_meanwhile_is_not_reported_dead(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Its result stands."""
-    run = make_run(instance, offer(batch_id), Status.SUCCESS)
+    run = make_run(instance, batch_request(batch_id), Status.SUCCESS)
     for run_id in (run.run_id, "no such run"):
         RunLedger(instance, "etl").end_dead(run_id, "")
     assert status_of(instance, run) is Status.SUCCESS
@@ -1043,7 +1051,7 @@ def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(
 
     A success that became a failure would be worked on a second time.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     success = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name
     )
@@ -1057,7 +1065,7 @@ def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(
 
 def test_a_dead_run_is_ended_without_spark_too(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Spark is an extra."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     RunLedger(instance, "etl").end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.FAILURE
 
@@ -1069,7 +1077,7 @@ def test_a_dead_run_gives_its_slot_of_a_pool_to_its_next_attempt(
     """Dagster keeps the slot of a killed run for ever by default."""
     pool, storage = unique_name("pool"), instance.event_log_storage
     storage.set_concurrency_slots(pool, 1)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert storage.claim_concurrency_slot(pool, run.run_id, "work").is_claimed
     assert not storage.claim_concurrency_slot(pool, "next", "work").is_claimed
     ledger = RunLedger(instance, "etl")
@@ -1087,7 +1095,7 @@ def test_a_dead_run_is_ended_on_a_storage_without_pools(
     kind = type(instance.event_log_storage)
     monkeypatch.setattr(kind, "supports_global_concurrency_limits", property(lambda _: False))
     monkeypatch.setattr(kind, "free_concurrency_slots_for_run", None)
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert RunLedger(instance, "etl").end_dead(run.run_id, "")
 
 
@@ -1095,7 +1103,7 @@ def test_a_run_that_was_created_but_not_submitted_is_cancelled_at_once(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """No queue and no launcher knows it: a hold would wait for it until its limit."""
-    run = make_run(instance, offer(batch_id), Status.NOT_STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.NOT_STARTED)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert status_of(instance, run) is Status.CANCELED
     assert look(instance, batch_id).is_taken_back
@@ -1104,7 +1112,10 @@ def test_a_run_that_was_created_but_not_submitted_is_cancelled_at_once(
 def test_why_a_run_refused_itself_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     """The member shows it when runs refuse themselves again and again."""
     make_run(
-        instance, offer(batch_id), Status.FAILURE, tags={REFUSAL_TAG: "Kafka could not be asked"}
+        instance,
+        batch_request(batch_id),
+        Status.FAILURE,
+        tags={REFUSAL_TAG: "Kafka could not be asked"},
     )
     assert look(instance, batch_id).refusal == "Kafka could not be asked"
 
@@ -1113,8 +1124,8 @@ def test_a_look_at_live_runs_reads_none_that_has_ended(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group has a hundred thousand of them in a year, and members look each second."""
-    ended = [make_run(instance, offer(f"{batch_id}-{n}"), Status.SUCCESS) for n in range(5)]
-    live = make_run(instance, offer(batch_id), Status.STARTED)
+    ended = [make_run(instance, batch_request(f"{batch_id}-{n}"), Status.SUCCESS) for n in range(5)]
+    live = make_run(instance, batch_request(batch_id), Status.STARTED)
     give_sign(instance, live, "0 ?another machine")
     read: list[str] = []
     ask = instance.get_run_records

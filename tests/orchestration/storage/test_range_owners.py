@@ -16,7 +16,7 @@ from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage import range_owners
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
-from tests.orchestration.parts import EACH_STORAGE, make_run, offer, span
+from tests.orchestration.parts import EACH_STORAGE, batch_request, make_run, span
 
 Status = dg.DagsterRunStatus
 
@@ -41,7 +41,7 @@ def at_work(
 ) -> tuple[dg.DagsterRun, Heartbeat]:
     """A run of this very process that has looked whether it may work."""
     spans = [span(number) for number in partitions or (0,)]
-    run = make_run(instance, offer(batch_id, *spans), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id, *spans), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=1000.0)
     heartbeat.begin()
     heartbeat.note_work([(batch_id, range_) for range_ in spans])
@@ -125,7 +125,7 @@ def test_a_deleted_run_whose_process_is_gone_is_not_waited_for(
 
     A person may delete a dead run and go on at once.
     """
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     process = multiprocessing.get_context("spawn").Process(
         target=_work, args=(instance.get_ref(), run.run_id, batch_id)
     )
@@ -141,7 +141,7 @@ def test_a_run_that_is_deleted_before_its_note_is_there_does_not_work(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Nobody would know of it."""
-    run = make_run(instance, offer(batch_id), Status.STARTED)
+    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=1000.0)
     heartbeat.begin()
     instance.delete_run(run.run_id)

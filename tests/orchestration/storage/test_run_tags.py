@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
@@ -21,7 +21,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     run_tags,
     spelled,
 )
-from tests.orchestration.parts import offer, span
+from tests.orchestration.parts import batch_request, span
 
 topics = st.text("abcXYZ019._-", min_size=1, max_size=20).filter(is_topic_name)
 ranges = st.builds(
@@ -39,7 +39,7 @@ def test_a_run_config_gives_back_exactly_the_ranges_of_its_offer(wanted: list[Of
 
     Otherwise another range would be processed than is committed.
     """
-    made = Offer("b-1", 1, tuple(wanted))
+    made = BatchRequest("b-1", 1, tuple(wanted))
     assert ranges_in(run_config(made, "any_key"), "b-1") == tuple(wanted)
 
 
@@ -48,7 +48,7 @@ def test_a_run_of_another_batch_has_no_ranges_of_this_one() -> None:
 
     Then the run is no work on that batch.
     """
-    assert ranges_in(run_config(offer("b-1"), "kafka_batch"), "b-2") == ()
+    assert ranges_in(run_config(batch_request("b-1"), "kafka_batch"), "b-2") == ()
 
 
 def test_the_batch_is_found_among_other_resources() -> None:
@@ -56,7 +56,7 @@ def test_the_batch_is_found_among_other_resources() -> None:
 
     Several groups in one code location have several batch resources.
     """
-    config = run_config(offer("b-1", span(3)), "batch_of_orders")
+    config = run_config(batch_request("b-1", span(3)), "batch_of_orders")
     config["resources"] = {
         "io": {"config": {"path": "/data"}},
         "plain": "text",
@@ -110,6 +110,6 @@ def test_a_range_is_spelled_without_characters_of_a_topic_between_its_parts() ->
 
 def test_tags_name_batch_and_group_and_shorten_many_ranges() -> None:
     """Runs are found by the batch tag alone; the ranges are for people and must fit a page."""
-    tags = run_tags(offer("b-1", *(span(number) for number in range(10))), "etl")
+    tags = run_tags(batch_request("b-1", *(span(number) for number in range(10))), "etl")
     assert (tags[BATCH_TAG], tags[GROUP_TAG]) == ("b-1", "etl")
     assert tags[RANGES_TAG].endswith("orders-3 [0, 10), and 6 more")

@@ -21,7 +21,7 @@ from dagster_rebalance.testing.fake_group import FakeMember
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration import asset_table
 from tests.orchestration.asset_table import PAGE, ROWS, SEEN, Form, Outcome, page
-from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, tp
+from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, tp
 from tests.orchestration.streaming.test_run import BY_THE_SENSOR
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def batch_run(new_instance: dg.DagsterInstance) -> Outcome:
     ).resolve_job_def("kafka_batches")
     done = job.execute_in_process(
         instance=new_instance,
-        tags=run_tags(offer(batch_id), kafka.group_id),
-        run_config=run_config(offer(batch_id), "kafka_batch"),
+        tags=run_tags(batch_request(batch_id), kafka.group_id),
+        run_config=run_config(batch_request(batch_id), "kafka_batch"),
     )
     return outcome_of(new_instance, done.run_id)
 

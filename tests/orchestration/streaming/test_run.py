@@ -32,11 +32,11 @@ from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import (
     GROUPS,
     LEAVES,
+    batch_request,
     fork_and_leave,
     fork_pools,
     kafka_in_memory,
     make_run,
-    offer,
     span,
     tp,
 )
@@ -567,7 +567,7 @@ def test_a_mark_that_dagster_does_not_take_is_set_later(
 ) -> None:
     """Without it no run of older code is asked to leave, and both work on for an hour."""
     kafka = kafka_in_memory()
-    run = make_run(instance, offer("b"), dg.DagsterRunStatus.STARTED)
+    run = make_run(instance, batch_request("b"), dg.DagsterRunStatus.STARTED)
     catalogue = StreamCatalogue(instance, kafka, run)
     with monkeypatch.context() as patched:
         patched.setattr(dg.DagsterInstance, "report_runless_asset_event", _away)

@@ -16,7 +16,7 @@ from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.receipt import Cause
 from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, GroupState, PartitionLag
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration.operators.directives import Wanted, give
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
@@ -342,8 +342,8 @@ def test_how_long_a_run_is_queued_does_not_hang_on_the_zone_of_the_database(
 ) -> None:
     """Postgres keeps the time of creation in that of the connection, hours ahead perhaps."""
     tags = {STREAM_TAG: sensor.stream, SLOT_TAG: "0"}
-    offer = Offer("b", 1, (span(0, 0, 5),))
-    run = make_run(sensor.instance, offer, Status.NOT_STARTED, tags=tags)
+    batch_request = BatchRequest("b", 1, (span(0, 0, 5),))
+    run = make_run(sensor.instance, batch_request, Status.NOT_STARTED, tags=tags)
     began_at = time.time()
     enqueued = dg.DagsterEvent(event_type_value="PIPELINE_ENQUEUED", job_name=run.job_name)
     sensor.instance.report_dagster_event(enqueued, run.run_id)

@@ -16,7 +16,14 @@ from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedCl
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
-from tests.orchestration.parts import EACH_STORAGE, give_sign, make_run, offer, span, status_of
+from tests.orchestration.parts import (
+    EACH_STORAGE,
+    batch_request,
+    give_sign,
+    make_run,
+    span,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
@@ -39,7 +46,7 @@ class Other:
     def __init__(self, instance: dg.DagsterInstance, attempt: int = 2) -> None:
         self.instance = instance
         self.run = make_run(
-            instance, offer("none"), Status.STARTED, tags={STREAM_TAG: "green:stream"}
+            instance, batch_request("none"), Status.STARTED, tags={STREAM_TAG: "green:stream"}
         )
         record = instance.get_run_record_by_id(self.run.run_id)
         assert record is not None

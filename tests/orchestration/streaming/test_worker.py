@@ -8,7 +8,7 @@ import pytest
 
 from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.stream_batch import Outcome
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from tests.core.world import span, tp
@@ -54,7 +54,9 @@ class Others:
 def others() -> Others:
     """A run whose batch has succeeded while its partition was given up."""
     others = Others()
-    others.work.begin([Offer(CLAIM[0], 1, (CLAIM[1],))], {CLAIM[0]}, lambda _: Log("an id", 1))
+    others.work.begin(
+        [BatchRequest(CLAIM[0], 1, (CLAIM[1],))], {CLAIM[0]}, lambda _: Log("an id", 1)
+    )
     others.work.say([tp(0)])
     others.work.leave([CLAIM])
     others.work.end(Outcome.SUCCEEDED)
@@ -103,7 +105,7 @@ def at_work(clock: Clock, done: list[str]) -> tuple[Others, StreamWorker]:
         patience_s=30.0,
         clock=clock,
     )
-    work.begin([Offer(CLAIM[0], 1, (CLAIM[1],))], {CLAIM[0]}, lambda _: Log("an id", 1))
+    work.begin([BatchRequest(CLAIM[0], 1, (CLAIM[1],))], {CLAIM[0]}, lambda _: Log("an id", 1))
     return others, work
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model import commands
     from dagster_rebalance.core.model.claims import LastCommit
     from dagster_rebalance.core.model.commands import OffsetWrite
-    from dagster_rebalance.core.runs.offer import Offer
+    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 
 def _age(pulse: Liveness, run: RunSeen) -> float:
@@ -196,9 +196,9 @@ def ask_once(patch: pytest.MonkeyPatch) -> None:
         partitions: Iterable[OwnedPartition],
         now: float,
         **said: Any,  # noqa: ANN401 - it only passes them on
-    ) -> tuple[Offer, ...]:
+    ) -> tuple[BatchRequest, ...]:
         found = due_requests(partitions, now, **said)
-        return tuple(offer for offer in found if offer.attempt == 1)
+        return tuple(batch_request for batch_request in found if batch_request.attempt == 1)
 
     patch.setattr(driver_module, "due_requests", offered)
 

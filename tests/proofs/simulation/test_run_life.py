@@ -6,7 +6,7 @@ import pytest
 
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.runs.offer import Offer
+from dagster_rebalance.core.runs.batch_request import BatchRequest
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.world import World
@@ -176,9 +176,9 @@ def test_a_request_without_a_run_key_makes_a_second_run(world: World) -> None:
     """Run keys count within one code location; another one with the same group knows them not."""
     world.clockwork.run(5)
     (process,) = world.processes
-    offer, known = Offer("b-late", 1, (RANGE,)), set(world.dagster.runs)
+    batch_request, known = BatchRequest("b-late", 1, (RANGE,)), set(world.dagster.runs)
     made = []
     for keyed in (True, True, False):
-        process._arrive(offer, keyed=keyed)
+        process._arrive(batch_request, keyed=keyed)
         made.append(len(set(world.dagster.runs) - known))
     assert made == [1, 1, 2]

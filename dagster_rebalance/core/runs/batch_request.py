@@ -1,4 +1,4 @@
-"""A run that the sensor is to request."""
+"""A request to run a batch, for Dagster or for the worker of a streaming run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A run to be started.
+class BatchRequest:
+    """A run to start.
 
     Attributes:
-        batch_id: The batch.
-        attempt: How often a run was asked for, this one included.
-        ranges: What the run shall process. After a rebalance that may be a part of the batch.
-        failures: The attempts that failed on it.
-        interruptions: The runs in a row that were interrupted on it since.
-        unsubmitted: The run that Dagster has created for it and not submitted; empty for none.
-        is_own: Whether the member has written the claims itself.
+        attempt: The number of this request, starting at 1.
+        ranges: The ranges to process: after a rebalance, perhaps a part of the batch.
+        failures: The failed attempts on the ranges.
+        interruptions: The runs in a row that were interrupted since.
+        unsubmitted: The run that Dagster has created but not submitted; empty for none.
+        is_own: Whether this member has written the claims.
     """
 
     batch_id: str
@@ -34,6 +33,6 @@ class Offer:
 
     @property
     def run_key(self) -> str:
-        """The key under which Dagster starts at most one run."""
+        """The key for which Dagster starts at most one run."""
         digest = zlib.crc32(" ".join(map(str, self.ranges)).encode())
         return f"{self.batch_id}.{digest:08x}.{self.attempt}"
