@@ -1,8 +1,7 @@
-"""Finds the command that was asked for, and says errors as sentences.
+"""Entry point of the command line: load the requested command and report errors.
 
-Owns the list of this program's commands; `python -m proofs` brings a list of its own. Each command
-is a function of a module of its own that is imported only when it is needed, so that no command
-waits for the imports of another.
+Each command is a function in its own module, which is imported only when the command runs.
+`python -m proofs` passes its own table of commands.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 INTERRUPTED = 130
-"""The exit code that a shell gives to a program that Ctrl-C ended."""
+"""The exit code that shells use for a program ended by Ctrl-C."""
 
 COMMANDS = {
-    "broker": "dagster_rebalance.cli.broker",
+    "broker": "dagster_rebalance.cli.local_broker",
     "explain": "dagster_rebalance.cli.status",
-    "pause": "dagster_rebalance.cli.control",
+    "pause": "dagster_rebalance.cli.directive_commands",
     "produce": "dagster_rebalance.cli.produce",
     "rerun": "dagster_rebalance.cli.rerun",
     "reset": "dagster_rebalance.cli.reset",
-    "resume": "dagster_rebalance.cli.control",
-    "retry": "dagster_rebalance.cli.control",
+    "resume": "dagster_rebalance.cli.directive_commands",
+    "retry": "dagster_rebalance.cli.directive_commands",
     "status": "dagster_rebalance.cli.status",
-    "stop": "dagster_rebalance.cli.control",
+    "stop": "dagster_rebalance.cli.directive_commands",
 }
-"""Each command's module; the function in it has the command's name."""
+"""The module of each command; the function has the command's name."""
 
 
-def _tell_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature of a callback
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature of a callback
     if wanted:
         typer.echo(f"dagster-rebalance {dagster_rebalance.__version__}")
         raise typer.Exit
@@ -58,7 +57,7 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_tell_version, is_eager=True, help="Print the version and exit."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -66,23 +65,17 @@ def _root(
 
 
 def build_app(commands: Mapping[str, str], arguments: Sequence[str]) -> typer.Typer:
-    """Return the Typer app with the command that the arguments name.
-
-    When they name none, it has all commands.
-    """
+    """Return the Typer app with the command that `arguments` name, or else with all commands."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
     for name in commands.keys() & set(arguments[:1]) or commands:
         command = getattr(import_module(commands[name]), name)
-        app.command(name, help=_flowing(command.__doc__))(command)
+        app.command(name, help=_unwrapped(command.__doc__))(command)
     return app
 
 
-def _flowing(text: str) -> str:
-    """The help of a command, whose lines end where the terminal does.
-
-    Typer keeps the ends of lines in all paragraphs but the first.
-    """
+def _unwrapped(text: str) -> str:
+    """Join the lines of each paragraph: Typer keeps line ends in all paragraphs but the first."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(
         paragraph if paragraph.startswith("\b") else paragraph.replace("\n", " ")
@@ -91,18 +84,18 @@ def _flowing(text: str) -> str:
 
 
 def run(commands: Mapping[str, str]) -> None:
-    """Run a command.
+    """Run the command that `sys.argv` names.
 
-    An error of this package is a sentence and exit code 1, never a traceback; Ctrl-C neither, even
-    in imports.
+    An error of this package is printed as one sentence with exit code 1. Ctrl-C exits with 130,
+    also during imports.
     """
-    # What the Kafka client logs again and again is said once, by the error that follows from it.
+    # Suppresses the repeated log lines of the Kafka client: the resulting error is printed once.
     logging.getLogger("dagster_rebalance.librdkafka").addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what was done is told in any encoding
+        if isinstance(stream, io.TextIOWrapper):  # printing works in any encoding
             stream.reconfigure(errors="backslashreplace")
     try:
-        _check_text(sys.argv[1:])
+        _check_encoding(sys.argv[1:])
         build_app(commands, sys.argv[1:])()
     except DagsterRebalanceError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -111,18 +104,13 @@ def run(commands: Mapping[str, str]) -> None:
         sys.exit(INTERRUPTED)
 
 
-def _check_text(arguments: Sequence[str]) -> None:
-    """Check that a database can store what a person has typed.
-
-    Raises:
-        ConfigurationError: It is no text.
-    """
+def _check_encoding(arguments: Sequence[str]) -> None:
     for argument in arguments:
-        if re.search("[\ud800-\udfff]", argument):  # how Python keeps bytes that are no text
+        if re.search("[\ud800-\udfff]", argument):  # how Python keeps undecodable bytes
             msg = f"{argument!r} is not in the encoding of this terminal"
             raise ConfigurationError(msg)
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     run(COMMANDS)

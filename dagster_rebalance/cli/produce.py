@@ -1,7 +1,4 @@
-"""`dagster-rebalance produce`: records in a topic, to try things with.
-
-Owns what these records are, and that none is counted before Kafka has it.
-"""
+"""`dagster-rebalance produce`: fill a topic with sample records, to try things out."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from dagster_rebalance.cli.target import CommandConfig, client_config, told_of_logins
+from dagster_rebalance.cli.target import CommandConfig, login_hint, read_client_config
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S, ClientKind
 from dagster_rebalance.kafka.client.errors import (
@@ -39,24 +36,24 @@ _NO_GROUP = "dagster-rebalance produce"
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="A topic that exists.", show_default=False)],
-    records: Annotated[int, typer.Argument(min=1, help="How many.")] = 1000,
+    topic: Annotated[str, typer.Argument(help="An existing topic.", show_default=False)],
+    records: Annotated[int, typer.Argument(min=1, help="Number of records.")] = 1000,
     *,
-    keys: Annotated[int, typer.Option(min=1, help="How many different keys they have.")] = 100,
+    keys: Annotated[int, typer.Option(min=1, help="Number of different keys.")] = 100,
     bootstrap_server: Annotated[
         str, typer.Option(help="Brokers as host:port.", show_default=False)
     ] = "",
     command_config: CommandConfig = None,
 ) -> None:
-    """Fill a topic with orders as JSON, keyed by customer, to try things with.
+    """Fill a topic with orders as JSON, keyed by customer, to try things out.
 
     \b
     dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:9092
     """  # noqa: D301 - click keeps the lines behind \b as they are
-    config = client_config(command_config)
+    config = read_client_config(command_config)
     servers = bootstrap_server or config.get("bootstrap.servers", "")
     if not servers:
-        msg = "say where Kafka is: --bootstrap-server, as the command broker tells it"
+        msg = "give --bootstrap-server; the command broker prints its address"
         raise ConfigurationError(msg)
     config.pop("bootstrap.servers", None)
     kafka = KafkaConsumerResource(
@@ -67,48 +64,40 @@ def produce(
         client_config=config,
     )
     settings = validated(kafka.consumer_config(), hold_limit_s=kafka.hold_limit_s)
-    with told_of_logins(command_config):
+    with login_hint(command_config):
         partitions = _fill(settings, topic, records, keys)
     typer.echo(f"{records} records in topic {topic}, {partitions} partitions, {keys} keys")
 
 
 def _fill(settings: Settings, topic: str, records: int, keys: int) -> int:
-    """Store records; the answer is how many partitions the topic has.
-
-    Raises:
-        BrokerError: They were not all stored.
-        ConfigurationError: The client refuses a setting.
-    """
+    """Produce the records, wait for their delivery, and return the topic's number of partitions."""
     partitions = len(Cluster(settings).partitions_for(topic))
     attempt = Attempt(f"storing records in topic '{topic}'", settings.brokers)
     failures: list[KafkaError] = []
 
-    def note(error: KafkaError | None, _record: Message[bytes, bytes]) -> None:
+    def on_delivery(error: KafkaError | None, _record: Message[bytes, bytes]) -> None:
         if error is not None:
             failures.append(error)
 
-    producer = made(
-        Producer,
-        settings.connection(ClientKind.RECORDS),
-    )
+    producer = made(Producer, settings.connection(ClientKind.RECORDS))
     try:
         for number in range(records):
             key, value = record(number, keys)
-            while not _try_produce(producer, topic, key, value, note):
+            while not _try_produce(producer, topic, key, value, on_delivery):
                 producer.poll(1.0)
             producer.poll(0)
-        left = producer.flush(DELIVERY_LIMIT_S)
+        undelivered = producer.flush(DELIVERY_LIMIT_S)
     except KafkaException as problem:
         raise broker_error(kafka_error(problem), attempt) from problem
     if failures:
-        raise _refused(failures[0], attempt)
-    if left:
-        msg = f"{left} of {records} records were not stored within {DELIVERY_LIMIT_S:.0f} s"
+        raise _delivery_error(failures[0], attempt)
+    if undelivered:
+        msg = f"{undelivered} of {records} records were not stored within {DELIVERY_LIMIT_S:.0f} s"
         raise BrokerError(msg, retriable=True)
     return partitions
 
 
-def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
+def _delivery_error(error: KafkaError, attempt: Attempt) -> BrokerError:
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         msg = (
             f"{attempt.doing} failed: {error.str()} ({error.name()}); grant the principal the ACL "
@@ -121,7 +110,7 @@ def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
 def _try_produce(
     producer: Producer, topic: str, key: str, value: str, on_delivery: _OnDelivery
 ) -> bool:
-    """Give a record to the client; False if its queue is full."""
+    """Queue a record; return False if the client's queue is full."""
     try:
         producer.produce(topic, key=key, value=value, on_delivery=on_delivery)
     except BufferError:
@@ -130,12 +119,12 @@ def _try_produce(
 
 
 def record(number: int, keys: int) -> tuple[str, str]:
-    """The key and the value of a record."""
+    """Return the key and the value of one order."""
     customer = f"customer-{random.randrange(keys)}"  # noqa: S311 - nothing secret
     order = {
         "order_id": number,
         "customer": customer,
-        "amount": round(random.uniform(1, 500), 2),  # noqa: S311 - likewise
+        "amount": round(random.uniform(1, 500), 2),  # noqa: S311 - nothing secret
         "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
     }
     return customer, json.dumps(order)

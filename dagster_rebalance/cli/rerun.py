@@ -1,4 +1,4 @@
-"""`dagster-rebalance rerun`: past ranges are processed again, with the code of today.
+"""`dagster-rebalance rerun`: process past ranges again with the current code.
 
 `core.operators.rerun_selection` decides which ranges may be repeated.
 """
@@ -21,7 +21,7 @@ from dagster_rebalance.cli.target import (
     Group,
     Partitions,
     Reason,
-    login,
+    login_name,
     open_target,
 )
 from dagster_rebalance.core.model.directives import EVERYTHING
@@ -53,57 +53,57 @@ def rerun(
         int | None,
         typer.Option(
             min=0,
-            help="The offset behind the last one. By default all that is committed.",
+            help="The offset after the last one. By default the committed offset.",
             show_default=False,
         ),
     ] = None,
     since: Annotated[
         str,
         typer.Option(
-            help="What was committed from this time on: 2026-11-23T14:00 (UTC) or "
+            help="Ranges committed from this time on: 2026-11-23T14:00 (UTC) or "
             "2026-11-23T14:00+01:00.",
             show_default=False,
         ),
     ] = "",
     until: Annotated[
-        str, typer.Option(help="Until this time. By default until now.", show_default=False)
+        str, typer.Option(help="Up to this time. By default up to now.", show_default=False)
     ] = "",
     everything: Everything = False,
     reason: Reason = _NO_REASON,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show it, as without --yes.")
+        bool, typer.Option("--dry-run", help="Only show the plan, as without --yes.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start the rerun.")] = False,
     runs_at_once: Annotated[
-        int, typer.Option(min=1, help="How many runs may be at work at the same time.")
+        int, typer.Option(min=1, help="Maximum number of concurrent runs.")
     ] = RUNS_AT_ONCE,
     records_per_run: Annotated[
-        int, typer.Option(min=1, help="How many offsets one run processes.")
+        int, typer.Option(min=1, help="Number of offsets per run.")
     ] = RECORDS_PER_RUN,
     cancel: Annotated[
-        str, typer.Option(help="End the rerun with this id.", show_default=False)
+        str, typer.Option(help="Cancel the rerun with this id.", show_default=False)
     ] = "",
     group: Group = "",
     by: By = "",
     bootstrap_server: BootstrapServer = "",
     command_config: CommandConfig = None,
 ) -> None:
-    """Process past ranges again, with the code of today. What is written by range is replaced.
+    """Process past ranges again with the current code. Output keyed by range is replaced.
 
-    The group goes on meanwhile, and its committed offsets stay as they are. Recorded ranges are
-    repeated as a whole, with the same bounds. Without anything, it lists the reruns that are not
-    finished.
+    The group keeps processing, and its committed offsets do not change. Recorded ranges are
+    repeated as a whole, with the same bounds. Without arguments, the command lists unfinished
+    reruns.
 
     \b
     dagster-rebalance rerun orders:3 --from-offset 1200 --until-offset 5000 -r "fix of 1.4"
     dagster-rebalance rerun orders --since 2026-11-23T14:00 --until 2026-11-23T16:00 -r "fix" --yes
     dagster-rebalance rerun --cancel 3f2a91c0
     """  # noqa: D301 - click keeps the lines behind \b as they are
-    spanned = (from_offset, until_offset, since or None, until or None)
+    span_options = (from_offset, until_offset, since or None, until or None)
     selectors = [EVERYTHING] if everything else partitions or []
     _check(
         selectors,
-        is_spanned=any(part is not None for part in spanned),
+        is_spanned=any(option is not None for option in span_options),
         is_both=everything and bool(partitions),
         yes=yes,
         dry_run=dry_run,
@@ -115,14 +115,14 @@ def rerun(
             typer.echo(reruns.cancel(cancel))
             return
         if not selectors:
-            typer.echo("\n".join(reruns.open_ones()) or "no rerun is under way")
+            typer.echo("\n".join(reruns.open_ones()) or "no unfinished rerun")
             return
         span = span_of(from_offset, until_offset, since, until)
         planned = reruns.plan(
-            Wanted(selectors, span, by or login(), reason, records_per_run, runs_at_once)
+            Wanted(selectors, span, by or login_name(), reason, records_per_run, runs_at_once)
         )
         _show(planned)
-        typer.echo(reruns.begin(planned) if yes else "Nothing was started: --yes does it.")
+        typer.echo(reruns.begin(planned) if yes else "Nothing was started: add --yes to start it.")
 
 
 def _check(
@@ -134,11 +134,6 @@ def _check(
     dry_run: bool,
     cancel: str,
 ) -> None:
-    """Check that it is clear what is asked for.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
     if yes and dry_run:
         msg = "give either --yes or --dry-run, not both"
         raise ConfigurationError(msg)
@@ -147,12 +142,12 @@ def _check(
         raise ConfigurationError(msg)
     if cancel and (selectors or is_spanned or dry_run):
         msg = (
-            "--cancel ends a rerun as a whole, and at once: give neither partitions nor offsets "
-            "nor times nor --dry-run"
+            "--cancel cancels a whole rerun at once: give neither partitions nor offsets nor times "
+            "nor --dry-run"
         )
         raise ConfigurationError(msg)
     if not (selectors or cancel) and (is_spanned or yes or dry_run):
-        msg = "say which partitions: orders:3, a topic, a pattern, or --all"
+        msg = "name the partitions: orders:3, a topic, a pattern, or --all"
         raise ConfigurationError(msg)
 
 
@@ -168,7 +163,7 @@ def _show(planned: Planned) -> None:
             str(range_.until),
             str(len(range_)),
             str(batch.number),
-            "the whole range, of which a part was asked for" if range_ in widened else "",
+            "the whole range; a part was requested" if range_ in widened else "",
         )
         for batch in planned.batches
         for range_ in batch.ranges
@@ -181,11 +176,11 @@ def _show(planned: Planned) -> None:
     if hidden > 0:
         console.print(Text(f"and {hidden} more ranges"))
     left_out = planned.selection.left_out
-    for one in left_out[:_ROWS_SHOWN]:
-        console.print(Text(f"left out: {one}"))
+    for reason in left_out[:_ROWS_SHOWN]:
+        console.print(Text(f"left out: {reason}"))
     if len(left_out) > _ROWS_SHOWN:
         console.print(Text(f"left out: {len(left_out) - _ROWS_SHOWN} more"))
     offsets = sum(map(len, planned.selection.ranges))
     counts = {"range": len(rows), "offset": offsets, "run": planned.rerun.batches}
-    said = ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items())
-    console.print(Text(said))
+    totals = ", ".join(f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
+    console.print(Text(totals))

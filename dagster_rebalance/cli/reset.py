@@ -1,4 +1,4 @@
-"""`dagster-rebalance reset`: a person moves the committed offsets of a group that stands.
+"""`dagster-rebalance reset`: move the committed offsets of a group without members.
 
 `core.operators.reset_offsets` decides which offsets may be moved.
 """
@@ -20,10 +20,10 @@ from dagster_rebalance.cli.target import (
     Group,
     Partitions,
     Reason,
-    chosen,
-    login,
-    looks,
+    connect_group,
+    login_name,
     open_target,
+    select_partitions,
 )
 from dagster_rebalance.core.model.directives import EVERYTHING, check_lengths
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
@@ -34,7 +34,7 @@ from dagster_rebalance.orchestration.operators.reruns import time_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dagster_rebalance.cli.target import Target
+    from dagster_rebalance.cli.target import GroupReader, Target
     from dagster_rebalance.core.model.events import Found
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.operators.reset_offsets import Move
@@ -47,37 +47,37 @@ def reset(
     partitions: Partitions = None,
     *,
     to_offset: Annotated[
-        int | None, typer.Option(min=0, help="The next offset to be read.", show_default=False)
+        int | None, typer.Option(min=0, help="The next offset to read.", show_default=False)
     ] = None,
     to_timestamp: Annotated[
         str,
         typer.Option(
             help="The first record at or after a time: 2026-11-23T02:00 (UTC) or "
-            "2026-11-23T02:00+01:00. Behind the last record where there is none.",
+            "2026-11-23T02:00+01:00. After the last record if there is none.",
             show_default=False,
         ),
     ] = "",
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="After the last record.")] = False,
     to_current: Annotated[
-        bool, typer.Option("--to-current", help="The same offset, without what stands beside it.")
+        bool, typer.Option("--to-current", help="The same offset, without its metadata.")
     ] = False,
     everything: Everything = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show it, as without --yes.")
+        bool, typer.Option("--dry-run", help="Only show the moves, as without --yes.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Move the offsets.")] = False,
     group: Group = "",
     reason: Reason = _NO_REASON,
     by: By = "",
     bootstrap_server: BootstrapServer = "",
     command_config: CommandConfig = None,
 ) -> None:
-    """Move the committed offsets of partitions: read again, or skip.
+    """Move the committed offsets of partitions, to read records again or to skip them.
 
-    The group must have no members, and no run may be at work on what is moved. Ranges that are
-    read again get other bounds than before, so they replace no output: remove the output behind
-    the new offset first.
+    The group must have no members, and no run may work on the moved partitions. Records that are
+    read again come in ranges with different bounds, which replace no output: first remove the
+    output from the new offset on.
 
     \b
     dagster-rebalance reset orders:3 --to-offset 1200
@@ -92,7 +92,7 @@ def reset(
         current=to_current,
     )
     if everything == bool(partitions):
-        msg = "say which partitions to move: orders:3, a topic, a pattern, or --all and none else"
+        msg = "name the partitions to move: orders:3, a topic, a pattern, or else --all"
         raise ConfigurationError(msg)
     if yes and dry_run:
         msg = "give either --yes or --dry-run, not both"
@@ -100,65 +100,76 @@ def reset(
     check_lengths(by, reason)
     with (
         open_target(group, bootstrap_server, command_config) as target,
-        looks(target) as look,
+        connect_group(target) as reader,
     ):
-        seen, owners = look.at_group()
         selectors = [EVERYTHING] if everything else partitions
-        those = chosen(selectors, seen.statuses, target.kafka.group_id)
-        claims = [
-            (batch_id, range_)
-            for partition in those
-            for range_, batch_id in seen.statuses[partition].claims
-        ]
-        known = [partition for partition in those if partition in seen.found]
-        planned = plan_moves(
-            # Of the others it is told that their leaders do not answer.
-            dict.fromkeys(those, 0) | place.offsets(known, seen.found, look.consumer.cluster),
-            seen.found,
-            Counter(range_.topic_partition for _, range_ in claims),
-        )
-        for move in planned:
-            typer.echo(move)
-        repeated = [move.partition for move in planned if move.may_repeat]
-        if repeated:
-            typer.echo(
-                f"Before the sensors go on, remove what the output of {named(repeated)} has from "
-                "the new offset on: it is read in ranges with other bounds, which replace nothing."
-            )
-        doubtful = unreadable({partition: seen.found[partition] for partition in known})
-        if doubtful:
-            typer.echo(
-                f"What stands beside the offsets of {named(doubtful)} cannot be read, so runs that "
-                "were deleted from Dagster while they worked on them are not found. Make sure that "
-                "there are none."
-            )
-        batch_ids = {batch_id for batch_id, _ in claims}
-        work = GroupWork(
-            owners,
-            look.runs.read(batch_ids, live_too=True, claims=claims),
-            look.runs.written_off(),
-            time.time(),
-            target.kafka.heartbeat_timeout_s,
-        )
-        for doubt in work.doubts(those):
-            typer.echo(doubt)
-        why_not = "; ".join(work.obstacles(those))
-        if why_not:
-            msg = f"nothing was moved: {why_not}"
-            raise ConfigurationError(msg)
+        planned = _plan(reader, selectors, place)
         if not yes:
-            typer.echo("Nothing was moved: --yes does it.")
+            typer.echo("Nothing was moved: add --yes to move the offsets.")
             return
         target.kafka.group().move(
             {move.partition: move.stored for move in planned},
             shown={move.partition: move.shown for move in planned},
         )
-        _record(target, planned, by=by or login(), reason=reason)
-        typer.echo(f"Moved {named(those)}.")
+        # Recorded before anything is printed: a closed pipe must not lose the record.
+        _record(target, planned, by=by or login_name(), reason=reason)
+        typer.echo(f"Moved {named([move.partition for move in planned])}.")
+
+
+def _plan(reader: GroupReader, selectors: Sequence[str] | None, place: Place) -> Sequence[Move]:
+    """Plan the moves and print them, with what the operator has to do first.
+
+    Raises:
+        ConfigurationError: The group has members, or a run may work on one of the partitions.
+    """
+    kafka = reader.target.kafka
+    seen, owners = reader.read()
+    selected = select_partitions(selectors, seen.statuses, kafka.group_id)
+    claims = [
+        (batch_id, range_)
+        for partition in selected
+        for range_, batch_id in seen.statuses[partition].claims
+    ]
+    known = [partition for partition in selected if partition in seen.found]
+    planned = plan_moves(
+        # `plan_moves` refuses the others, whose leaders did not answer.
+        dict.fromkeys(selected, 0) | place.offsets(known, seen.found, reader.consumer.cluster),
+        seen.found,
+        Counter(range_.topic_partition for _, range_ in claims),
+    )
+    for move in planned:
+        typer.echo(move)
+    repeated = [move.partition for move in planned if move.may_repeat]
+    if repeated:
+        typer.echo(
+            f"Before you turn the sensors on, remove the output of {named(repeated)} from the new "
+            "offset on: records are read again in ranges with different bounds, which replace "
+            "nothing."
+        )
+    unreadable_metadata = unreadable({partition: seen.found[partition] for partition in known})
+    if unreadable_metadata:
+        typer.echo(
+            f"The metadata of the offsets of {named(unreadable_metadata)} cannot be read, so runs "
+            "that were deleted from Dagster while they worked on them are not found. Make sure "
+            "that there are none."
+        )
+    work = GroupWork(
+        owners,
+        reader.runs.read({batch_id for batch_id, _ in claims}, live_too=True, claims=claims),
+        reader.runs.written_off(),
+        time.time(),
+        kafka.heartbeat_timeout_s,
+    )
+    for doubt in work.doubts(selected):
+        typer.echo(doubt)
+    obstacles = "; ".join(work.obstacles(selected))
+    if obstacles:
+        msg = f"nothing was moved: {obstacles}"
+        raise ConfigurationError(msg)
+    return planned
 
 
 def _record(target: Target, planned: Sequence[Move], *, by: str, reason: str) -> None:
-    """Record the moves, which are done: who moved what must not be lost to a closed pipe."""
     try:
         target.catalogue.record_moves(planned, by=by, reason=reason)
     except Exception as error:
@@ -169,13 +180,13 @@ def _record(target: Target, planned: Sequence[Move], *, by: str, reason: str) ->
 
 @dataclass(frozen=True)
 class Place:
-    """Where partitions are moved to: behind the last record, unless an attribute says otherwise.
+    """Target position of a move: after the last record, unless an attribute is set.
 
     Attributes:
         offset: This offset.
         at_ms: The first record at or after this time, in milliseconds since 1970.
         is_earliest: The first record.
-        is_current: Where they are.
+        is_current: The committed offset.
     """
 
     offset: int | None
@@ -187,15 +198,11 @@ class Place:
     def of(
         cls, *, offset: int | None, timestamp: str, earliest: bool, latest: bool, current: bool
     ) -> Place:
-        """The one that a person has named.
-
-        Raises:
-            ConfigurationError: None or several are named, or it is no time.
-        """
+        """Return the position of exactly one of the options."""
         if sum((offset is not None, bool(timestamp), earliest, latest, current)) != 1:
             msg = (
-                "say where to with one of --to-offset, --to-timestamp, --to-earliest, --to-latest "
-                "and --to-current"
+                "give exactly one of --to-offset, --to-timestamp, --to-earliest, --to-latest and "
+                "--to-current"
             )
             raise ConfigurationError(msg)
         at_ms = _milliseconds(timestamp) if timestamp else None
@@ -207,12 +214,7 @@ class Place:
         found: Mapping[TopicPartition, Found],
         cluster: ClusterView,
     ) -> dict[TopicPartition, int]:
-        """The next offset of each partition.
-
-        Raises:
-            BrokerError: Kafka did not say where the time is.
-            ConfigurationError: A partition has no committed offset to stay at.
-        """
+        """Return the new next offset of each partition."""
         if self.offset is not None:
             return dict.fromkeys(partitions, self.offset)
         if self.at_ms is not None:
@@ -231,7 +233,7 @@ class Place:
 
 def _current(partition: TopicPartition, found: Found) -> int:
     if found.stored is None:
-        msg = f"{partition} has no committed offset to stay at: say where to move it"
+        msg = f"{partition} has no committed offset to stay at: give an offset or a time"
         raise ConfigurationError(msg)
     return found.stored.offset
 
@@ -239,6 +241,6 @@ def _current(partition: TopicPartition, found: Found) -> int:
 def _milliseconds(text: str) -> int:
     at_s = time_of(text)
     if at_s < 0:
-        msg = f"{text!r} is before 1970, where the times of Kafka begin: use --to-earliest"
+        msg = f"{text!r} is before 1970, the earliest timestamp of Kafka: use --to-earliest"
         raise ConfigurationError(msg)
     return round(at_s * 1000)

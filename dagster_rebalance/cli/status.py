@@ -1,6 +1,6 @@
 """`dagster-rebalance status` and `explain`: the partitions of a group, as a table and in sentences.
 
-Owns how a look at a group is shown. It needs Dagster's storage and Kafka, and no member.
+Both read Kafka and Dagster's storage and need no running member.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dagster_rebalance.cli.target import (
     CommandConfig,
     Group,
     Partitions,
-    chosen,
-    looks,
+    connect_group,
     open_target,
+    select_partitions,
 )
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.core.reporting.group_status import explanation, why_no_member
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus
     from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen
 
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WIDE = 200
-"""Columns where the output is no terminal, so that nothing is cut off."""
+"""Width of an output that is no terminal, in columns."""
 _GAP = 2
 """Columns between two cells."""
-_RUN_SHOWN = 8
+_RUN_ID_SHOWN = 8
 _COLUMNS = ("partition", "owner", "committed", "claim", "end", "lag", "runs", "hold")
 _STATE = "state"
 _NUMBERS = {"committed", "end", "lag"}
-_WHOLE = {"partition", *_NUMBERS}
-"""What is read, copied and compared as a whole, so it is never broken."""
+_UNBROKEN = {"partition", *_NUMBERS}
+"""Cells that people copy and compare, so they are never wrapped."""
 _STATE_COLUMNS = 60
-"""Where less is left for it, the state of a partition is below the table and no column."""
+"""In narrower terminals the state of a partition is below the table instead of in a column."""
 
 
 def status(
@@ -56,16 +56,16 @@ def status(
     *,
     group: Group = "",
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     every_s: Annotated[
-        float, typer.Option("--every-s", min=0.2, help="Seconds between two looks.")
+        float, typer.Option("--every-s", min=0.2, help="Seconds between two refreshes.")
     ] = 2.0,
     bootstrap_server: BootstrapServer = "",
     command_config: CommandConfig = None,
 ) -> None:
-    """Show each partition of a group: who has it, how far it is, and why it stands.
+    """Show each partition of a group: its owner, its progress, and why it is not processed.
 
-    It asks Kafka and Dagster's storage, so it also answers while no member is there.
+    The command reads Kafka and Dagster's storage, so it needs no running member.
 
     \b
     dagster-rebalance status
@@ -74,27 +74,26 @@ def status(
     dagster-rebalance status --json | jq '.partitions[] | select(.stopped != "")'
     dagster-rebalance status --command-config login.properties
     """  # noqa: D301 - click keeps the lines behind \b as they are
+    interval_s = every_s if watch else None
     with (
         open_target(group, bootstrap_server, command_config) as target,
-        looks(target) as look,
+        connect_group(target) as reader,
     ):
         group_id = target.kafka.group_id
 
-        def shown() -> tuple[GroupSeen, Owners, list[PartitionStatus]]:
-            seen, owners = look.at_group()
-            wanted = chosen(partitions, seen.statuses, group_id) if partitions else seen.statuses
-            return seen, owners, [seen.statuses[partition] for partition in wanted]
+        def read() -> tuple[GroupSeen, Owners, list[PartitionStatus]]:
+            seen, owners = reader.read()
+            if not partitions:
+                return seen, owners, list(seen.statuses.values())
+            selected = select_partitions(partitions, seen.statuses, group_id)
+            return seen, owners, [seen.statuses[partition] for partition in selected]
 
         if as_json:
             _repeat(
-                lambda: typer.echo(json.dumps(_as_json(group_id, *shown()))),
-                every_s=every_s if watch else None,
+                lambda: typer.echo(json.dumps(_as_json(group_id, *read()))), interval_s=interval_s
             )
         else:
-            _show(
-                lambda width: _table(group_id, *shown(), width=width),
-                every_s=every_s if watch else None,
-            )
+            _show(lambda width: _table(group_id, *read(), width=width), interval_s=interval_s)
 
 
 def explain(
@@ -104,9 +103,9 @@ def explain(
     bootstrap_server: BootstrapServer = "",
     command_config: CommandConfig = None,
 ) -> None:
-    """Say in sentences what partitions wait for, why they are stopped, and what to do.
+    """Explain in sentences what partitions wait for, why they are stopped, and what to do.
 
-    Without partitions: those that are not simply at their end.
+    By default, all partitions that are not idle at their end.
 
     \b
     dagster-rebalance explain orders:3
@@ -114,64 +113,61 @@ def explain(
     """  # noqa: D301 - click keeps the lines behind \b as they are
     with (
         open_target(group, bootstrap_server, command_config) as target,
-        looks(target) as look,
+        connect_group(target) as reader,
     ):
-        seen, owners = look.at_group()
+        seen, owners = reader.read()
         if partitions:
-            wanted = chosen(partitions, seen.statuses, target.kafka.group_id)
+            selected = select_partitions(partitions, seen.statuses, target.kafka.group_id)
         else:
-            wanted = [p for p, one in seen.statuses.items() if not _is_at_rest(one)]
-        for partition in wanted:
+            selected = [p for p, status in seen.statuses.items() if not _is_idle(status)]
+        for partition in selected:
             sentences = explanation(seen.statuses[partition], has_members=bool(owners.members))
             typer.echo("\n  ".join(sentences))
-        if wanted and not owners.members:
-            typer.echo("\n  ".join(why_no_member(look.sensors())))
+        if selected and not owners.members:
+            typer.echo("\n  ".join(why_no_member(reader.sensors())))
         for note in _notes(seen):
             typer.echo(note)
-        if not wanted and seen.statuses:
+        if not selected and seen.statuses:
             typer.echo(f"every partition of group {target.kafka.group_id} is at its end")
 
 
-def _is_at_rest(status: PartitionStatus) -> bool:
-    troubles = (status.hold, status.stopped, status.ordered, status.claims, status.runs)
-    return status.lag == 0 and not any(troubles)
+def _is_idle(status: PartitionStatus) -> bool:
+    activity = (status.hold, status.stopped, status.ordered, status.claims, status.runs)
+    return status.lag == 0 and not any(activity)
 
 
-def _repeat(once: Callable[[], None], *, every_s: float | None) -> None:
-    """Do something once, or until Ctrl-C, which is how people end it and no error."""
+def _repeat(action: Callable[[], None], *, interval_s: float | None) -> None:
+    """Call `action` once, or with an interval until Ctrl-C."""
     try:
-        once()
-        while every_s is not None:
-            time.sleep(every_s)
-            once()
+        action()
+        while interval_s is not None:
+            time.sleep(interval_s)
+            action()
     except KeyboardInterrupt:
-        if every_s is None:
+        if interval_s is None:
             raise
 
 
-def _show(made: Callable[[int], Rows], *, every_s: float | None) -> None:
+def _show(render: Callable[[int], Rows], *, interval_s: float | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDE)
-    if every_s is None:
-        console.print(made(console.width))
+    if interval_s is None:
+        console.print(render(console.width))
         return
 
-    def made_again() -> Rows:
-        """Make the rows, or show why not.
-
-        Kafka or Dagster may be away for a while: whoever watches wants to see when it is back.
-        """
+    def render_or_error() -> Rows:
+        """An outage of Kafka or Dagster is shown, and does not end the refreshes."""
         try:
-            return made(console.width)
+            return render(console.width)
         except DagsterRebalanceError as error:
             return Rows(Text(str(error)))
 
-    first = made(console.width)
-    if not console.is_terminal:  # nothing can be redrawn there
+    first = render(console.width)
+    if not console.is_terminal:  # nothing can be redrawn
         console.print(first)
-        _repeat(lambda: console.print(made_again()), every_s=every_s)
+        _repeat(lambda: console.print(render_or_error()), interval_s=interval_s)
         return
     with Live(first, console=console, auto_refresh=False) as live:
-        _repeat(lambda: live.update(made_again(), refresh=True), every_s=every_s)
+        _repeat(lambda: live.update(render_or_error(), refresh=True), interval_s=interval_s)
 
 
 def _table(
@@ -182,7 +178,7 @@ def _table(
     *,
     width: int,
 ) -> Rows:
-    rows = [_cells(one) for one in statuses]
+    rows = [_cells(status) for status in statuses]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     has_room = width - sum(widths) - _GAP * len(widths) >= _STATE_COLUMNS
     table = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0), pad_edge=False)
@@ -190,61 +186,59 @@ def _table(
         table.add_column(
             column,
             justify="right" if column in _NUMBERS else "left",
-            no_wrap=column in _WHOLE,
+            no_wrap=column in _UNBROKEN,
             overflow="fold",
         )
-    for one, cells in zip(statuses, rows, strict=True):
-        # Text, and no string: a reason may have brackets, which rich would take for markup.
-        table.add_row(*map(Text, (*cells, *([_state(one)] if has_room else []))))
-    busy = [] if has_room else [one for one in statuses if not _is_at_rest(one)]
+    for status, cells in zip(statuses, rows, strict=True):
+        # As Text: rich would read brackets in a reason as markup.
+        table.add_row(*map(Text, (*cells, *([_state(status)] if has_room else []))))
+    busy = [] if has_room else [status for status in statuses if not _is_idle(status)]
     return Rows(
         Text(_headline(group_id, owners, statuses), style="bold"),
         *map(Text, _notes(seen)),
         table,
-        *(Text(f"{one.partition}: {_state(one)}") for one in busy),
+        *(Text(f"{status.partition}: {_state(status)}") for status in busy),
     )
 
 
 def _headline(group_id: str, owners: Owners, statuses: Sequence[PartitionStatus]) -> str:
     members = len(owners.members)
-    stopped = sum(bool(one.stopped) for one in statuses)
-    ordered = sum(bool(one.ordered) for one in statuses)
+    stopped = sum(bool(status.stopped) for status in statuses)
+    ordered = sum(bool(status.ordered) for status in statuses)
     return ", ".join(
         [
             f"group {group_id}: {members or 'no'} member{'' if members == 1 else 's'}",
             f"{len(statuses)} partition{'' if len(statuses) == 1 else 's'}",
             f"lag {sum(one.lag or 0 for one in statuses)}",
             *([f"{stopped} stopped"] if stopped else []),
-            *([f"{ordered} paused by people"] if ordered else []),
+            *([f"{ordered} paused by operators"] if ordered else []),
         ]
     )
 
 
 def _notes(seen: GroupSeen) -> list[str]:
-    return [
-        *map(why_missing, seen.missing_topics),
-        *seen.notes,
-    ]
+    return [*map(why_missing, seen.missing_topics), *seen.notes]
 
 
-def _cells(one: PartitionStatus) -> tuple[str, ...]:
-    claims = [f"[{range_.start}, {range_.until})" for range_, _ in one.claims]
+def _cells(status: PartitionStatus) -> tuple[str, ...]:
+    claims = [f"[{range_.start}, {range_.until})" for range_, _ in status.claims]
     more = f" and {len(claims) - 1} more" if len(claims) > 1 else ""
     return (
-        str(one.partition),
-        one.owner or "-",
-        _number(one.committed),
+        str(status.partition),
+        status.owner or "-",
+        _number(status.committed),
         f"{claims[0]}{more}" if claims else "-",
-        _number(one.end),
-        _number(one.lag),
-        ", ".join(run_id[:_RUN_SHOWN] for run_id in one.runs) or "-",
-        one.hold or "-",
+        _number(status.end),
+        _number(status.lag),
+        ", ".join(run_id[:_RUN_ID_SHOWN] for run_id in status.runs) or "-",
+        status.hold or "-",
     )
 
 
-def _state(one: PartitionStatus) -> str:
-    reason = (one.stopped or one.ordered or one.sentence).removeprefix(f"{one.partition}: ")
-    return f"stopped: {reason}" if one.stopped else reason
+def _state(status: PartitionStatus) -> str:
+    text = status.stopped or status.ordered or status.sentence
+    reason = text.removeprefix(f"{status.partition}: ")
+    return f"stopped: {reason}" if status.stopped else reason
 
 
 def _number(value: int | None) -> str:
@@ -262,23 +256,23 @@ def _as_json(
         ],
         "partitions": [
             {
-                "topic": one.partition.topic,
-                "partition": one.partition.partition,
-                "owner": one.owner,
-                "committed": one.committed,
+                "topic": status.partition.topic,
+                "partition": status.partition.partition,
+                "owner": status.owner,
+                "committed": status.committed,
                 "claims": [
                     {"start": range_.start, "until": range_.until, "batch": batch_id}
-                    for range_, batch_id in one.claims
+                    for range_, batch_id in status.claims
                 ],
-                "end": one.end,
-                "lag": one.lag,
-                "runs": list(one.runs),
-                "hold": one.hold,
-                "stopped": one.stopped,
-                "ordered": one.ordered,
-                "state": one.sentence,
+                "end": status.end,
+                "lag": status.lag,
+                "runs": list(status.runs),
+                "hold": status.hold,
+                "stopped": status.stopped,
+                "ordered": status.ordered,
+                "state": status.sentence,
             }
-            for one in statuses
+            for status in statuses
         ],
         "notes": _notes(seen),
     }

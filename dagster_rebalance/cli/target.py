@@ -1,9 +1,8 @@
-"""Which Dagster, which group, which Kafka and which partitions a command means.
+"""The Dagster instance, group, Kafka and partitions of a command, and the options for them.
 
-Owns the options that commands share, and what is meant where one is left out. Dagster is the
-instance that `DAGSTER_HOME` names. Kafka is where the members have left word that it is. How to log
-in stands in a file of the person who asks, with the brokers that it is meant for, so that no secret
-is on a command line, in a list of processes, or in Dagster's storage.
+Dagster is the instance that `DAGSTER_HOME` names. The members publish their brokers' address there.
+A login comes from a file of the operator together with the brokers that it is for, so no secret is
+on a command line, in a process list, or in Dagster's storage.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 Partitions: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
-        help="orders:3 (or orders-3) for a partition, orders for a topic, or a pattern such as "
+        help="orders:3 (or orders-3) for a partition, orders for a topic, or a pattern like "
         "'ord*'.",
         show_default=False,
     ),
@@ -57,22 +56,20 @@ Group: TypeAlias = Annotated[
     str, typer.Option(help="The consumer group. By default the only one of the instance.")
 ]
 By: TypeAlias = Annotated[
-    str, typer.Option(help="Who you are. By default the name of your login.", show_default=False)
+    str, typer.Option(help="Your name. By default your login name.", show_default=False)
 ]
 Reason: TypeAlias = Annotated[
-    str, typer.Option("--reason", "-r", help="Why, for those who see it.")
+    str, typer.Option("--reason", "-r", help="The reason, shown to others.")
 ]
 BootstrapServer: TypeAlias = Annotated[
     str,
-    typer.Option(
-        help="Brokers as host:port. By default those that the members use.", show_default=False
-    ),
+    typer.Option(help="Brokers as host:port. By default those of the members.", show_default=False),
 ]
 CommandConfig: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="A file with settings of librdkafka, one name=value a line: brokers and login. "
-        "A variable may name it, too (docs/commands.md).",
+        help="A file with librdkafka settings, one name=value per line: brokers and login. "
+        "A variable can name it, too (docs/commands.md).",
         envvar="DAGSTER_REBALANCE_COMMAND_CONFIG",
         show_envvar=False,  # its name is too long for a terminal with 80 columns
         dir_okay=False,
@@ -80,19 +77,29 @@ CommandConfig: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-_STORAGES = {"dagster", "dagster_mysql", "dagster_postgres", "psycopg2", "sqlalchemy", "sqlite3"}
-"""Whose errors come out of Dagster's storage; the databases are no dependencies of this package."""
-_MEMBERS_OWN = {"group.id": "--group says which group is meant", "group.protocol": "no member"}
+_STORAGE_PACKAGES = {
+    "dagster",
+    "dagster_mysql",
+    "dagster_postgres",
+    "psycopg2",
+    "sqlalchemy",
+    "sqlite3",
+}
+"""Packages whose errors Dagster's storage raises; the databases are no dependencies."""
+_REFUSED_SETTINGS = {
+    "group.id": "--group names the group",
+    "group.protocol": "the command joins no group",
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a command is about.
+    """The group that a command works on.
 
     Attributes:
         instance: The Dagster instance of the members.
-        kafka: The group, as far as its members have left word, and how to reach it.
-        catalogue: What is recorded of the group.
+        kafka: The published settings of the group, and the connection to its Kafka.
+        catalogue: The records of the group in Dagster.
     """
 
     instance: dg.DagsterInstance
@@ -102,82 +109,91 @@ class Target:
 
 @contextmanager
 def open_target(group: str, bootstrap_server: str, command_config: Path | None) -> Iterator[Target]:
-    """Find out which group is meant, and how to reach it. Nothing is connected to Kafka yet.
+    """Select the group and configure the connection to its Kafka; nothing is connected yet.
 
     Raises:
-        BrokerError: Kafka did not answer what was asked within the block.
-        ConfigurationError: There is no such group or instance, or the settings cannot work.
+        BrokerError: A request to Kafka within the block failed.
+        ConfigurationError: There is no such group or instance, or a setting is invalid.
     """
     with open_instance() as instance:
         name = group or only_group(instance)
         assets = GroupAssets.of(name)
-        known_topics = {p.topic for p in partitions_of(instance, assets, name)}
-        left = GroupSettings(instance, assets.settings_name).read()
-        group_id = str(left.get("group_id", name))
-        if GroupAssets.of(group_id) != assets:  # who can write there chooses no other group
-            group_id = name
-        client = client_config(command_config)
-        servers = bootstrap_server or client.get("bootstrap.servers", "")
-        if command_config is not None and not servers:
-            # Who can write to Dagster's storage must not choose where a login is sent.
-            msg = (
-                f"{command_config} has no bootstrap.servers: add where that login goes, or give "
-                "--bootstrap-server"
-            )
-            raise ConfigurationError(msg)
-        servers = servers or left.get("bootstrap_servers", "")
-        if not servers:
-            msg = (
-                f"the members of group {name} have not left word of their brokers: give "
-                "--bootstrap-server"
-            )
-            raise ConfigurationError(msg)
-        client.pop("bootstrap.servers", None)
-        settings = {
-            "topics": sorted(known_topics),
-            **left,
-            "group_id": group_id,
-            "bootstrap_servers": servers,
-            # No member is made of it, and every broker knows this one.
-            "group_protocol": "classic",
-            "client_config": client,
-        }
-        try:
-            kafka = KafkaConsumerResource(**settings)
-        except ValueError as error:
-            msg = (
-                f"this version does not understand the settings that members of group {name} have "
-                f"left; a newer one may have written them: {error}"
-            )
-            raise ConfigurationError(msg) from error
-        with told_of_logins(command_config):
+        kafka = _group_resource(instance, assets, name, bootstrap_server, command_config)
+        with login_hint(command_config):
             yield Target(instance, kafka, Catalogue(instance, assets, NOBODY))
 
 
+def _group_resource(
+    instance: dg.DagsterInstance,
+    assets: GroupAssets,
+    name: str,
+    bootstrap_server: str,
+    command_config: Path | None,
+) -> KafkaConsumerResource:
+    known_topics = {p.topic for p in partitions_of(instance, assets, name)}
+    published = GroupSettings(instance, assets.settings_name).read()
+    group_id = str(published.get("group_id", name))
+    if GroupAssets.of(group_id) != assets:  # stored settings must not select another group
+        group_id = name
+    client = read_client_config(command_config)
+    servers = bootstrap_server or client.get("bootstrap.servers", "")
+    if command_config is not None and not servers:
+        # A login is never sent to an address from Dagster's storage, which others can write.
+        msg = (
+            f"{command_config} has no bootstrap.servers: add the brokers that the login is for, or "
+            "give --bootstrap-server"
+        )
+        raise ConfigurationError(msg)
+    servers = servers or published.get("bootstrap_servers", "")
+    if not servers:
+        msg = (
+            f"the members of group {name} have not published their brokers: give --bootstrap-server"
+        )
+        raise ConfigurationError(msg)
+    client.pop("bootstrap.servers", None)
+    settings = {
+        "topics": sorted(known_topics),
+        **published,
+        "group_id": group_id,
+        "bootstrap_servers": servers,
+        # The command does not join the group, and every broker supports this protocol.
+        "group_protocol": "classic",
+        "client_config": client,
+    }
+    try:
+        return KafkaConsumerResource(**settings)
+    except ValueError as error:
+        msg = (
+            f"this version does not understand the settings that members of group {name} have "
+            f"published; a newer version may have written them: {error}"
+        )
+        raise ConfigurationError(msg) from error
+
+
 @dataclass(frozen=True)
-class Look:
-    """Looks at a group, over connections that stay open between looks.
+class GroupReader:
+    """Reads the state of a group, over connections that stay open between reads.
 
     Attributes:
         target: The group.
-        consumer: Asks Kafka. It is no member.
-        runs: Asks Dagster for runs.
+        consumer: The Kafka client; it does not join the group.
+        runs: The runs of the group in Dagster.
     """
 
     target: Target
     consumer: RebalanceAwareConsumer
     runs: RunLedger
 
-    def at_group(self) -> tuple[GroupSeen, Owners]:
-        """The group now, and who has its partitions.
+    def read(self) -> tuple[GroupSeen, Owners]:
+        """Return the current state of the group, and the owners of its partitions.
 
         Raises:
             BrokerError: Kafka did not answer, or refused.
-            ConfigurationError: The orders of people cannot be read.
+            ConfigurationError: The stored directives cannot be read.
             DagsterRebalanceError: Dagster's storage did not answer.
         """
         target = self.target
-        with _told_storage_errors():
+        with _storage_errors_translated():
             owners = Owners(self._group.members(), tuple(target.catalogue.assigned()))
             seen = look_on(
                 self.consumer,
@@ -190,12 +206,12 @@ class Look:
         return seen, owners
 
     def sensors(self) -> tuple[SensorState, ...]:
-        """The sensors that keep members of the group.
+        """Return the sensors that run members of the group.
 
         Raises:
             DagsterRebalanceError: Dagster's storage did not answer.
         """
-        with _told_storage_errors():
+        with _storage_errors_translated():
             group = GroupAssets.of(self.target.kafka.group_id).group
             return sensors_of(self.target.instance, group)
 
@@ -205,19 +221,15 @@ class Look:
 
 
 @contextmanager
-def looks(target: Target) -> Iterator[Look]:
-    """Connect to what a look at a group needs.
-
-    Raises:
-        ConfigurationError: A setting cannot work.
-    """
+def connect_group(target: Target) -> Iterator[GroupReader]:
+    """Connect to the Kafka of a group, to read its state."""
     with target.kafka.connect() as consumer:
-        yield Look(target, consumer, RunLedger(target.instance, target.kafka.group_id))
+        yield GroupReader(target, consumer, RunLedger(target.instance, target.kafka.group_id))
 
 
 @contextmanager
-def told_of_logins(command_config: Path | None) -> Iterator[None]:
-    """Say that no login was given where Kafka does not answer: it hangs up on such a client.
+def login_hint(command_config: Path | None) -> Iterator[None]:
+    """Mention the missing login in errors: Kafka closes the connection of such a client silently.
 
     Raises:
         BrokerError: The same error.
@@ -234,11 +246,11 @@ def told_of_logins(command_config: Path | None) -> Iterator[None]:
         raise BrokerError(msg, retriable=error.retriable, partitions=error.partitions) from error
 
 
-def client_config(path: Path | None) -> dict[str, str]:
-    """The settings of librdkafka in a file.
+def read_client_config(path: Path | None) -> dict[str, str]:
+    """Return the librdkafka settings in a file.
 
     Raises:
-        ConfigurationError: It cannot be read. The message shows no value.
+        ConfigurationError: The file is invalid. The message shows no value.
     """
     if path is None:
         return {}
@@ -247,7 +259,7 @@ def client_config(path: Path | None) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path} cannot be read: {error}"
         raise ConfigurationError(msg) from error
-    found = {}
+    settings = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -256,32 +268,32 @@ def client_config(path: Path | None) -> dict[str, str]:
         if not name or not sign or " " in name:
             msg = f"line {number} of {path} is not name=value"
             raise ConfigurationError(msg)
-        if name in _MEMBERS_OWN:
-            msg = f"line {number} of {path} sets {name}: remove it; {_MEMBERS_OWN[name]}"
+        if name in _REFUSED_SETTINGS:
+            msg = f"line {number} of {path} sets {name}: remove it; {_REFUSED_SETTINGS[name]}"
             raise ConfigurationError(msg)
-        found[name] = value
-    return found
+        settings[name] = value
+    return settings
 
 
-def chosen(
+def select_partitions(
     selectors: Sequence[str] | None, partitions: Collection[TopicPartition], group_id: str
 ) -> list[TopicPartition]:
-    """The partitions that a person means, in order.
-
-    Args:
-        selectors: Each as in an order, or as a table shows a partition: `orders-3`.
-        partitions: Those that there are.
-        group_id: Their group.
+    """Return the partitions that match a selector, sorted.
 
     Raises:
-        ConfigurationError: One of the selectors matches nothing, or two things.
+        ConfigurationError: A selector matches nothing, or is ambiguous.
     """
-    typed = selectors or ()
-    return sorted({p for one in typed for p in selection(one, partitions, group_id).partitions})
+    return sorted(
+        {
+            partition
+            for selector in selectors or ()
+            for partition in selection(selector, partitions, group_id).partitions
+        }
+    )
 
 
-def login() -> str:
-    """The name of the login; empty where there is none, as in some containers."""
+def login_name() -> str:
+    """Return the login name, or "" if there is none, as in some containers."""
     try:
         return getpass.getuser()
     except (ImportError, KeyError, OSError):
@@ -290,15 +302,15 @@ def login() -> str:
 
 @contextmanager
 def open_instance() -> Iterator[dg.DagsterInstance]:
-    """The instance that `DAGSTER_HOME` names.
+    """Open the instance that `DAGSTER_HOME` names.
 
     Raises:
         ConfigurationError: There is none, Dagster cannot open it, or its storage does not answer.
-        DagsterRebalanceError: Its storage does not answer any more.
+        DagsterRebalanceError: Its storage stopped answering within the block.
     """
     if not os.environ.get("DAGSTER_HOME"):
         msg = (
-            "DAGSTER_HOME is not set: it names the folder with the dagster.yaml of the members, "
+            "DAGSTER_HOME is not set: set it to the folder with the dagster.yaml of the members, "
             "for example export DAGSTER_HOME=/opt/dagster"
         )
         raise ConfigurationError(msg)
@@ -308,34 +320,34 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
     except Exception as error:
         msg = f"Dagster's instance cannot be used: {error}"
         raise ConfigurationError(msg) from error
-    with instance, _told_storage_errors():
+    with instance, _storage_errors_translated():
         yield instance
 
 
 @contextmanager
-def _told_storage_errors() -> Iterator[None]:
+def _storage_errors_translated() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _STORAGES:
+        if type(error).__module__.partition(".")[0] not in _STORAGE_PACKAGES:
             raise
-        # What the database says; SQLAlchemy's own words have the whole statement in them.
-        said = str(getattr(error, "orig", None) or error).partition("\n")[0]
-        msg = f"Dagster's storage did not answer: {said}. Try again when it does"
+        # The message of the database: that of SQLAlchemy includes the whole statement.
+        text = str(getattr(error, "orig", None) or error).partition("\n")[0]
+        msg = f"Dagster's storage did not answer: {text}. Try again when it does"
         raise DagsterRebalanceError(msg) from error
 
 
 def only_group(instance: dg.DagsterInstance) -> str:
-    """The group of an instance that has one.
+    """Return the group of an instance that has exactly one.
 
     Raises:
-        ConfigurationError: It has several, or none.
+        ConfigurationError: The instance has several groups, or none.
     """
     groups = groups_of(instance)
     if len(groups) == 1:
         return groups[0]
     msg = (
-        f"this Dagster instance has several consumer groups: say --group with one of "
+        f"this Dagster instance has several consumer groups: give --group with one of "
         f"{', '.join(groups)}"
         if groups
         else f"the Dagster instance in {os.environ['DAGSTER_HOME']} has no consumer group: no "

@@ -1,63 +1,80 @@
-"""The assets of a component: functions by their Python path, and attributes for them.
+"""The assets of a component: functions by their Python path, with asset attributes.
 
-Owns what can be an asset. Attributes that cannot work on the asset of a batch (partitions,
-automation) do not exist here.
+Attributes that an asset of a batch cannot have (partitions, automation) do not exist here.
 """
 
+from importlib import import_module
 from types import FunctionType
 from typing import Annotated, Any, Optional, TypeAlias
 
 import dagster as dg
 from pydantic import ConfigDict
 
-from dagster_rebalance.components.python_path import found_at
-from dagster_rebalance.components.settings import setting
+from dagster_rebalance.components.yaml_settings import setting
 from dagster_rebalance.core.model.errors import ConfigurationError
 
 _MERGED = frozenset({"deps", "metadata", "owners", "tags", "kinds"})
-"""Attributes that are added to those in the code; others take their place."""
-_ADDED = "As of dg.AssetSpec; added to those in the code."
-_IN_PLACE = "As of dg.AssetSpec, in place of that in the code."
+"""Attributes that are added to those in the code; the others replace them."""
+_ADDED = "As in dg.AssetSpec; added to those in the code."
+_REPLACED = "As in dg.AssetSpec; replaces that in the code."
 
 
-def _code(context: dg.ResolutionContext, reference: str) -> object:
-    """The function or asset that a Python path leads to.
+def import_object(context: dg.ResolutionContext, path: str) -> object:
+    """Import package.module.name, or .module.name relative to the folder of the file.
 
     Raises:
-        ConfigurationError: It leads to none.
+        ConfigurationError: The path is invalid, or the module has no such name.
     """
-    found = found_at(context, reference)
-    if not isinstance(found, dg.AssetsDefinition | FunctionType):
-        msg = f"{reference} is a {type(found).__name__}: give a function or an @dg.asset"
+    module, _, name = path.rpartition(".")
+    if not module.strip(".") or not name.isidentifier():
+        msg = (
+            f"{path!r} is not the path of a function: write package.module.function, or "
+            ".module.function for a module in the folder of this file"
+        )
         raise ConfigurationError(msg)
-    return found
+    if module.startswith("."):
+        load = dg.ComponentLoadContext.from_resolution_context(context)
+        module = load.defs_relative_module_name(load.path) + module
+    value = getattr(import_module(module), name, None)
+    if value is None:
+        msg = f"the module {module} has no {name!r}"
+        raise ConfigurationError(msg)
+    return value
+
+
+def _import_asset(context: dg.ResolutionContext, path: str) -> object:
+    value = import_object(context, path)
+    if not isinstance(value, dg.AssetsDefinition | FunctionType):
+        msg = f"{path} is a {type(value).__name__}: give a function or an @dg.asset"
+        raise ConfigurationError(msg)
+    return value
 
 
 class BatchAsset(dg.Resolvable, dg.Model):
-    """An asset of the component: its code, and attributes for it."""
+    """An asset of the component: its code and its attributes."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     function: Annotated[
         Any,
         dg.Resolver(
-            _code,
+            _import_asset,
             model_field_type=str,
             description=(
-                "The Python path of an @dg.asset, or of a function that could be one. With a dot "
-                "before it, from the folder of this file: .module.function"
+                "The Python path of an @dg.asset, or of a function to make one of. A leading dot "
+                "makes it relative to the folder of this file: .module.function"
             ),
         ),
     ]
     key: Annotated[
         dg.ResolvedAssetKey | None,
         dg.Resolver.default(
-            description="Of a plain function only. By default the name of the function."
+            description="For a plain function only. By default the function's name."
         ),
     ] = None
-    description: Annotated[str | None, setting(str | None, _IN_PLACE)] = None
-    group_name: Annotated[str | None, setting(str | None, _IN_PLACE)] = None
-    code_version: Annotated[str | None, setting(str | None, _IN_PLACE)] = None
+    description: Annotated[str | None, setting(str | None, _REPLACED)] = None
+    group_name: Annotated[str | None, setting(str | None, _REPLACED)] = None
+    code_version: Annotated[str | None, setting(str | None, _REPLACED)] = None
     freshness_policy: Annotated[
         dg.FreshnessPolicy | None,
         dg.Resolver.default(
@@ -74,10 +91,10 @@ class BatchAsset(dg.Resolvable, dg.Model):
     kinds: Annotated[list[str] | None, setting(list[str] | None, _ADDED)] = None
 
     def definition(self) -> dg.AssetsDefinition:
-        """The asset.
+        """Return the asset.
 
         Raises:
-            ConfigurationError: The key is given twice.
+            ConfigurationError: The key is also set in the code.
         """
         attributes = {
             name: getattr(self, name)
@@ -87,8 +104,8 @@ class BatchAsset(dg.Resolvable, dg.Model):
         if isinstance(self.function, dg.AssetsDefinition):
             if self.key is not None:
                 msg = (
-                    f"the key {self.key.to_user_string()} is given for what is an asset in the "
-                    "code: give the key there"
+                    f"the key {self.key.to_user_string()} is given for an @dg.asset: set the key "
+                    "in the code"
                 )
                 raise ConfigurationError(msg)
             return _with(self.function, attributes)
@@ -116,4 +133,4 @@ ResolvedBatchAsset: TypeAlias = Annotated[
     dg.AssetsDefinition,
     dg.Resolver(_batch_asset, model_field_type=str | BatchAsset.model()),
 ]
-"""In YAML a path, or a path with attributes."""
+"""In YAML, a path or a block with attributes."""

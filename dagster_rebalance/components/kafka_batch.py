@@ -1,21 +1,23 @@
 """`KafkaBatchComponent`: the definitions of a consumer group, from YAML or from Python.
 
-Owns the names of its attributes, which are those of `build_kafka_batch_defs` and
-`build_kafka_stream_defs`. All that they mean is said and checked there.
+Its attributes are the arguments of `build_kafka_batch_defs` and `build_kafka_stream_defs`, which
+check them.
 """
 
-# No `from __future__ import annotations` here: pydantic and Dagster read them when a class is made.
+# No `from __future__ import annotations`: pydantic and Dagster read them when a class is created.
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field
 
-from dagster_rebalance.components.batch_asset import ResolvedBatchAsset
-from dagster_rebalance.components.python_path import found_at
+from dagster_rebalance.components.batch_asset import ResolvedBatchAsset, import_object
 from dagster_rebalance.components.scaffolder import KafkaBatchScaffolder
-from dagster_rebalance.components.schema import with_precise_schema
-from dagster_rebalance.components.settings import setting, settings_of
+from dagster_rebalance.components.yaml_settings import (
+    setting,
+    settings_of,
+    with_precise_schema,
+)
 from dagster_rebalance.orchestration.definitions import (
     SHORTEST_FRESHNESS_S,
     SHORTEST_RUN_S,
@@ -44,9 +46,9 @@ def _spark(context: dg.ResolutionContext, model: Any) -> KafkaSparkResource:
     return KafkaSparkResource(**SparkSettings.resolve_from_model(context, model).given())
 
 
-def _work(context: dg.ResolutionContext, path: str) -> Any:
-    found = found_at(context, path)
-    return found() if isinstance(found, type) else found
+def _external_work(context: dg.ResolutionContext, path: str) -> Any:
+    value = import_object(context, path)
+    return value() if isinstance(value, type) else value
 
 
 def _registry(context: dg.ResolutionContext, model: Any) -> SchemaRegistryResource:
@@ -54,21 +56,21 @@ def _registry(context: dg.ResolutionContext, model: Any) -> SchemaRegistryResour
 
 
 class Streaming(dg.Resolvable, dg.Model):
-    """Streaming runs: each is a member of the group, and takes batch after batch."""
+    """Settings of streaming runs: each is a member of the group and processes batch after batch."""
 
     runs: Annotated[
         int,
-        setting(Annotated[int, Field(ge=0)], "How many streaming runs share the partitions."),
+        setting(Annotated[int, Field(ge=0)], "Number of streaming runs that share the partitions."),
     ] = 1
     version: Annotated[
         str | None,
-        setting(str | None, "Of the code: runs of another version are replaced."),
+        setting(str | None, "Version of the code: runs of another version are replaced."),
     ] = None
     max_run_s: Annotated[
         float,
         setting(
             Annotated[float, Field(ge=SHORTEST_RUN_S)],
-            "Seconds: how old a run gets before it is replaced.",
+            "Maximum age of a run in seconds, before it is replaced.",
         ),
     ] = 3600.0
 
@@ -77,8 +79,8 @@ class Streaming(dg.Resolvable, dg.Model):
 class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
     """Processes Kafka topics with your assets, as a member of a consumer group.
 
-    A batch of offsets is a Dagster run, or with `streaming` one of many in a run. The offsets are
-    committed when it has succeeded, and partitions are drained before they move.
+    Each batch of offsets is one Dagster run; with `streaming`, a run processes many batches.
+    Offsets are committed when their batch has succeeded. Partitions are drained before they move.
 
     Example:
         ```python
@@ -101,7 +103,7 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
     assets: Annotated[
         Sequence[ResolvedBatchAsset],
         dg.Resolver.default(
-            description="What processes a batch: Python paths, alone or with attributes."
+            description="The assets that process a batch: Python paths, alone or with attributes."
         ),
     ] = ()
     spark: Annotated[
@@ -128,15 +130,15 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
         dg.Resolver(
             Streaming.resolve_from_model,
             model_field_type=Streaming.model(),
-            description="Makes the runs streaming runs. Without it, each batch has a run.",
+            description="Use streaming runs. Without it, there is one run per batch.",
         ),
     ] = None
     external_work: Annotated[
-        Sequence[Annotated[Any, dg.Resolver(_work, model_field_type=str)]],
+        Sequence[Annotated[Any, dg.Resolver(_external_work, model_field_type=str)]],
         dg.Resolver.default(
             description=(
-                "Ends what runs have begun elsewhere: Python paths of objects with a method "
-                "`stop(run_id)`, or of classes of such, which are made without arguments."
+                "Stops the external work of runs: Python paths of objects with a method "
+                "`stop(run_id)`, or of their classes, which are instantiated without arguments."
             )
         ),
     ] = ()
@@ -144,50 +146,53 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
         str | None,
         setting(
             str | None,
-            "The name of the job; the sensor is called the same with `_sensor` behind it. By "
+            "The name of the job; the sensor's name is the same with the suffix `_sensor`. By "
             "default kafka_batches, or kafka_stream.",
         ),
     ] = None
     kafka_key: Annotated[str, setting(str, "The resource key of `kafka`.")] = "kafka"
-    batch_key: Annotated[str, setting(str, "What the assets call the batch.")] = "kafka_batch"
+    batch_key: Annotated[str, setting(str, "The resource key of the batch in the assets.")] = (
+        "kafka_batch"
+    )
     spark_key: Annotated[str, setting(str, "The resource key of `spark`.")] = "spark"
     registry_key: Annotated[str, setting(str, "The resource key of `registry`.")] = "registry"
     job_tags: Annotated[
         dict[str, Any],
         setting(
             dict[str, str | dict[str, Any]],
-            "Tags for each run: texts, or blocks, which Dagster stores as JSON.",
+            "Tags of each run: texts, or blocks, which Dagster stores as JSON.",
         ),
     ] = Field(default_factory=dict)
     lag_within_records: Annotated[
         int | None,
         setting(
             Annotated[int, Field(ge=0)] | None,
-            "The check `lag_within` fails while more offsets than this wait in all partitions "
-            "together. Without this and `lag_within_s` there is no such check.",
+            "The check `lag_within` fails while the total lag of all partitions is above this "
+            "number of offsets. Without this and `lag_within_s` there is no such check.",
         ),
     ] = None
     lag_within_s: Annotated[
         float | None,
         setting(
             Annotated[float, Field(gt=0)] | None,
-            "It fails while a record waits for longer than this, by its timestamp.",
+            "The check fails while a record has been waiting for longer than this, by its "
+            "timestamp.",
         ),
     ] = None
     commit_within_s: Annotated[
         float | None,
         setting(
             Annotated[float, Field(ge=SHORTEST_FRESHNESS_S)] | None,
-            "Dagster shows the committed offsets as stale when no commit was recorded for longer "
-            "than this: for topics that always have new records.",
+            "Dagster shows the committed offsets as stale if no commit was recorded for this long. "
+            "Use it for topics that always have new records.",
         ),
     ] = None
     show_topics: Annotated[
         bool,
         setting(
             bool,
-            "Whether the lineage has the topics upstream of the assets. An asset with `deps` of "
-            "its own here has only those.",
+            "Whether the lineage shows the topics upstream of the assets. An asset with its own "
+            "`deps` here has only those.",
         ),
     ] = True
     minimum_interval_seconds: Annotated[
@@ -195,33 +200,31 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
     ] = 5
     default_status: Annotated[
         dg.DefaultSensorStatus,
-        setting(
-            dg.DefaultSensorStatus, "RUNNING: the sensor runs without being turned on. Or STOPPED."
-        ),
+        setting(dg.DefaultSensorStatus, "RUNNING starts the sensor automatically; or STOPPED."),
     ] = dg.DefaultSensorStatus.STOPPED
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """What YAML may say, as `dg` checks it."""
+        """Return the model by which `dg` checks YAML."""
         return with_precise_schema(cls.model())
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """What `dg` shows of the component."""
-        shown: dict[str, Any] = {"tags": ["kafka", "spark", "streaming"]}
-        if hasattr(dg.ComponentTypeSpec, "produces"):  # not in the first releases of 1.13
-            shown["produces"] = ["asset", "asset_check", "job", "resource", "sensor"]
-        return dg.ComponentTypeSpec(**shown)
+        """Return the description of the component for `dg`."""
+        spec: dict[str, Any] = {"tags": ["kafka", "spark", "streaming"]}
+        if hasattr(dg.ComponentTypeSpec, "produces"):  # missing in the first releases of 1.13
+            spec["produces"] = ["asset", "asset_check", "job", "resource", "sensor"]
+        return dg.ComponentTypeSpec(**spec)
 
     def batch_assets(self, context: dg.ComponentLoadContext) -> Sequence[dg.AssetsDefinition]:  # noqa: ARG002 - for subclasses
-        """What processes a batch. A subclass can make the assets from attributes of its own."""
+        """Return the assets that process a batch. Override to build them from own attributes."""
         return self.assets
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The definitions of the group.
+        """Return the definitions of the group.
 
         Raises:
-            ConfigurationError: As of `build_kafka_batch_defs` and `build_kafka_stream_defs`.
+            ConfigurationError: As in `build_kafka_batch_defs` and `build_kafka_stream_defs`.
         """
         arguments: dict[str, Any] = {
             "kafka": self.kafka,

@@ -1,7 +1,7 @@
-"""What `dg scaffold defs` writes: a commented file and a function beside it, which run as they are.
+"""`dg scaffold defs`: write a commented component file and a function, ready to run.
 
-Owns that a second component of a code location has other names and resource keys than the first:
-all are made from the name of the folder.
+All names and resource keys derive from the folder's name, so several components can share a code
+location.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ attributes:
   # The name of the job. Its sensor is called ${name}_batches_sensor: turn it on to join the group.
   name: ${name}_batches
 
-  # What processes a batch: functions, or assets, by their Python path. The leading dot is this
-  # folder. A path may also stand alone: `- .work.$name`.
+  # The functions or assets that process a batch, by their Python path. The leading dot is this
+  # folder. A path without attributes: `- .work.$name`.
   assets:
     - function: .work.$name
       # group_name: sales
@@ -34,26 +34,26 @@ attributes:
     bootstrap_servers: "{{ env.KAFKA_BROKERS }}"
     group_id: "$name"
     topics: ["$topic"]
-    # A setting that is nothing but one {{ env.NAME }} is read when it is used, and shown nowhere.
+    # A setting that is exactly one {{ env.NAME }} is read when it is used, and shown nowhere.
     # security_protocol: SASL_SSL
     # sasl_mechanism: SCRAM-SHA-512
     # sasl_username: "{{ env.KAFKA_USERNAME }}"
     # sasl_password: "{{ env.KAFKA_PASSWORD }}"
     # max_records_per_range: 100000
 
-  # Each batch is a Dagster run. With this block, streaming runs process batch after batch.
+  # Each batch is one Dagster run. With this block, streaming runs process batch after batch.
 $streaming
 
   # All settings of KafkaSparkResource. The function then takes `${name}_spark: KafkaSparkResource`.
   # spark:
   #   remote: "{{ env.SPARK_CONNECT_URL }}"
 
-  # And those of SchemaRegistryResource, for `${name}_registry: SchemaRegistryResource`.
+  # All settings of SchemaRegistryResource, for `${name}_registry: SchemaRegistryResource`.
   # registry:
   #   url: "{{ env.SCHEMA_REGISTRY_URL }}"
 
-  # What the functions call their batch, and the keys of the other resources. Each component of a
-  # code location needs its own.
+  # The resource keys of the batch and of the other resources. Each component of a code location
+  # needs its own.
   batch_key: ${name}_batch
   kafka_key: ${name}_kafka
   spark_key: ${name}_spark
@@ -112,7 +112,7 @@ _STREAMING_PYTHON = {
 
 
 class ScaffoldParams(BaseModel):
-    """What `dg scaffold defs` can be told."""
+    """Options of `dg scaffold defs`."""
 
     topic: str | None = Field(default=None, description="By default the name of the folder.")
     streaming: bool = Field(default=False, description="Whether the runs are streaming runs.")
@@ -123,14 +123,14 @@ class KafkaBatchScaffolder(dg.Scaffolder[ScaffoldParams]):
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:
-        """The options of the command."""
+        """Return the model of the options."""
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
         """Write the files into the folder of the component.
 
         Raises:
-            ConfigurationError: The topic cannot exist, or the folder cannot be imported.
+            ConfigurationError: The topic's name is invalid, or the folder cannot be imported.
         """
         folder = request.target_path
         topic = request.params.topic or folder.name
@@ -144,7 +144,7 @@ class KafkaBatchScaffolder(dg.Scaffolder[ScaffoldParams]):
         if not is_topic_name(topic):
             msg = f"{topic[:249]!r} cannot be the name of a topic: give one with --topic"
             raise ConfigurationError(msg)
-        words = {
+        names = {
             "type": request.type_name,
             "name": f"_{name}" if name[0].isdigit() else name,
             "topic": topic,
@@ -153,6 +153,6 @@ class KafkaBatchScaffolder(dg.Scaffolder[ScaffoldParams]):
             file, template, forms = "defs.yaml", _YAML, _STREAMING_YAML
         else:
             file, template, forms = "component.py", _PYTHON, _STREAMING_PYTHON
-        text = template.substitute(words, **forms[request.params.streaming])
+        text = template.substitute(names, **forms[request.params.streaming])
         (folder / file).write_text(text, encoding="utf-8")
-        (folder / "work.py").write_text(_WORK.substitute(words), encoding="utf-8")
+        (folder / "work.py").write_text(_WORK.substitute(names), encoding="utf-8")

@@ -1,6 +1,4 @@
-"""The kit for tests runs a real Kafka and Spark Connect server on this machine, with no container.
+"""The test kit: real Kafka, Spark, Postgres and Dagster as processes, and a group in memory.
 
-It also has pytest fixtures. This package owns everything that starts processes for a test or a
-proof. Besides tests, only the CLI and the folder `proofs` import it, and importing it starts
-nothing.
+Importing it starts nothing. Besides tests, only `cli` and `proofs` import it.
 """

@@ -1,8 +1,6 @@
-"""A real Kafka for tests and demos runs one or three KRaft nodes on free ports of 127.0.0.1.
+"""A real Kafka for tests and demos: one or three KRaft nodes on free ports of 127.0.0.1.
 
-The nodes have a folder of their own. This module owns the life of the cluster and of its nodes:
-start, kill, restart, suspend. Nothing outlives the process that started it, and nothing listens on
-another address than 127.0.0.1.
+The nodes and their data are removed when the process that started them ends.
 """
 
 from __future__ import annotations
@@ -20,18 +18,15 @@ from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
 
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.local.class_archive import ClassArchive
-from dagster_rebalance.testing.local.jars import Coordinates, JarSet, fetch, tell_on_stderr
-from dagster_rebalance.testing.local.java import SHORT_LIVED, find_java
+from dagster_rebalance.testing.local.host import free_port, is_free, private_folder
+from dagster_rebalance.testing.local.jars import Coordinates, JarSet, fetch, print_on_stderr
+from dagster_rebalance.testing.local.java import SHORT_LIVED, ClassArchive, find_java
 from dagster_rebalance.testing.local.kafka_node import START_LIMIT_S, Access, KafkaNode, admin_of
-from dagster_rebalance.testing.local.ports import free_port, is_free
-from dagster_rebalance.testing.local.scratch import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
     from pathlib import Path
-    from types import TracebackType
 
     from confluent_kafka.admin import AdminClient
     from typing_extensions import Self
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
 KAFKA_VERSION = "4.1.1"
 
 VERSION_VARIABLE = "DAGSTER_REBALANCE_KAFKA_VERSION"
-"""Names the version of Kafka for clusters that are given none, those of the fixtures too."""
+"""The variable with the default version of Kafka, also for the fixtures."""
 
 JAVA_FLAGS = (
     *SHORT_LIVED,
@@ -53,8 +48,8 @@ REQUEST_LIMIT_S = 30.0
 
 
 def kafka_jars(version: str) -> JarSet:
-    """Kafka of a version, with all that it needs."""
-    # Kafka's own dependencies write no log at all: slf4j-simple writes it to the node's log file.
+    """Return the jars of a version of Kafka."""
+    # Kafka's own dependencies write no log: slf4j-simple writes to the node's log file.
     artifacts = (
         Coordinates("org.apache.kafka", "kafka_2.13", version),
         Coordinates("org.slf4j", "slf4j-simple", "1.7.36"),
@@ -64,7 +59,7 @@ def kafka_jars(version: str) -> JarSet:
 
 @dataclass
 class KafkaCluster:
-    """A Kafka of one or three nodes. It starts when entered, and is gone with its data when left.
+    """A Kafka cluster of one or three nodes, as a context manager. Its data is removed on exit.
 
     Example:
         ```python
@@ -74,13 +69,13 @@ class KafkaCluster:
         ```
 
     Attributes:
-        nodes: How many; the nodes are numbered from 1.
+        nodes: Number of nodes; they are numbered from 1.
         port: The first node's port; a free one by default.
-        settings: Broker settings; they win over those of this kit, which make rebalances quick.
-        version: Kafka's; what DAGSTER_REBALANCE_KAFKA_VERSION names, or 4.1.1. Before 4.0 there is
-            the classic protocol only: the consumer protocol was not for production yet, and is off.
-        heap: The memory of each node, as Java's -Xmx takes it.
-        tell: Gets a sentence at each step of a first fetch of the jars.
+        settings: Broker settings; they override those of this kit, which make rebalances quick.
+        version: Version of Kafka; by default DAGSTER_REBALANCE_KAFKA_VERSION, or 4.1.1. Before 4.0
+            only the classic protocol is enabled.
+        heap: Memory of each node, in the format of Java's -Xmx.
+        tell: Receives progress messages while the jars are downloaded for the first time.
     """
 
     nodes: int = 1
@@ -88,7 +83,7 @@ class KafkaCluster:
     settings: Mapping[str, str] = field(default_factory=dict)
     version: str = field(default_factory=lambda: os.environ.get(VERSION_VARIABLE) or KAFKA_VERSION)
     heap: str = "384m"
-    tell: Callable[[str], None] = tell_on_stderr
+    tell: Callable[[str], None] = print_on_stderr
     _folder: Path | None = field(init=False, default=None)
     _nodes: dict[int, KafkaNode] = field(init=False, default_factory=dict)
     _access: Access = field(init=False, default_factory=Access)
@@ -101,24 +96,24 @@ class KafkaCluster:
             raise ConfigurationError(msg)
         if not re.fullmatch(r"[34]\.\d+\.\d+", self.version):
             msg = (
-                f"'{self.version}' is no version of Kafka that this kit can start: it must look "
-                f"like {KAFKA_VERSION} or 3.9.1."
+                f"This kit cannot start version '{self.version}' of Kafka: give a version like "
+                f"{KAFKA_VERSION} or 3.9.1."
             )
             raise ConfigurationError(msg)
         if self.port is not None and not is_free(self.port):
             msg = (
-                f"Port {self.port} is in use on this machine. Choose another, or none to get a "
-                "free one."
+                f"Port {self.port} is in use on this machine. Choose another port, or none to get "
+                "a free one."
             )
             raise ConfigurationError(msg)
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a client's `bootstrap.servers` takes."""
+        """The value for a client's `bootstrap.servers`."""
         return ",".join(node.address for node in self._nodes.values())
 
     def client_config(self) -> dict[str, str]:
-        """The librdkafka settings with which a client reaches this Kafka."""
+        """Return the librdkafka settings of a client."""
         return {"bootstrap.servers": self.bootstrap_servers}
 
     @property
@@ -128,24 +123,24 @@ class KafkaCluster:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the nodes that run."""
+        """The pids of the running nodes."""
         return [node.process.pid for node in self._nodes.values() if node.is_running]
 
     def tail(self) -> str:
-        """The end of each node's log."""
+        """Return the end of each node's log."""
         return "\n".join(f"{node.name}:\n{node.process.tail()}" for node in self._nodes.values())
 
     def start(self) -> Self:
-        """Fetch the jars if need be, start the nodes, and wait until they form a cluster.
+        """Download the jars if necessary, start the nodes, and wait until they form a cluster.
 
         Raises:
-            DagsterRebalanceError: A node did not start; the message holds the end of its log.
+            DagsterRebalanceError: A node did not start; the message includes the end of its log.
         """
-        wanted, found = kafka_jars(self.version), find_java()
-        jars = fetch(wanted, tell=self.tell)
-        self._archive = archive = ClassArchive.of(wanted.name, found, jars, JAVA_FLAGS)
+        jar_set, installed_java = kafka_jars(self.version), find_java()
+        jars = fetch(jar_set, tell=self.tell)
+        self._archive = archive = ClassArchive.of(jar_set.name, installed_java, jars, JAVA_FLAGS)
         java: list[str | Path] = [
-            found.path,
+            installed_java.path,
             f"-Xmx{self.heap}",
             *JAVA_FLAGS,
             *archive.using,
@@ -171,8 +166,7 @@ class KafkaCluster:
         self._admin = self._new_admin()
         return self
 
-    def _make_access(self, folder: Path) -> Access:  # noqa: ARG002 - for those who keep files of it there
-        """Who may talk to the nodes."""
+    def _make_access(self, folder: Path) -> Access:  # noqa: ARG002 - for subclasses with files
         return Access()
 
     def _new_admin(self) -> AdminClient:
@@ -192,10 +186,10 @@ class KafkaCluster:
                     raise BrokerError(msg)
 
     def stop(self) -> None:
-        """End all nodes and remove their data."""
-        archive, maker = self._archive, self._nodes.get(1)
-        if archive and archive.is_being_made and maker and maker.is_running:
-            maker.stop()
+        """Kill all nodes and remove their data."""
+        archive, writer = self._archive, self._nodes.get(1)
+        if archive and archive.is_being_made and writer and writer.is_running:
+            writer.stop()
             archive.keep()
         for node in self._nodes.values():
             node.stop_at_once()
@@ -206,55 +200,44 @@ class KafkaCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _node(self, number: int) -> KafkaNode:
         if number not in self._nodes:
             msg = (
-                f"There is no node {number} in this Kafka; there are: "
+                f"This Kafka has no node {number}; its nodes: "
                 f"{', '.join(map(str, self._nodes)) or 'none, it is not started'}."
             )
             raise ConfigurationError(msg)
         return self._nodes[number]
 
     def kill(self, node: int = 1) -> None:
-        """End a node at once, as a crash would. Its data stays."""
+        """Kill a node, as a crash would. Its data stays."""
         self._node(node).process.kill()
 
     def shut_down(self, node: int = 1) -> None:
-        """End a node in good order, as a rolling restart would.
-
-        The node hands its leaderships over first.
-        """
+        """Shut a node down, as in a rolling restart: it hands its leaderships over first."""
         self._node(node).stop()
 
     def restart(self, node: int = 1) -> None:
-        """Start a node again, on the same port and with its data; one that runs is shut down first.
-
-        Returns when it answers.
-        """
+        """Restart a node on the same port and with its data, and wait until it answers."""
         self._node(node).stop()
         self._node(node).launch()
         self._node(node).wait_until_up(len(self.pids))
 
     def suspend(self, node: int = 1) -> None:
-        """Freeze a node: connections stay open, and nothing answers."""
+        """Suspend a node: its connections stay open, but it does not answer."""
         self._node(node).process.suspend()
 
     def resume(self, node: int = 1) -> None:
-        """Let a suspended node go on."""
+        """Resume a suspended node."""
         self._node(node).process.resume()
 
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """Create a topic, with a copy on each node, and wait until every partition has a leader.
+        """Create a topic with a replica on each node, and wait until all partitions have leaders.
 
         Raises:
             BrokerError: Kafka refused, for example because the topic exists.
@@ -272,7 +255,7 @@ class KafkaCluster:
         self._wait_for_leaders(name, partitions)
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Let a topic have `total` partitions, and wait until every one has a leader.
+        """Increase the partitions of a topic to `total`, and wait until all have leaders.
 
         Raises:
             BrokerError: Kafka refused, for example because the topic has as many.
@@ -285,7 +268,7 @@ class KafkaCluster:
         self._wait_for_leaders(name, total)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with all of its records, and wait until no node knows it any more.
+        """Delete a topic with its records, and wait until it is gone.
 
         Raises:
             BrokerError: Kafka refused, for example because there is no such topic.
@@ -301,51 +284,51 @@ class KafkaCluster:
         )
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
-        # Right after a creation a node may lead a partition and not know it yet: list_offsets then
-        # fails with NOT_LEADER_FOR_PARTITION. Of a leader that does not answer it says -1001. It
-        # finds none (_NOENT) for partitions that are newer than the client's metadata, and another
-        # node may be late to tell of them: so each time with a client of its own.
-        asked = {
+        # Right after the creation, list_offsets may fail with NOT_LEADER_FOR_PARTITION, return
+        # offset -1001, or find no such partition (_NOENT) with a client's older metadata: each
+        # attempt uses a new client.
+        request = {
             TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)
         }
 
-        def all_answer() -> bool:
+        def have_leaders() -> bool:
             admin = self._new_admin()
-            answers = admin.list_offsets(asked, request_timeout=REQUEST_LIMIT_S).values()
+            answers = admin.list_offsets(request, request_timeout=REQUEST_LIMIT_S).values()
             return all(
                 answer.exception(REQUEST_LIMIT_S) is None and answer.result().offset >= 0
                 for answer in answers
             )
 
         wait_until(
-            all_answer,
+            have_leaders,
             timeout_s=REQUEST_LIMIT_S,
             what=f"a leader for each of the {partitions} partitions of {topic}",
         )
 
     def leaders(self, topic: str) -> list[int]:
-        """The node that leads each partition of a topic; -1 where there is none."""
-        found = self._admin.list_topics(topic, timeout=REQUEST_LIMIT_S).topics[topic].partitions
-        return [found[partition].leader for partition in sorted(found)]
+        """Return the leader of each partition of a topic; -1 if it has none."""
+        partitions = (
+            self._admin.list_topics(topic, timeout=REQUEST_LIMIT_S).topics[topic].partitions
+        )
+        return [partitions[number].leader for number in sorted(partitions)]
 
     def is_in_sync(self) -> bool:
-        """Tell whether every node runs and has an up-to-date copy of every partition.
-
-        Then one of them may go without harm.
-        """
+        """Return whether every node has an in-sync replica of every partition."""
         topics = self._admin.list_topics(timeout=REQUEST_LIMIT_S).topics.values()
         return all(
-            len(one.isrs) == self.nodes for topic in topics for one in topic.partitions.values()
+            len(partition.isrs) == self.nodes
+            for topic in topics
+            for partition in topic.partitions.values()
         )
 
     def coordinator(self, group: str) -> int:
-        """The node that coordinates a consumer group, -1 while there is none.
+        """Return the node that coordinates a consumer group, or -1 while there is none.
 
-        Some group must have been used before.
+        The topic `__consumer_offsets` must exist already.
         """
-        # Not describe_consumer_groups: librdkafka 2.16 aborts the process when the coordinator goes
-        # during that request ("eonce->refcnt > 0" in rd_kafka_enq_once_del_source_return). Kafka
-        # maps a group to a partition by Java's String.hashCode.
+        # Not describe_consumer_groups: librdkafka 2.16 aborts the process if the coordinator goes
+        # away during the request ("eonce->refcnt > 0" in rd_kafka_enq_once_del_source_return).
+        # Kafka maps a group to a partition by Java's String.hashCode.
         leaders = self.leaders("__consumer_offsets")
         code = 0
         for character in group:
@@ -354,13 +337,13 @@ class KafkaCluster:
 
 
 def settle(future: Future[None], what: str) -> None:
-    """Wait for what Kafka answers to an admin client.
+    """Wait for the result of an admin request.
 
     Raises:
-        BrokerError: It refused, or did not answer.
+        BrokerError: Kafka refused, or did not answer.
     """
     try:
         future.result(REQUEST_LIMIT_S)
     except KafkaException as error:
-        msg = f"Kafka would not {what}: {error.args[0].str()}"
+        msg = f"Kafka refused to {what}: {error.args[0].str()}"
         raise BrokerError(msg, retriable=error.args[0].retriable()) from error

@@ -1,4 +1,4 @@
-"""What people do on the pages of Dagster, asked of a webserver as the pages ask it."""
+"""The actions of Dagster's UI, through the GraphQL API of a webserver."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ if TYPE_CHECKING:
 
 
 class DagsterUi:
-    """The pages of a deployment.
-
-    Each method raises `DagsterRebalanceError` when Dagster refuses what it asks for.
+    """The UI of a deployment. Each method raises `DagsterRebalanceError` if Dagster refuses.
 
     Args:
-        url: Where the webserver is.
+        url: Address of the webserver.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def ask(self, query: str, **variables: object) -> dict[str, Any]:
-        """Ask the webserver's GraphQL.
+        """Execute a GraphQL query and return its data.
 
         Raises:
-            DagsterRebalanceError: It refused the query, could not be reached, or could not reach
-                its storage.
+            DagsterRebalanceError: The webserver refused the query, could not be reached, or could
+                not reach its storage.
         """
         body = json.dumps({"query": query, "variables": variables}).encode()
         address, headers = f"{self.url}/graphql", {"Content-Type": "application/json"}
@@ -60,39 +58,32 @@ class DagsterUi:
         self._settle(_STOP_SENSOR, "stopSensor", id=state["id"])
 
     def ticks(self, location: str, sensor: str, limit: int = 20) -> list[dict[str, Any]]:
-        """The last ticks of a sensor, newest first."""
-        sensor_found = self.ask(_SENSOR, selector=_selector(location, sensor), limit=limit)[
-            "sensorOrError"
-        ]
-        ticks: list[dict[str, Any]] = sensor_found["sensorState"]["ticks"]
+        """Return the last ticks of a sensor, newest first."""
+        answer = self.ask(_SENSOR, selector=_selector(location, sensor), limit=limit)
+        ticks: list[dict[str, Any]] = answer["sensorOrError"]["sensorState"]["ticks"]
         return ticks
 
     def preview(self, location: str, sensor: str) -> dict[str, Any]:
-        """Do what "Preview tick result" does in the UI."""
-        answer = self.ask(_PREVIEW, selector=_selector(location, sensor), cursor=None)[
-            "sensorDryRun"
-        ]
-        result: dict[str, Any] = answer["evaluationResult"]
+        """Evaluate a sensor without effects ("Preview tick result")."""
+        answer = self.ask(_PREVIEW, selector=_selector(location, sensor), cursor=None)
+        result: dict[str, Any] = answer["sensorDryRun"]["evaluationResult"]
         return result
 
     def reload(self, location: str) -> None:
-        """Load the code of a location again, as "Reload definitions" does in the UI."""
+        """Reload the code of a location ("Reload definitions")."""
         self._settle(_RELOAD, "reloadRepositoryLocation", location=location)
 
     def broken_locations(self) -> list[str]:
-        """The code locations that show an error in place of their definitions."""
-        found = self.ask(_LOCATIONS)["workspaceOrError"].get("locationEntries", ())
+        """Return the code locations that failed to load."""
+        entries = self.ask(_LOCATIONS)["workspaceOrError"].get("locationEntries", ())
         return [
             entry["name"]
-            for entry in found
+            for entry in entries
             if (entry["locationOrLoadError"] or {}).get("__typename") == "PythonError"
         ]
 
     def launch(self, location: str, job: str, config: Mapping[str, object] | None = None) -> str:
-        """Launch a job as the launchpad does, with a config.
-
-        Returns the id of its run.
-        """
+        """Launch a job with a config ("Launch run"), and return the id of its run."""
         execution = {
             "selector": {**_repository(location), "jobName": job},
             "runConfigData": json.dumps(config or {}),
@@ -104,9 +95,9 @@ class DagsterUi:
     def re_execute(
         self, run_id: str, steps: Sequence[str] = (), tags: Mapping[str, str] | None = None
     ) -> str:
-        """Run all steps of a run again, as "Re-execute all" does in the UI, or only some of them.
+        """Re-execute a run or some of its steps ("Re-execute all"), and return the new run's id.
 
-        The new run also gets `tags`. Returns its id.
+        The new run also gets `tags`.
         """
         if not steps and not tags:
             answer = self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)
@@ -136,22 +127,19 @@ class DagsterUi:
         return str(answer["run"]["runId"])
 
     def delete_run(self, run_id: str) -> None:
-        """Delete a run, as "Delete" does in the UI."""
+        """Delete a run ("Delete")."""
         self._settle(_DELETE, "deleteRun", run_id=run_id)
 
     def force_terminate(self, run_id: str) -> None:
-        """Mark a run as cancelled at once, as "Force termination immediately" does in the UI."""
+        """Mark a run as cancelled at once ("Force termination immediately")."""
         self._settle(_FORCE_TERMINATE, "terminateRun", run_id=run_id)
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a run, as "Terminate" does in the UI.
-
-        A run at work gets a request to end; a queued one never starts.
-        """
+        """Cancel a run ("Terminate"): a running run is asked to end; a queued run never starts."""
         self._settle(_CANCEL, "terminateRun", run_id=run_id)
 
     def wipe(self, *assets: dg.AssetKey) -> None:
-        """Forget the materialisations of assets, as "Wipe materializations" does in the UI."""
+        """Delete the materialisation records of assets ("Wipe materializations")."""
         self._settle(
             _WIPE,
             "wipeAssets",
@@ -159,18 +147,23 @@ class DagsterUi:
         )
 
     def report(self, asset: dg.AssetKey, *partitions: str) -> None:
-        """Report a materialisation, as "Report materialization" does in the UI."""
-        said = {
+        """Report a materialisation ("Report materialization")."""
+        params = {
             "eventType": "ASSET_MATERIALIZATION",
             "assetKey": {"path": list(asset.path)},
             "partitionKeys": list(partitions),
         }
-        self._settle(_REPORT, "reportRunlessAssetEvents", said=said)
+        self._settle(_REPORT, "reportRunlessAssetEvents", params=params)
 
     def delete_partitions(self, location: str, definition: str, *keys: str) -> None:
-        """Delete dynamic partitions, as the page of an asset does in the UI."""
-        which = {"repository": _repository(location), "definition": definition, "keys": list(keys)}
-        self._settle(_DELETE_PARTITIONS, "deleteDynamicPartitions", **which)
+        """Delete dynamic partitions ("Delete" on the page of an asset)."""
+        self._settle(
+            _DELETE_PARTITIONS,
+            "deleteDynamicPartitions",
+            repository=_repository(location),
+            definition=definition,
+            keys=list(keys),
+        )
 
     def _settle(self, query: str, field_name: str, **variables: object) -> dict[str, Any]:
         answer: dict[str, Any] = self.ask(query, **variables)[field_name]
@@ -185,7 +178,7 @@ def _selector(location: str, sensor: str) -> dict[str, str]:
 
 
 def _repository(location: str) -> dict[str, str]:
-    """The repository of a code location, as Dagster names that of a `Definitions`."""
+    """Return the selector of the repository of a location with one `Definitions`."""
     return {"repositoryLocationName": location, "repositoryName": "__repository__"}
 
 
@@ -223,10 +216,7 @@ _RUN = """query($run_id: ID!) {
     jobName rootRunId runConfigYaml tags { key value } repositoryOrigin { repositoryLocationName }
   } }
 }"""
-_RE_EXECUTE_STEPS = """mutation($execution: ExecutionParams!) {
-  launchRunReexecution(executionParams: $execution) { __typename \
-... on Error { message } ... on LaunchRunSuccess { run { runId } } }
-}"""
+_RE_EXECUTE_STEPS = _LAUNCH.replace("launchRun(", "launchRunReexecution(")
 _CANCEL = """mutation($run_id: String!) {
   terminateRun(runId: $run_id, terminatePolicy: SAFE_TERMINATE) { __typename
     ... on Error { message } ... on TerminateRunFailure { message }
@@ -235,8 +225,8 @@ _CANCEL = """mutation($run_id: String!) {
 _WIPE = """mutation($ranges: [PartitionsByAssetSelector!]!) {
   wipeAssets(assetPartitionRanges: $ranges) { __typename ... on Error { message } }
 }"""
-_REPORT = """mutation($said: ReportRunlessAssetEventsParams!) {
-  reportRunlessAssetEvents(eventParams: $said) { __typename ... on Error { message } }
+_REPORT = """mutation($params: ReportRunlessAssetEventsParams!) {
+  reportRunlessAssetEvents(eventParams: $params) { __typename ... on Error { message } }
 }"""
 _DELETE = (
     "mutation($run_id: String!) { deleteRun(runId: $run_id) { __typename ... on Error "

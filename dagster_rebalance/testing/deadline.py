@@ -1,7 +1,4 @@
-"""Waiting for real parts: poll a condition until a deadline, never sleep for a guessed time.
-
-Owns the clock and the sleep of this kit.
-"""
+"""Wait for a condition with a deadline; the kit sleeps nowhere else."""
 
 from __future__ import annotations
 
@@ -23,23 +20,24 @@ def wait_until(
     what: str | Callable[[], str],
     interval_s: float = 0.05,
 ) -> T:
-    """Call `condition` until it returns something true, and return that.
+    """Call `condition` until it returns a true value, and return that value.
 
     Args:
-        condition: What is waited for.
-        timeout_s: How long to wait at most.
-        what: What to say was waited for; a function is called at the deadline, and can say what was
-            seen last.
-        interval_s: The pause between two calls.
+        condition: The function to poll.
+        timeout_s: Maximum time to wait.
+        what: Description for the error; a function is called at the deadline, so it can include
+            the last state.
+        interval_s: Pause between two calls.
 
     Raises:
-        DagsterRebalanceError: The deadline has passed.
+        DagsterRebalanceError: The timeout has expired.
     """
     deadline_at = time.monotonic() + timeout_s
     while True:
         if value := condition():
             return value
         if time.monotonic() >= deadline_at:
-            msg = f"waited {timeout_s:g} s in vain for {what if isinstance(what, str) else what()}"
+            description = what if isinstance(what, str) else what()
+            msg = f"timed out after {timeout_s:g} s waiting for {description}"
             raise DagsterRebalanceError(msg)
         time.sleep(interval_s)

@@ -1,9 +1,7 @@
-"""A real Dagster deployment runs on this machine, in a folder of its own.
+"""A real Dagster deployment on this machine: daemon, webserver and code servers.
 
-It has code servers, the daemon and, if wanted, the webserver. This module owns how they are
-started, reached, reloaded and ended. Each code location has a code server of its own, as in
-production, so that a test can kill one, shut it down as in a deploy, or reload it while the others
-go on.
+Each code location has its own code server, as in production, so a test can kill, shut down or
+reload one while the others keep running.
 """
 
 from __future__ import annotations
@@ -19,12 +17,11 @@ import dagster as dg
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.dagster_ui import DagsterUi
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.local.ports import accepts_connections, free_port
+from dagster_rebalance.testing.local.host import accepts_connections, free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -37,7 +34,7 @@ QUEUED = {
 AT_ONCE = {
     "run_coordinator": {"module": "dagster.core.run_coordinator", "class": "DefaultRunCoordinator"}
 }
-"""Runs start when they are requested: without the queue a run begins up to 5 s earlier."""
+"""Runs start when they are requested: up to 5 s earlier than with the queue."""
 
 
 @dataclass
@@ -45,12 +42,12 @@ class CodeLocation:
     """A code location and its server.
 
     Attributes:
-        name: The name in Dagster.
-        module: The module with its `Definitions`.
-        env: What is different in its environment.
-        reloads: Whether its server can load the code again (`dagster code-server`), as with
+        name: Name in Dagster.
+        module: Module with the `Definitions`.
+        folder: Folder of the module.
+        env: Additional environment variables.
+        reloads: Whether its server can reload the code (`dagster code-server`), as with
             `dagster dev`.
-        folder: The folder that the module is found in.
     """
 
     name: str
@@ -67,7 +64,7 @@ class CodeLocation:
         """The running server.
 
         Raises:
-            DagsterRebalanceError: It was not started.
+            DagsterRebalanceError: The server is not started.
         """
         if self.process is None:
             msg = f"the code location {self.name} is not started"
@@ -75,10 +72,7 @@ class CodeLocation:
         return self.process
 
     def start(self, home: Path) -> None:
-        """Start the server, on the same port as before if there was one.
-
-        Runs of one that was killed go on.
-        """
+        """Start or restart the server on its port. Runs of a killed server keep running."""
         self._earlier += [self.process] if self.process is not None else []
         command = ["code-server", "start"] if self.reloads else ["api", "grpc"]
         self.process = ChildProcess(
@@ -109,14 +103,14 @@ class CodeLocation:
         )
 
     def stop_at_once(self) -> None:
-        """End the server and its runs, also those that outlived an earlier server."""
+        """Kill the server and its runs, also runs of earlier servers."""
         for process in (*self._earlier, *([self.process] if self.process is not None else [])):
             process.stop_at_once()
         self._earlier.clear()
 
 
 class DagsterDeployment:
-    """Dagster with code locations that share an instance.
+    """A Dagster deployment whose code locations share an instance.
 
     Example:
         ```python
@@ -125,10 +119,10 @@ class DagsterDeployment:
         ```
 
     Args:
-        home: The folder that becomes DAGSTER_HOME.
+        home: The DAGSTER_HOME folder.
         locations: The code locations.
-        settings: What `dagster.yaml` says; by default runs start without a queue.
-        env: What is different in the environment of the daemon and the webserver.
+        settings: Content of `dagster.yaml`; by default runs start without a queue.
+        env: Additional environment variables of the daemon and the webserver.
     """
 
     def __init__(
@@ -178,7 +172,7 @@ class DagsterDeployment:
         ]
         workspace = self.home / "workspace.yaml"
         workspace.write_text(json.dumps({"load_from": servers}))
-        # Several processes that make the SQLite files at the same time break them.
+        # Processes that create the SQLite files concurrently corrupt them.
         with self.instance() as instance:
             instance.get_run_records(limit=1)
             instance.get_latest_materialization_event(dg.AssetKey("none"))
@@ -210,7 +204,7 @@ class DagsterDeployment:
         return self
 
     def start_daemon(self) -> None:
-        """Start the daemon; also after it was killed."""
+        """Start the daemon, or restart it after it was killed."""
         self._daemon = self._child(
             "daemon", ["dagster-daemon", "run", "-w", str(self.home / "workspace.yaml")]
         )
@@ -225,7 +219,7 @@ class DagsterDeployment:
         )
 
     def stop(self) -> None:
-        """End everything: first who starts runs, then the code servers and the runs in them."""
+        """Kill the daemon and the webserver, then the code servers and their runs."""
         for process in (self._daemon, self._webserver):
             if process is not None:
                 process.stop_at_once()
@@ -235,16 +229,11 @@ class DagsterDeployment:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def wait_for_run(self, run_id: str, *, timeout_s: float) -> dg.DagsterRun:
-        """Wait until a run has ended."""
+        """Wait until a run has ended, and return it."""
         with self.instance() as instance:
 
             def ended() -> dg.DagsterRun | None:

@@ -1,8 +1,4 @@
-"""A Kafka that was there before the tests, in a container or of a team.
-
-Owns no process: it neither starts nor ends a node. Of what is stored there it deletes only what a
-test has made.
-"""
+"""A Kafka that runs independently of the tests, for example in a container."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ BROKERS_VARIABLE = "KAFKA_BROKERS"
 
 @dataclass
 class ExistingKafka(KafkaCluster):
-    """A Kafka that runs already and asks nobody for a login. It has no nodes to kill or suspend.
+    """A running Kafka without authentication. Its nodes cannot be killed or suspended.
 
     Example:
         ```python
@@ -31,37 +27,37 @@ class ExistingKafka(KafkaCluster):
         ```
 
     Attributes:
-        brokers: Where it is, as `host:port,host:port`.
+        brokers: Its addresses, as `host:port,host:port`.
     """
 
     brokers: str = ""
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a client's `bootstrap.servers` takes."""
+        """The value for a client's `bootstrap.servers`."""
         return self.brokers
 
     def start(self) -> Self:
-        """Look whether it answers.
+        """Check that it answers.
 
         Raises:
-            BrokerError: It does not.
+            BrokerError: It does not answer.
         """
         self._admin = self._new_admin()
         try:
-            found = len(self._admin.list_topics(timeout=REQUEST_LIMIT_S).brokers)
+            nodes = len(self._admin.list_topics(timeout=REQUEST_LIMIT_S).brokers)
         except KafkaException as error:
             msg = (
                 f"no Kafka answers at {self.brokers}: {error.args[0].str()}. Start it, or unset "
-                f"{BROKERS_VARIABLE} for one that the tests start themselves"
+                f"{BROKERS_VARIABLE} to let the tests start one"
             )
             raise BrokerError(msg) from error
-        self.nodes = max(size for size in SIZES if size <= max(found, 1))
+        self.nodes = max(size for size in SIZES if size <= max(nodes, 1))
         return self
 
     def topics(self) -> set[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return set(self._admin.list_topics(timeout=REQUEST_LIMIT_S).topics)
 
     def stop(self) -> None:
-        """Leave it as it is."""
+        """Leave Kafka running."""

@@ -1,9 +1,7 @@
-"""The fake group is a consumer group in memory that really rebalances.
+"""A consumer group in memory, with cooperative rebalances, held revokes, fencing and commits.
 
-Its rebalances are cooperative, with held revokes, fencing, supersession and committed metadata. It
-owns what Kafka's coordinator and the client decide together, with a clock of its own that moves
-only while its members poll. It plays the ports of `kafka.group_ports`, and the contract tests
-of the member hold it to what the real one does. It keeps offsets, not records.
+It implements the ports of `kafka.group_ports`, with a clock that advances only while members poll. It
+stores offsets, not records. The contract tests of the member run on it and on a real broker.
 """
 
 from __future__ import annotations
@@ -44,17 +42,17 @@ if TYPE_CHECKING:
 
 
 class ManualClock:
-    """A monotonic clock that moves when it is told to."""
+    """A monotonic clock that is advanced by hand."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._now += seconds
 
 
@@ -62,14 +60,13 @@ class FakeGroup:
     """A group and its cluster (implements `ClusterView`).
 
     Args:
-        topics: The number of partitions of each topic.
-        max_poll_interval_s: When a held revoke is lost.
-        probe_interval_s: How long a member takes to find out during a hold that it was fenced or
-            superseded.
+        topics: Number of partitions of each topic.
+        max_poll_interval_s: Time after which a held revoke is lost.
+        probe_interval_s: Time until a holding member detects that it was fenced or superseded.
 
     Attributes:
-        answers_commits: False is what a member meets in classic that waits in a rebalance for
-            another one, which holds a revoke.
+        answers_commits: Set it to False to play the classic protocol while another member holds a
+            revoke: commits get no answer.
 
     Example:
         ```python
@@ -105,69 +102,60 @@ class FakeGroup:
         self._joined = self._made = 0
 
     def member(self) -> FakeMember:
-        """A new member; it joins with its first poll after `subscribe`."""
+        """Return a new member, which joins with its first poll after `subscribe`."""
         return FakeMember(self)
 
     @property
     def members(self) -> tuple[FakeMember, ...]:
-        """The members that the coordinator knows."""
+        """The members in the coordinator's view."""
         return tuple(self._members)
 
     def owner(self, partition: TopicPartition) -> FakeMember | None:
-        """Who owns a partition in the coordinator's eyes."""
+        """Return the owner of a partition in the coordinator's view."""
         return self._owner.get(partition)
 
     def add_partitions(self, topic: str, total: int) -> None:
-        """Let a topic have `total` partitions (a new topic, too).
-
-        Members hear of it between holds.
-        """
+        """Create a topic with `total` partitions, or extend it."""
         self._topics[topic] = total
         self.rebalance()
 
     def fence(self, member: FakeMember) -> None:
-        """The coordinator forgets a member and gives its partitions away.
-
-        The member finds out later.
-        """
+        """Remove a member from the group and reassign its partitions; it detects that later."""
         self._forget(member)
-        member.undone = LostReason.FENCED if member.held else LostReason.SESSION
+        member.pending_loss = LostReason.FENCED if member.held else LostReason.SESSION
         self.rebalance()
 
     def supersede(self, member: FakeMember) -> None:
-        """Let another rebalance overtake the member's hold, without a callback.
+        """Supersede the member's hold by another rebalance without a callback.
 
         A metadata change does so in the classic protocol.
         """
         if not member.held:
-            msg = f"{member.member_id} holds nothing that could be superseded"
+            msg = f"{member.member_id} holds no revoke that could be superseded"
             raise IllegalStateError(msg)
         for tp in member.held:
             del self._owner[tp]
-        member.undone = LostReason.SUPERSEDED
+        member.pending_loss = LostReason.SUPERSEDED
         self.rebalance()
 
     def produce(self, partition: TopicPartition, count: int = 1, timestamp: int = 0) -> None:
-        """Append records, all of one time in milliseconds."""
+        """Append records with the same timestamp in milliseconds."""
         self._produced.setdefault(partition, []).extend([timestamp] * count)
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
-        """Let retention remove the records before an offset."""
+        """Delete the records before an offset, as retention does."""
         self._deleted[partition] = offset
 
     def elect(self, partition: TopicPartition, *, cut_at: int | None = None) -> None:
-        """A new leader leads a partition; in an unclean election one whose log ends at `cut_at`."""
+        """Elect a new leader; in an unclean election its log ends at `cut_at`."""
         log = self._produced.setdefault(partition, [])
         if cut_at is not None:
             del log[cut_at:]
         elections = self._elections.setdefault(partition, {})
         elections[max(elections, default=0) + 1] = len(log)
 
-    def make_anew(self, topic: str) -> None:
-        """Delete a topic and make it again.
-
-        Kafka drops its records, and what groups have committed for it.
-        """
+    def recreate_topic(self, topic: str) -> None:
+        """Delete and create a topic; its records and committed offsets are deleted."""
         for number in range(self._topics[topic]):
             tp = TopicPartition(topic, number)
             self._produced.pop(tp, None)
@@ -178,30 +166,27 @@ class FakeGroup:
         self._topic_ids[topic] = f"id-{self._made}"
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic for good, with its records and what groups have committed for it."""
-        self.make_anew(topic)
+        """Delete a topic with its records and committed offsets."""
+        self.recreate_topic(topic)
         del self._topics[topic]
         self.rebalance()
 
     def forbid(self, *topics: str) -> None:
-        """Forbid members to read these topics, and no others.
-
-        The topics can still be listed.
-        """
+        """Forbid members to read exactly these topics; they can still be listed."""
         self._forbidden = frozenset(topics)
 
     def check_allowed(self, partitions: Collection[TopicPartition]) -> None:
-        """Raise the error of a request for partitions of a topic that may not be read."""
+        """Raise the error of a request for partitions of a forbidden topic."""
         refused = sorted(tp for tp in partitions if tp.topic in self._forbidden)
         if refused:
             raise _forbidden(refused)
 
     def has(self, partition: TopicPartition) -> bool:
-        """Whether the partition exists."""
+        """Return whether the partition exists."""
         return partition.partition < self._topics.get(partition.topic, 0)
 
     def refusal(self, partition: TopicPartition) -> BrokerError | None:
-        """Why commits for a partition are refused, if they are."""
+        """Return the error of commits for a partition, if they are refused."""
         if not self.has(partition):
             return BrokerError(
                 f"commit for {_unknown(str(partition))}",
@@ -211,16 +196,13 @@ class FakeGroup:
         return _forbidden([partition]) if partition.topic in self._forbidden else None
 
     def open_transaction(self, partition: TopicPartition, offset: int | None) -> None:
-        """A transaction has been open since an offset; None when none is."""
+        """Open a transaction at an offset, or close it with None."""
         self._open.pop(partition, None)
         if offset is not None:
             self._open[partition] = offset
 
     def silence(self, *partitions: TopicPartition) -> None:
-        """Silence the leaders of these partitions, and of no others.
-
-        They do not answer, as while their broker is away.
-        """
+        """Let exactly the leaders of these partitions not answer, as in an outage of a broker."""
         self._silent = frozenset(partitions)
 
     def _check_leaders(self, partitions: Collection[TopicPartition]) -> None:
@@ -233,14 +215,14 @@ class FakeGroup:
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The first offset that exists."""
+        """Return the first existing offsets."""
         self._check_leaders(partitions)
         return {tp: self._deleted.get(self._existing(tp), 0) for tp in partitions}
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The offset that the next record will get."""
+        """Return the offsets after the last readable record."""
         self._check_leaders(partitions)
         return {
             tp: min(len(self._produced.get(self._existing(tp), [])), self._open.get(tp, MAX_OFFSET))
@@ -260,14 +242,14 @@ class FakeGroup:
     def high_watermarks(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The end offsets, behind an open transaction too."""
+        """Return the end offsets, also beyond an open transaction."""
         self._check_leaders(partitions)
         return {tp: len(self._produced.get(self._existing(tp), [])) for tp in partitions}
 
     def truncated(
         self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, bool]:
-        """Whether an election since has cut the log off below a position."""
+        """Return whether a later election has truncated the log below a position."""
         return {
             tp: any(
                 until < position.offset
@@ -279,11 +261,11 @@ class FakeGroup:
         }
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
-        """The ids of the topics that were made again; of the others none is known."""
+        """Return the ids of recreated topics; the others have none."""
         return {topic: self._topic_ids[topic] for topic in topics if topic in self._topic_ids}
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """As `topic_ids`, answered at once."""
+        """Return the result of `topic_ids` as a completed request."""
         return lambda: self.topic_ids(topics)
 
     def offsets_for_times(
@@ -291,60 +273,57 @@ class FakeGroup:
         timestamps: Mapping[TopicPartition, int],
         timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record at or after a time in milliseconds; None where there is none."""
-        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-        for tp, wanted in timestamps.items():
+        """Return the first record at or after a time in milliseconds, or None."""
+        offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        for tp, since in timestamps.items():
             later = (
-                (offset, at) for offset, at in enumerate(self._produced.get(tp, [])) if at >= wanted
+                (offset, at) for offset, at in enumerate(self._produced.get(tp, [])) if at >= since
             )
             first = next(later, None)
-            found[tp] = OffsetAndTimestamp(*first) if first else None
-        return found
+            offsets[tp] = OffsetAndTimestamp(*first) if first else None
+        return offsets
 
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
-        """All topics, led by broker 1."""
+        """Return all topics; broker 1 leads all partitions."""
         return {
             topic: [PartitionInfo(topic, number, 1, (1,), (1,)) for number in range(total)]
             for topic, total in self._topics.items()
         }
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
-        """The partitions of a topic."""
-        found = self.list_topics(timeout_s).get(topic)
-        if found is None:
+        """Return the partitions of a topic."""
+        partitions = self.list_topics(timeout_s).get(topic)
+        if partitions is None:
             raise BrokerError(_unknown(topic))
-        return found
+        return partitions
 
     def check(
         self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0
     ) -> None:
-        """Refuse topics that do not exist."""
+        """Raise an error for topics that do not exist."""
         for topic in () if isinstance(subscription, re.Pattern) else subscription:
             self.check_allowed([TopicPartition(topic, 0)])
             self.partitions_for(topic, timeout_s)
 
     def join(self, member: FakeMember) -> str:
-        """Take a member in; called by the member."""
+        """Add a member; called by the member."""
         self._joined += 1
         self._members.append(member)
         return f"member-{self._joined}"
 
     def leave(self, member: FakeMember) -> None:
-        """Let a member go; called by the member."""
+        """Remove a member; called by the member."""
         self._forget(member)
         self.rebalance()
 
     def release(self, partitions: Collection[TopicPartition]) -> None:
-        """Make partitions free for their next owner; called by the member."""
+        """Free partitions for their next owner; called by the member."""
         for tp in partitions:
             self._owner.pop(tp, None)
         self.rebalance()
 
     def rebalance(self) -> None:
-        """Ask members to give up what they have too much of, and hand out what is free.
-
-        Nothing is taken from a member that holds.
-        """
+        """Revoke surplus partitions and assign free ones. A holding member gets no new revoke."""
         target = {
             tp: member for topic in self._topics for tp, member in self._share_out(topic).items()
         }
@@ -355,33 +334,34 @@ class FakeGroup:
                 if owner is member and target.get(tp) is not member
             ]
             if surplus and not member.held:
-                member.told(RevokeRequested(tuple(sorted(surplus))))
+                member.deliver(RevokeRequested(tuple(sorted(surplus))))
         for member in self._members:
             granted = sorted(
                 tp for tp, wanted in target.items() if wanted is member and tp not in self._owner
             )
             if granted:
                 self._owner.update(dict.fromkeys(granted, member))
-                member.told(PartitionsAssigned(tuple(granted)))
+                member.deliver(PartitionsAssigned(tuple(granted)))
 
     def _share_out(self, topic: str) -> dict[TopicPartition, FakeMember]:
-        """A fair share for everybody who subscribed, with as few moves as possible."""
-        takers = [member for member in self._members if member.wants(topic)]
-        everything = [TopicPartition(topic, number) for number in range(self._topics[topic])]
-        if not takers:
+        """Assign a topic evenly to its subscribers, with as few moves as possible."""
+        subscribers = [member for member in self._members if member.is_subscribed_to(topic)]
+        partitions = [TopicPartition(topic, number) for number in range(self._topics[topic])]
+        if not subscribers:
             return {}
-        has = {
-            member: [tp for tp in everything if self._owner.get(tp) is member] for member in takers
+        owned = {
+            member: [tp for tp in partitions if self._owner.get(tp) is member]
+            for member in subscribers
         }
-        least, extra = divmod(len(everything), len(takers))
+        least, extra = divmod(len(partitions), len(subscribers))
         shares: dict[TopicPartition, FakeMember] = {}
-        room: list[FakeMember] = []
-        for rank, member in enumerate(sorted(takers, key=lambda taker: -len(has[taker]))):
+        vacancies: list[FakeMember] = []
+        for rank, member in enumerate(sorted(subscribers, key=lambda other: -len(owned[other]))):
             quota = least + (rank < extra)
-            shares.update(dict.fromkeys(has[member][:quota], member))
-            room += [member] * (quota - len(has[member][:quota]))
-        rest = [tp for tp in everything if tp not in shares]
-        return {**shares, **dict(zip(rest, room, strict=True))}
+            shares.update(dict.fromkeys(owned[member][:quota], member))
+            vacancies += [member] * (quota - len(owned[member][:quota]))
+        free = [tp for tp in partitions if tp not in shares]
+        return {**shares, **dict(zip(free, vacancies, strict=True))}
 
     def _forget(self, member: FakeMember) -> None:
         self._owner = {tp: owner for tp, owner in self._owner.items() if owner is not member}
@@ -408,16 +388,16 @@ class FakeMember:
         self._pending: list[tuple[int, dict[TopicPartition, OffsetAndMetadata]]] = []
         self.member_id = ""
         self.held: frozenset[TopicPartition] = frozenset()
-        self.undone: LostReason | None = None
+        self.pending_loss: LostReason | None = None
 
-    def wants(self, topic: str) -> bool:
-        """Whether the member subscribed to a topic."""
+    def is_subscribed_to(self, topic: str) -> bool:
+        """Return whether the member is subscribed to a topic."""
         if isinstance(self._subscription, re.Pattern):
             return self._subscription.fullmatch(topic) is not None
         return topic in self._subscription
 
-    def told(self, event: MemberEvent) -> None:
-        """What the member hears with its next poll."""
+    def deliver(self, event: MemberEvent) -> None:
+        """Let the member's next poll return an event."""
         self._events.append(event)
         match event:
             case PartitionsAssigned(partitions):
@@ -436,11 +416,11 @@ class FakeMember:
         self._events.append(RequestFailed(error))
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """What this member believes to own."""
+        """Return the assignment in this member's view."""
         return frozenset(self._owned)
 
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
-        """Take part for these topics."""
+        """Subscribe to topics."""
         self._check_open("subscribe")
         self._subscription = subscription
         if self.member_id and not self.held:
@@ -454,7 +434,7 @@ class FakeMember:
         self._leave()
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
-        """Tell what happened; the group's clock moves by `timeout_s` when nothing did."""
+        """Return the events, or advance the group's clock by `timeout_s` if there are none."""
         self._check_open("poll")
         self.settle()
         if self._subscription and not self.member_id:
@@ -467,27 +447,27 @@ class FakeMember:
         return events
 
     def wake(self) -> None:
-        """No poll waits: the group's clock moves at once."""
+        """Do nothing: no poll waits."""
 
     def release(self) -> None:
-        """Hand the held partitions over; nothing is sent for a hold that is not ours any more."""
+        """Release the held partitions, unless the hold is lost already."""
         if not self.held:
             msg = "release without a held revoke: there is nothing to give up"
             raise IllegalStateError(msg)
         self.settle()
-        if self.undone is not None:
+        if self.pending_loss is not None:
             return
-        given, self.held = self.held, frozenset()
-        self._owned -= given
-        self._group.release(given)
+        released, self.held = self.held, frozenset()
+        self._owned -= released
+        self._group.release(released)
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Store what the coordinator accepts."""
+        """Commit the offsets that the coordinator accepts."""
         self._check_open("commit")
         if not self._group.answers_commits:
             msg = (
-                "commit without a limit while the coordinator answers none: it would wait for as "
-                "long as that lasts"
+                "commit without a timeout while the coordinator answers no commits: it would never "
+                "return"
             )
             raise IllegalStateError(msg)
         self.settle()
@@ -496,7 +476,7 @@ class FakeMember:
     def _store(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         failed: dict[TopicPartition, BrokerError] = too_long(offsets)
         refused = self._refused(offsets)
-        for tp, wanted in offsets.items():
+        for tp, offset in offsets.items():
             if tp in failed:
                 continue
             if tp not in self._owned:
@@ -508,7 +488,7 @@ class FakeMember:
                 failed[tp] = PartitionLostError(
                     f"commit for {tp} refused: the member was fenced", partitions={tp: "fenced"}
                 )
-            elif len(wanted.metadata) > MAX_METADATA_BYTES:
+            elif len(offset.metadata) > MAX_METADATA_BYTES:
                 failed[tp] = BrokerError(
                     f"commit for {tp} refused: more than {MAX_METADATA_BYTES:,} characters of "
                     "metadata",
@@ -517,7 +497,7 @@ class FakeMember:
             elif tp in refused:
                 failed[tp] = refused[tp]
             else:
-                self._group.committed[tp] = wanted
+                self._group.committed[tp] = offset
         self._unknown.forget(frozenset(offsets).difference(failed))
         return CommitResult(frozenset(offsets).difference(failed), failed)
 
@@ -529,14 +509,14 @@ class FakeMember:
         return {tp: self._unknown.gone(tp, now) or why for tp, why in refused.items()}
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
-        """Store with the next poll, or before anything that waits for it."""
+        """Commit with the next poll, or before the next call that needs the result."""
         self._check_open("commit_async")
         self._asked += 1
         self._pending.append((self._asked, dict(offsets)))
         return self._asked
 
     def settle(self, timeout_s: float = 10.0) -> bool:
-        """Let what was asked for reach the coordinator."""
+        """Complete the pending commits."""
         self._check_open("settle")
         if not self._group.answers_commits:
             return not self._pending
@@ -546,11 +526,11 @@ class FakeMember:
         return True
 
     def metrics(self) -> dict[str, Any]:
-        """There is no client that has any."""
+        """Return no metrics."""
         return {}
 
     def group_metadata(self) -> object:
-        """There is no client that a producer could vouch for."""
+        """Return no metadata."""
         return None
 
     def committed(
@@ -558,37 +538,34 @@ class FakeMember:
         partitions: Collection[TopicPartition],
         timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed."""
+        """Return the committed offsets."""
         self._check_open("committed")
         self._group.check_allowed(partitions)
         return {tp: self._group.committed.get(tp) for tp in partitions}
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Leave for good."""
+        """Leave the group and close the member."""
         if not self._closed:
             self.settle()
             self._closed = True
             self._leave()
 
     def _notice_loss(self) -> None:
-        """Notice a loss as a real member does.
-
-        A real member finds out by a heartbeat or, during a hold, by a probe and its own deadline.
-        """
+        """Detect a loss: by a heartbeat or, during a hold, by a probe or the deadline."""
         waited = self._group.clock() - self._held_since
-        if self.held and self.undone is None and waited >= self._group.max_poll_interval_s:
+        if self.held and self.pending_loss is None and waited >= self._group.max_poll_interval_s:
             self._group.fence(self)
-            self.undone = LostReason.EXPIRED
-        if self.undone is None or (self.held and waited < self._group.probe_interval_s):
+            self.pending_loss = LostReason.EXPIRED
+        if self.pending_loss is None or (self.held and waited < self._group.probe_interval_s):
             return
-        lost, reason = tuple(sorted(self._owned)), self.undone
+        lost, reason = tuple(sorted(self._owned)), self.pending_loss
         self._leave()
-        self.told(PartitionsLost(lost, reason))
+        self.deliver(PartitionsLost(lost, reason))
 
     def _leave(self) -> None:
-        self.member_id, self.undone, self.held = "", None, frozenset()
+        self.member_id, self.pending_loss, self.held = "", None, frozenset()
         self._owned.clear()
-        # The answer to a commit is owed also to a member that is out.
+        # Pending commits are answered even after the member has left.
         self._events = [event for event in self._events if isinstance(event, CommitAnswered)]
         self._group.leave(self)
 

@@ -1,13 +1,12 @@
-"""Pytest fixtures with a real Kafka, a real Spark and a real Postgres.
+"""Pytest fixtures with a real Kafka, Spark and Postgres.
 
-A project that wants them says so in its top `conftest.py`:
+Enable them in the top `conftest.py`:
 
 ```python
 pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 ```
 
-and its tests take what they need; each part starts with the first test that asks, and is gone when
-pytest is, however pytest ends:
+Each server starts with the first test that uses it, and ends with pytest:
 
 ```python
 def test_orders_arrive(kafka_broker, kafka_topic):
@@ -15,28 +14,25 @@ def test_orders_arrive(kafka_broker, kafka_topic):
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
 ```
 
-`kafka_broker` (session): a `KafkaCluster` of one node, or the Kafka that KAFKA_BROKERS names, which
-is neither started nor ended: tests write to it, so unset the variable where it names the brokers of
-an application. `kafka_topic`: makes topics whose names no other test has.
-`secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and ACLs.
-`spark_connect_server` (session): a `SparkConnectServer`. `postgres` (session): a `Postgres`, for
-Dagster's storage. All but Postgres need Java 17 to 23. The first use ever fetches the jars, about
-60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it). The Spark Connect server
-needs the extra `spark`, too.
-DAGSTER_REBALANCE_KAFKA_VERSION=3.9.1 plays the tests on another Kafka than 4.1.1.
+If KAFKA_BROKERS is set, `kafka_broker` is that Kafka instead of a new one. Tests write to it, so
+unset the variable if it names the brokers of an application. All servers but Postgres need Java 17
+to 23. The first use downloads the jars, about 60 MB, into the user's cache folder
+(DAGSTER_REBALANCE_CACHE moves it). The Spark Connect server also needs the extra `spark`.
+DAGSTER_REBALANCE_KAFKA_VERSION=3.9.1 runs the tests on another Kafka than 4.1.1.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.existing_kafka import BROKERS_VARIABLE, ExistingKafka
-from dagster_rebalance.testing.local.jars import tell_on_stderr
+from dagster_rebalance.testing.local.jars import print_on_stderr
 from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.secured import SecuredKafka
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
@@ -46,50 +42,47 @@ if TYPE_CHECKING:
 
 
 class TopicFactory(Protocol):
-    """Makes a topic with a unique name, and returns the name."""
+    """Creates a topic with a unique name, and returns the name."""
 
     def __call__(
         self, partitions: int = 1, *, prefix: str = "topic", config: Mapping[str, str] | None = None
     ) -> str:
-        """Make one."""
+        """Create a topic."""
 
 
 def unique_name(prefix: str) -> str:
-    """A name for a topic or a group that no other test has."""
+    """Return a unique name for a topic or a group."""
     return f"{prefix}-{uuid.uuid4().hex[:8]}"
 
 
-def _teller(config: pytest.Config) -> Callable[[str], None]:
-    """Tells past pytest's capture: a first fetch takes a minute, and must not look like a hang."""
+def _progress_printer(config: pytest.Config) -> Callable[[str], None]:
+    """Print past pytest's capture: the first download of the jars takes a minute."""
     capture = config.pluginmanager.getplugin("capturemanager")
 
-    def tell(sentence: str) -> None:
-        if capture is None:
-            tell_on_stderr(sentence)
-            return
-        with capture.global_and_fixture_disabled():
-            tell_on_stderr(sentence)
+    def print_progress(sentence: str) -> None:
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
+            print_on_stderr(sentence)
 
-    return tell
+    return print_progress
 
 
 @pytest.fixture(scope="session")
 def kafka_broker(pytestconfig: pytest.Config) -> Iterator[KafkaCluster]:
-    """A real Kafka for the whole session: that of KAFKA_BROKERS, or one with one node."""
+    """A `KafkaCluster` of one node, or the Kafka of KAFKA_BROKERS, for the whole session."""
     brokers = os.environ.get(BROKERS_VARIABLE)
     with (
         ExistingKafka(brokers=brokers)
         if brokers
-        else KafkaCluster(tell=_teller(pytestconfig)) as kafka
+        else KafkaCluster(tell=_progress_printer(pytestconfig)) as kafka
     ):
         yield kafka
 
 
 @pytest.fixture
 def kafka_topic(kafka_broker: KafkaCluster) -> Iterator[TopicFactory]:
-    """Makes a topic in `kafka_broker` with a unique name, and returns the name.
+    """Creates topics with unique names in `kafka_broker`, and returns the names.
 
-    Of a Kafka that goes on after the tests, its topics are deleted when the test has ended.
+    In a Kafka that keeps running, the topics are deleted after the test.
     """
     created: list[str] = []
 
@@ -109,20 +102,20 @@ def kafka_topic(kafka_broker: KafkaCluster) -> Iterator[TopicFactory]:
 
 @pytest.fixture(scope="session")
 def secured_kafka(pytestconfig: pytest.Config) -> Iterator[SecuredKafka]:
-    """A real Kafka with one node that asks for TLS, a password and ACLs, for the whole session."""
-    with SecuredKafka(tell=_teller(pytestconfig)) as kafka:
+    """A `SecuredKafka` of one node, with TLS, passwords and ACLs, for the whole session."""
+    with SecuredKafka(tell=_progress_printer(pytestconfig)) as kafka:
         yield kafka
 
 
 @pytest.fixture(scope="session")
 def spark_connect_server(pytestconfig: pytest.Config) -> Iterator[SparkConnectServer]:
-    """A Spark Connect server with the Kafka connector, for the whole session."""
-    with SparkConnectServer(tell=_teller(pytestconfig)) as server:
+    """A `SparkConnectServer` with the Kafka connector, for the whole session."""
+    with SparkConnectServer(tell=_progress_printer(pytestconfig)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A real Postgres, for the whole session."""
+    """A `Postgres` for Dagster's storage, for the whole session."""
     with Postgres() as server:
         yield server

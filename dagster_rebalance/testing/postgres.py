@@ -1,8 +1,7 @@
-"""A real Postgres for tests, with a database for each Dagster instance that asks.
+"""A real Postgres for tests, in a temporary folder and without `fsync`.
 
-Needs the programs of Postgres (Debian's package `postgresql`) and, for Dagster, the package
-`dagster-postgres`. Postgres refuses to work for root: there it is run by the user `nobody`. It
-keeps nothing safe (`fsync` is off), and is gone with its folder afterwards.
+It needs the programs of Postgres (Debian: `postgresql`) and, for Dagster, `dagster-postgres`.
+Postgres refuses to run as root: the user `nobody` runs it instead.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.host import free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from typing_extensions import Self
 
 _START_LIMIT_S = 60.0
 _DEBIAN = Path("/usr/lib/postgresql")
-_QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "timezone=UTC")
+_CLIENT = ("-h", "127.0.0.1", "-U", "dagster", "-p")
+_SETTINGS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "timezone=UTC")
 
 
 class Postgres:
-    """A server on a port of 127.0.0.1.
+    """A Postgres server on a port of 127.0.0.1, as a context manager.
 
     Example:
         ```python
@@ -52,7 +51,7 @@ class Postgres:
         """The running server, to suspend or kill it.
 
         Raises:
-            DagsterRebalanceError: It was not started.
+            DagsterRebalanceError: The server is not started.
         """
         if self._server is None:
             msg = "this Postgres is not started: use it as a context manager"
@@ -61,40 +60,20 @@ class Postgres:
 
     def create_database(self, name: str) -> None:
         """Create an empty database."""
-        _run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "dagster", name)
+        _run("createdb", *_CLIENT, str(self.port), name)
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """The address of a database, perhaps behind a proxy on another port.
-
-        It names the driver: SQLAlchemy 2.1 takes another one where the scheme is only `postgresql`.
-        """
+        """Return the SQLAlchemy URL of a database, optionally through a proxy on another port."""
+        # SQLAlchemy 2.1 selects another driver if the scheme is only `postgresql`.
         return f"postgresql+psycopg2://dagster@127.0.0.1:{port or self.port}/{database}"
 
     def dagster_settings(self, database: str, *, port: int | None = None) -> dict[str, Any]:
-        """What `dagster.yaml` says so that an instance keeps all its storage in a database.
-
-        The database must exist.
-        """
+        """Return the `dagster.yaml` of an instance with its storage in an existing database."""
         return {"storage": {"postgres": {"postgres_url": self.url(database, port=port)}}}
 
     def lock_tables(self, database: str, tables: Iterable[str]) -> Callable[[], None]:
-        """Keep all others from writing to tables until the caller calls the returned function.
-
-        They can still read.
-        """
-        command = [
-            *_as_other(),
-            _program("psql"),
-            "-X",
-            "-q",
-            "-h",
-            "127.0.0.1",
-            "-p",
-            str(self.port),
-            "-U",
-            "dagster",
-            database,
-        ]
+        """Block writes to tables, but not reads, until the returned function is called."""
+        command = [*_as_nobody(), _program("psql"), "-X", "-q", *_CLIENT, str(self.port), database]
         psql = subprocess.Popen(
             command, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -111,48 +90,24 @@ class Postgres:
         return release
 
     def __enter__(self) -> Self:
-        """Make the server's files, start it, and wait until it answers."""
-        data = self._folder / "data"
+        """Create the server's files, start it, and wait until it answers."""
+        data = ["-D", str(self._folder / "data")]
         if os.geteuid() == 0:
             shutil.chown(self._folder, "nobody")
-        _run(
-            "initdb",
-            "-D",
-            str(data),
-            "-U",
-            "dagster",
-            "--auth=trust",
-            "--no-sync",
-            "--encoding=UTF8",
-            "--locale=C",
-        )
-        settings = [part for setting in _QUICK for part in ("-c", setting)]
-        server = [
-            _program("postgres"),
-            "-D",
-            str(data),
-            "-p",
-            str(self.port),
-            "-k",
-            str(self._folder),
-            "-h",
-            "127.0.0.1",
-        ]
+        created = ["-U", "dagster", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"]
+        _run("initdb", *data, *created)
+        settings = [part for setting in _SETTINGS for part in ("-c", setting)]
+        listens = ["-p", str(self.port), "-k", str(self._folder), "-h", "127.0.0.1"]
         self._server = ChildProcess(
             "Postgres",
-            [*_as_other(), *server, *settings],
+            [*_as_nobody(), _program("postgres"), *data, *listens, *settings],
             log=self._folder / "server.log",
             cwd=self._folder,
         )
         self._server.wait_until_ready(self._answers, timeout_s=_START_LIMIT_S)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.stop_at_once()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -165,29 +120,27 @@ class Postgres:
 
 
 def _program(name: str) -> str:
-    """The path of a program of Postgres: Debian keeps most of them out of PATH."""
-    found = shutil.which(name) or next(
+    """Return the path of a program of Postgres; Debian keeps most of them out of PATH."""
+    program = shutil.which(name) or next(
         (str(path) for path in sorted(_DEBIAN.glob(f"*/bin/{name}"), reverse=True)), None
     )
-    if found is None:
+    if program is None:
         msg = (
             f"Postgres' program {name} was not found: install Postgres (Debian: apt-get install "
             "postgresql)"
         )
         raise DagsterRebalanceError(msg)
-    return found
+    return program
 
 
-def _as_other() -> list[str]:
-    return (
-        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-        if os.geteuid() == 0
-        else []
-    )
+def _as_nobody() -> list[str]:
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
 
 
 def _run(name: str, *arguments: str) -> None:
-    command = [*_as_other(), _program(name), *arguments]
+    command = [*_as_nobody(), _program(name), *arguments]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     if done.returncode != 0:
         msg = f"{name} of Postgres failed: {done.stdout}{done.stderr}".strip()

@@ -1,8 +1,7 @@
-"""Child processes with a log, a readiness check with a deadline, and an end that is certain.
+"""Child processes with a log, a readiness check, and a guaranteed end.
 
-Owns how tests and proofs start and end programs. Each child runs under a guard (`guard.py`) that
-ends it and all its descendants when this process is gone, however it went. Never signals by name,
-and never anything that it did not start.
+Each child runs under `local/process_guard.py`, which ends it and its descendants when this process
+ends, even by `kill -9`. Only own processes are signalled, by pid.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.testing import guard
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from typing_extensions import Self
 
+_GUARD = Path(__file__).parent / "local" / "process_guard.py"
 _RUNNING: set[ChildProcess] = set()
 
 
@@ -41,9 +39,9 @@ class ChildProcess:
         ```
 
     Attributes:
-        name: What messages call it.
-        log: The file that gets its standard output and error.
-        pid: The pid of the program itself.
+        name: Name for messages.
+        log: File of its standard output and error.
+        pid: Pid of the program, not of its guard.
     """
 
     def __init__(
@@ -55,10 +53,7 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        """Start `command`; `env` comes on top of this process's environment.
-
-        The log is appended to.
-        """
+        """Start `command` with `env` added to this process's environment; append to the log."""
         self.name = name
         self.log = log
         self._exit_code: int | None = None
@@ -68,7 +63,7 @@ class ChildProcess:
             sys.executable,
             "-I",
             "-S",
-            guard.__file__,
+            _GUARD,
             str(lifeline),
             str(report),
             *map(str, command),
@@ -88,11 +83,11 @@ class ChildProcess:
         finally:
             os.close(lifeline)
             os.close(report)
-        _RUNNING.add(self)  # from here on it is ended with this process
+        _RUNNING.add(self)  # ended with this process from here on
         try:
             self.pid = int(self._read_line())
             os.set_blocking(self._report, False)
-        except BaseException:  # Ctrl-C: nobody else can end what has no name yet
+        except BaseException:  # Ctrl-C: the caller has no reference yet
             self.stop_at_once()
             raise
 
@@ -104,7 +99,7 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The program's exit code, negative for a signal; None while it runs."""
+        """The program's exit code, negative after a signal; None while it runs."""
         if self._exit_code is None:
             try:
                 line = self._read_line()
@@ -115,7 +110,7 @@ class ChildProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the program itself runs; a child that it left behind may do so longer."""
+        """Whether the program runs; its children may run longer."""
         return self.exit_code is None
 
     @property
@@ -124,7 +119,7 @@ class ChildProcess:
         return self._guard.poll() is not None
 
     def tail(self, lines: int = 30) -> str:
-        """The end of the log."""
+        """Return the end of the log."""
         with self.log.open(errors="replace") as log:
             return "".join(deque(log, maxlen=lines))
 
@@ -132,8 +127,8 @@ class ChildProcess:
         """Wait for `is_ready`.
 
         Raises:
-            DagsterRebalanceError: The program ended, or the time is over. The message holds the end
-                of the log.
+            DagsterRebalanceError: The program ended, or the timeout expired. The message includes
+                the end of the log.
         """
         try:
             wait_until(
@@ -154,9 +149,8 @@ class ChildProcess:
         return f"{sentence}; {self.log} ends with:\n{self.tail()}"
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the program itself; nothing happens when it has ended."""
-        # The guard reports an exit as soon as it has reaped the pid, long before the system could
-        # give the pid out again.
+        """Send a signal to the program, unless it has ended."""
+        # The guard reports an exit when it reaps the pid, long before the system can reuse it.
         if self.is_running:
             try:
                 os.kill(self.pid, number)
@@ -164,10 +158,10 @@ class ChildProcess:
                 return
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for the program itself to end, and return its exit code.
+        """Wait for the program to end, and return its exit code.
 
         Raises:
-            DagsterRebalanceError: It still runs when the time is over.
+            DagsterRebalanceError: The timeout expired.
         """
         wait_until(
             lambda: not self.is_running,
@@ -177,16 +171,12 @@ class ChildProcess:
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
     def kill(self) -> None:
-        """End the program itself at once, as a crash would. What it started stays until `stop`."""
+        """Kill the program, as a crash would. Its children stay until `stop`."""
         self.send(signal.SIGKILL)
         self.wait(10)
 
     def suspend(self) -> None:
-        """Freeze the program, as a long pause of its machine would.
-
-        On a busy machine the threads go on for a moment, until the one that takes the signal is
-        scheduled. The call waits for it.
-        """
+        """Suspend the program, as a long pause of its machine would, and wait until it is."""
         self.send(signal.SIGSTOP)
         wait_until(
             lambda: _is_stopped(self.pid) or not self.is_running,
@@ -196,14 +186,11 @@ class ChildProcess:
         )
 
     def resume(self) -> None:
-        """Let a suspended program go on."""
+        """Resume a suspended program."""
         self.send(signal.SIGCONT)
 
     def stop(self, *, timeout_s: float = 10, first: signal.Signals = signal.SIGTERM) -> None:
-        """Ask the program to end, and wait for it and its descendants.
-
-        The call ends by force what is left when the time is over.
-        """
+        """Ask the program to end, wait for it and its descendants, and kill them at the timeout."""
         if self._lifeline < 0:
             return
         self.send(first)
@@ -216,19 +203,18 @@ class ChildProcess:
                 interval_s=0.02,
             )
         except DagsterRebalanceError:
-            self._end_by_force()
+            self._kill_tree()
         self._close()
 
     def stop_at_once(self) -> None:
-        """End the program and all its descendants without asking."""
+        """Kill the program and all its descendants."""
         if self._lifeline >= 0:
-            self._end_by_force()
+            self._kill_tree()
             self._close()
 
-    def _end_by_force(self) -> None:
+    def _kill_tree(self) -> None:
         if not self.is_gone:
-            # The guard may have ended since.
-            with suppress(BrokenPipeError):
+            with suppress(BrokenPipeError):  # the guard has just ended
                 os.write(self._lifeline, b"!")
             self._guard.wait()
 
@@ -244,23 +230,18 @@ class ChildProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether no thread of a process runs. Where there is no /proc, nobody knows."""
+    """Return whether all threads of a process are stopped; without /proc, assume so."""
     if not Path("/proc/self/task").is_dir():
         return True
     try:
         stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
-        return False  # A thread has ended since the folder was listed, or all have.
+        return False  # a thread, or the process, has just ended
     return all(stat.rpartition(") ")[2].startswith("T") for stat in stats)
 
 

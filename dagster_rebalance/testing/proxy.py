@@ -1,8 +1,6 @@
-"""A TCP proxy for tests can fall silent.
+"""A TCP proxy that can stall, as a firewall that drops packets or a database that hangs does.
 
-To its clients it then looks like a firewall that drops packets, or a database that hangs. While it
-is silent it accepts connections and takes bytes, and passes none on. When it speaks again, it
-passes on what it kept.
+While stalled it accepts connections and reads bytes, and forwards them later.
 """
 
 from __future__ import annotations
@@ -13,15 +11,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 _CHUNK = 65_536
 
 
 class Proxy:
-    """Stands in front of a port of 127.0.0.1, on the port `port`.
+    """A TCP proxy for a port of 127.0.0.1. It listens on `port`.
 
     Example:
         ```python
@@ -44,32 +40,26 @@ class Proxy:
         self._acceptor.start()
 
     def fall_silent(self) -> None:
-        """Pass nothing on from now on."""
+        """Stop forwarding."""
         self._speaks.clear()
 
     def speak(self) -> None:
-        """Pass on what was kept, and what comes."""
+        """Forward the kept bytes, and continue to forward."""
         self._speaks.set()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End all connections, and wait for the threads that serve them.
+    def __exit__(self, *_: object) -> None:
+        """Close all connections and wait for their threads.
 
-        Each thread closes its own sockets. To close a socket does not wake the thread that waits
-        at it, to shut it down does.
+        Each thread closes its own sockets: only a shutdown wakes a thread that waits for a socket.
         """
         self._is_over = True
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        self._acceptor.join()  # from here on no thread is added
+        self._acceptor.join()  # no thread is added from here on
         for end in self._ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -94,14 +84,16 @@ class Proxy:
             self._speaks.wait()
             with socket.create_connection(("127.0.0.1", self._target_port)) as server:
                 self._ends.append(server)
-                if self._is_over:  # it may have been shut down before it stood in the list
+                if self._is_over:  # the exit may have missed these sockets
                     return
-                onward = threading.Thread(target=self._pass_on, args=(client, server), daemon=True)
-                onward.start()
-                self._pass_on(server, client)
-                onward.join()
+                upstream = threading.Thread(
+                    target=self._forward, args=(client, server), daemon=True
+                )
+                upstream.start()
+                self._forward(server, client)
+                upstream.join()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
                 self._speaks.wait()

@@ -1,10 +1,7 @@
-"""The secured Kafka lets in only clients with a password or a certificate.
+"""A Kafka with TLS, SCRAM-SHA-512 passwords, client certificates on a second listener, and ACLs.
 
-It lets each client do only what its ACLs allow. Clients talk TLS and log in with SCRAM-SHA-512, or
-show a certificate of their own on a second listener; Kafka's own authorizer decides by ACLs, and
-refuses what no ACL allows. This module owns the certificates, which it makes anew for each cluster,
-the users and their ACLs. The nodes' controllers talk to each other in the clear, on 127.0.0.1: what
-is under test is what clients meet.
+Each cluster has new certificates. The controllers use plaintext on 127.0.0.1: clients do not
+connect to them.
 """
 
 from __future__ import annotations
@@ -27,9 +24,9 @@ from confluent_kafka.admin import (
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.broker import REQUEST_LIMIT_S, KafkaCluster, settle
 from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.local.host import free_port
 from dagster_rebalance.testing.local.java import find_java
 from dagster_rebalance.testing.local.kafka_node import Access, admin_of
-from dagster_rebalance.testing.local.ports import free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
@@ -45,16 +42,13 @@ _ITERATIONS = 4096
 _KEYTOOL_LIMIT_S = 60.0
 _DAYS = "30"
 _KEY = "kafka"
-"""The alias of the nodes' key, which also signs the certificates of users: the nodes trust it
-already."""
+"""Alias of the nodes' key, which also signs the users' certificates because the nodes trust it."""
 _STORE_PASSWORD = "DAGSTER_REBALANCE_STORE_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 @dataclass
 class SecuredKafka(KafkaCluster):
-    """A `KafkaCluster` with TLS, passwords, certificates and ACLs.
-
-    Its own user `admin` may do everything.
+    """A `KafkaCluster` with TLS, passwords, certificates and ACLs. Its user `admin` has all rights.
 
     Example:
         ```python
@@ -78,14 +72,11 @@ class SecuredKafka(KafkaCluster):
 
     @property
     def certificate(self) -> Path:
-        """The PEM file that clients must trust."""
+        """The PEM file of the CA for clients."""
         return self._certificate
 
     def client_config(self, user: str = ADMIN) -> dict[str, str]:
-        """Return the librdkafka settings with which a user reaches and trusts this Kafka.
-
-        They include the password or the certificate.
-        """
+        """Return the librdkafka settings of a user, with the password or the certificate."""
         if user in self._user_stores:
             return {
                 "bootstrap.servers": ",".join(self._certificate_addresses),
@@ -97,7 +88,7 @@ class SecuredKafka(KafkaCluster):
         return {**super().client_config(), **self._credentials(user)}
 
     def add_user(self, name: str, password: str) -> None:
-        """Let somebody log in, and return when it works. Without an ACL they may do nothing.
+        """Add a user with a password, and wait until the login works. Grant rights with `allow`.
 
         Raises:
             BrokerError: Kafka refused.
@@ -106,67 +97,38 @@ class SecuredKafka(KafkaCluster):
         change = UserScramCredentialUpsertion(name, scram, password.encode())
         settle(self._admin.alter_user_scram_credentials([change])[name], f"add user {name}")
         self._passwords[name] = password
-        # The node that answered may know the user before the others do.
         wait_until(
             lambda: all(
-                _lets_in(node.address, self._credentials(name)) for node in self._nodes.values()
+                _accepts_login(node.address, self._credentials(name))
+                for node in self._nodes.values()
             ),
             timeout_s=REQUEST_LIMIT_S,
             what=f"the login of user {name}",
         )
 
     def add_certificate(self, name: str) -> None:
-        """Give a user a key and a certificate instead of a password.
+        """Add a user with a key and a certificate, in a PKCS#12 file that `client_config` names.
 
-        Both are in a PKCS#12 file, which `client_config` names.
-
-        Kafka knows them by the subject, as `User:CN=<name>`; `allow` takes the name alone. Without
-        an ACL they may do nothing.
+        Kafka identifies the user by the subject, as `User:CN=<name>`; `allow` takes the name.
         """
         store = self._certificate.with_name(f"{name}.p12")
         signing = self._certificate.with_name(f"{name}-signing.p12")
-        # A node that is restarted must find no other key than its own.
+        # A copy: a restarted node must find only its own key in its store.
         shutil.copy(self._store, signing)
         log = store.with_suffix(".log")
-        made = [
-            "-alias",
-            name,
-            *_in_store(signing),
-            "-signer",
-            _KEY,
-            "-keyalg",
-            "EC",
-            "-validity",
-            _DAYS,
-            "-dname",
-            f"CN={name}",
-        ]
-        _keytool(["-genkeypair", *made], self._store_password, log)
-        source: list[str | Path] = [
-            "-srcalias",
-            name,
-            "-srckeystore",
-            signing,
-            "-srcstorepass:env",
-            _STORE_PASSWORD,
-        ]
-        target: list[str | Path] = [
-            "-destkeystore",
-            store,
-            "-deststoretype",
-            "PKCS12",
-            "-deststorepass:env",
-            _STORE_PASSWORD,
-        ]
-        _keytool(["-importkeystore", *source, *target], self._store_password, log)
+        key = ["-keyalg", "EC", "-validity", _DAYS, "-dname", f"CN={name}"]
+        pair = ["-genkeypair", "-alias", name, *_in_store(signing), "-signer", _KEY, *key]
+        _keytool(pair, self._store_password, log)
+        source = ["-srcalias", name, "-srckeystore", str(signing)]
+        target = ["-destkeystore", str(store), "-deststoretype", "PKCS12"]
+        passwords = ["-srcstorepass:env", _STORE_PASSWORD, "-deststorepass:env", _STORE_PASSWORD]
+        _keytool(["-importkeystore", *source, *target, *passwords], self._store_password, log)
         self._user_stores[name] = store
 
     def allow(
         self, user: str, *operations: str, topic: str | None = None, group: str | None = None
     ) -> None:
         """Allow a user operations (READ, DESCRIBE, ...) on a topic, on a group, or both.
-
-        The call returns when Kafka shows the ACLs.
 
         Raises:
             BrokerError: Kafka refused.
@@ -176,10 +138,7 @@ class SecuredKafka(KafkaCluster):
             settle(future, f"allow {user} {acl.operation} on {acl.name}")
         filters = [AclBindingFilter(*acl) for acl in acls]
         wait_until(
-            lambda: all(
-                self._admin.describe_acls(one, request_timeout=REQUEST_LIMIT_S).result()
-                for one in filters
-            ),
+            lambda: all(map(self._has_acl, filters)),
             timeout_s=REQUEST_LIMIT_S,
             what=f"the ACLs of user {user}",
         )
@@ -187,27 +146,24 @@ class SecuredKafka(KafkaCluster):
     def forbid(
         self, user: str, *operations: str, topic: str | None = None, group: str | None = None
     ) -> None:
-        """Take rights away that `allow` has granted.
-
-        The call returns when Kafka has deleted the ACLs.
+        """Revoke rights that `allow` has granted.
 
         Raises:
             BrokerError: Kafka refused.
         """
         acls = self._acls(user, operations, topic, group)
         filters = [AclBindingFilter(*acl) for acl in acls]
-        for one, future in self._admin.delete_acls(filters).items():
-            settle(future, f"forbid {user} {one.operation} on {one.name}")
+        for acl_filter, future in self._admin.delete_acls(filters).items():
+            settle(future, f"forbid {user} {acl_filter.operation} on {acl_filter.name}")
         wait_until(
-            lambda: (
-                not any(
-                    self._admin.describe_acls(one, request_timeout=REQUEST_LIMIT_S).result()
-                    for one in filters
-                )
-            ),
+            lambda: not any(map(self._has_acl, filters)),
             timeout_s=REQUEST_LIMIT_S,
             what=f"the end of the ACLs of user {user}",
         )
+
+    def _has_acl(self, acl_filter: AclBindingFilter) -> bool:
+        described = self._admin.describe_acls(acl_filter, request_timeout=REQUEST_LIMIT_S)
+        return bool(described.result())
 
     def _acls(
         self, user: str, operations: Collection[str], topic: str | None, group: str | None
@@ -233,7 +189,7 @@ class SecuredKafka(KafkaCluster):
 
     @property
     def _store(self) -> Path:
-        """Holds the nodes' key."""
+        """The file with the nodes' key."""
         return self._certificate.with_name("keystore.p12")
 
     def _format(self) -> None:
@@ -264,10 +220,9 @@ class SecuredKafka(KafkaCluster):
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self._certificate),
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": f"User:{ADMIN};User:ANONYMOUS",  # the controllers are the anonymous ones
+            "super.users": f"User:{ADMIN};User:ANONYMOUS",  # the controllers are anonymous
         }
-        # On a command line, which others on this machine can see: the password of a Kafka that is
-        # soon gone.
+        # Others on this machine can see the command line: the password is for this cluster only.
         admin_user = ["--add-scram", f"{MECHANISM}=[name={ADMIN},password={password}]"]
         return Access(
             protocol=_LISTENER,
@@ -277,7 +232,7 @@ class SecuredKafka(KafkaCluster):
         )
 
 
-def _lets_in(address: str, credentials: Mapping[str, str]) -> bool:
+def _accepts_login(address: str, credentials: Mapping[str, str]) -> bool:
     try:
         return bool(admin_of(address, credentials).list_topics(timeout=2).brokers)
     except KafkaException:
@@ -285,22 +240,22 @@ def _lets_in(address: str, credentials: Mapping[str, str]) -> bool:
 
 
 def _listeners(node: KafkaNode, port: int) -> dict[str, str]:
-    """A listener for passwords, and one on a port of its own for certificates."""
-    theirs = f"{_LISTENER}://{node.address},{_CERTIFICATE_LISTENER}://127.0.0.1:{port}"
+    """Return the settings of the listener for passwords and of the one for certificates."""
+    addresses = f"{_LISTENER}://{node.address},{_CERTIFICATE_LISTENER}://127.0.0.1:{port}"
     protocols = (
         f"{_LISTENER}:{_LISTENER},"
         f"{_CERTIFICATE_LISTENER}:{_CERTIFICATE_LISTENER},CONTROLLER:PLAINTEXT"
     )
     return {
-        "listeners": f"{theirs},CONTROLLER://127.0.0.1:{node.controller_port}",
-        "advertised.listeners": theirs,
+        "listeners": f"{addresses},CONTROLLER://127.0.0.1:{node.controller_port}",
+        "advertised.listeners": addresses,
         "listener.security.protocol.map": protocols,
         f"listener.name.{_CERTIFICATE_LISTENER.lower()}.ssl.client.auth": "required",
     }
 
 
 def _make_certificate(store: Path, password: str, certificate: Path) -> None:
-    """A key in a store for the nodes, and its own certificate, which clients trust."""
+    """Create the nodes' key in a store, and its self-signed certificate for clients."""
     common: list[str | Path] = ["-alias", _KEY, *_in_store(store)]
     names = ["-dname", "CN=127.0.0.1", "-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "bc:c"]
     log = store.with_suffix(".log")
@@ -313,13 +268,8 @@ def _in_store(store: Path) -> list[str | Path]:
 
 
 def _keytool(command: list[str | Path], password: str, log: Path) -> None:
-    """Every Java brings it.
-
-    Raises:
-        DagsterRebalanceError: It refused; the message has what it said.
-    """
     keytool = [find_java().path.with_name("keytool"), *command]
     with ChildProcess("keytool", keytool, log=log, env={_STORE_PASSWORD: password}) as process:
         if process.wait(_KEYTOOL_LIMIT_S) != 0:
-            msg = f"no certificate could be made; keytool says:\n{process.tail()}"
+            msg = f"no certificate could be created; keytool printed:\n{process.tail()}"
             raise DagsterRebalanceError(msg)

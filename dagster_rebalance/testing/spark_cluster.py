@@ -1,8 +1,6 @@
-"""A standalone Spark cluster for tests and demos: a master, and workers that start executors.
+"""A standalone Spark cluster on free ports of 127.0.0.1, from the installed pyspark.
 
-It listens on free ports of 127.0.0.1. Its programs are those that come with the installed pyspark.
-This module owns their settings and their life. It starts no application: a session that names its
-URL is the driver of one, and so is a Spark Connect server.
+It has a master, and workers that start executors for the applications of sessions with its URL.
 """
 
 from __future__ import annotations
@@ -14,17 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
-from dagster_rebalance.testing.local.jars import fetch, pyspark_folder, tell_on_stderr
+from dagster_rebalance.testing.local.host import free_port, private_folder
+from dagster_rebalance.testing.local.jars import fetch, print_on_stderr, pyspark_folder
 from dagster_rebalance.testing.local.java import find_java
-from dagster_rebalance.testing.local.ports import free_port
-from dagster_rebalance.testing.local.scratch import private_folder
 from dagster_rebalance.testing.processes import ChildProcess
 from dagster_rebalance.testing.spark_connect import START_LIMIT_S, kafka_connector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -35,10 +31,9 @@ _ANSWER_LIMIT_S = 10.0
 
 @dataclass
 class SparkCluster:
-    """A standalone Spark cluster. It starts when entered, and is gone with its files when left.
+    """A standalone Spark cluster, as a context manager. Its files are removed on exit.
 
-    It asks nobody for a password: whoever can log in to this machine can run code through it, as
-    you, while it runs. It is for machines that you share with nobody.
+    It has no authentication: all users of this machine can run code through it, as you.
 
     Example:
         ```python
@@ -47,16 +42,16 @@ class SparkCluster:
         ```
 
     Attributes:
-        workers: How many workers there are.
-        cores: What each worker gives to executors. It may be more than the machine has.
-        memory: The same for memory.
-        tell: Gets a sentence at each step of a first fetch of the jars.
+        workers: Number of workers.
+        cores: Cores of each worker for executors. It may be more than the machine has.
+        memory: Memory of each worker for executors.
+        tell: Receives progress messages while the jars are downloaded for the first time.
     """
 
     workers: int = 2
     cores: int = 2
     memory: str = "2g"
-    tell: Callable[[str], None] = tell_on_stderr
+    tell: Callable[[str], None] = print_on_stderr
     port: int = field(init=False, default_factory=free_port)
     _pages: list[int] = field(init=False, default_factory=list)
     _processes: list[ChildProcess] = field(init=False, default_factory=list)
@@ -64,20 +59,19 @@ class SparkCluster:
 
     @property
     def url(self) -> str:
-        """What `master` of `KafkaSparkResource` and of `SparkConnectServer` take."""
+        """The value for `master` of `KafkaSparkResource` and of `SparkConnectServer`."""
         return f"spark://{HOST}:{self.port}"
 
     @property
     def logs(self) -> list[Path]:
-        """The files with what the master and the workers have to say."""
+        """The log files of the master and the workers."""
         return [process.log for process in self._processes]
 
     def session_settings(self) -> dict[str, str]:
-        """What a session on this cluster needs besides its URL.
+        """Return the Spark settings of a session on this cluster.
 
-        That is Spark's Kafka connector, a driver that executors of this machine can reach, and one
-        core. Without `spark.cores.max` an application takes all cores of a standalone cluster, and
-        the next one waits until it ends.
+        They include Spark's Kafka connector, and `spark.cores.max`: without it an application takes
+        all cores of a standalone cluster, and the next one waits until it ends.
         """
         return {
             "spark.jars": ",".join(map(str, fetch(kafka_connector(), tell=self.tell))),
@@ -90,20 +84,18 @@ class SparkCluster:
         }
 
     def executors(self) -> int:
-        """How many executors the workers have started that have not ended.
+        """Return the number of running executors.
 
         Raises:
             OSError: A worker does not answer.
         """
-        return sum(len(_seen(page)["executors"]) for page in self._pages[1:])
+        return sum(len(_state(page)["executors"]) for page in self._pages[1:])
 
     def start(self) -> Self:
-        """Start the master and the workers.
-
-        The call returns when all workers have registered.
+        """Start the master and the workers, and wait until all workers have registered.
 
         Raises:
-            DagsterRebalanceError: One did not start; the message holds the end of its log.
+            DagsterRebalanceError: One did not start; the message includes the end of its log.
         """
         self._folder = private_folder("spark-cluster")
         try:
@@ -116,19 +108,19 @@ class SparkCluster:
     def _start_all(self, folder: Path) -> None:
         master = self._start_one(folder, "master.Master", self.port)
         master.wait_until_ready(lambda: self._alive_workers() == 0, timeout_s=START_LIMIT_S)
-        gives = ["--cores", str(self.cores), "--memory", self.memory]
+        resources = ["--cores", str(self.cores), "--memory", self.memory]
         for number in range(self.workers):
-            place = ["--work-dir", str(folder / f"work-{number}")]
-            self._start_one(folder, "worker.Worker", free_port(), *gives, *place, self.url)
+            work_dir = ["--work-dir", str(folder / f"work-{number}")]
+            self._start_one(folder, "worker.Worker", free_port(), *resources, *work_dir, self.url)
         for worker in self._processes[1:]:
             worker.wait_until_ready(
                 lambda: self._alive_workers() == self.workers, timeout_s=START_LIMIT_S
             )
 
     def _alive_workers(self) -> int | None:
-        """How many the master knows; None while it does not answer."""
+        """Return the number of registered workers; None while the master does not answer."""
         try:
-            alive: int = _seen(self._pages[0])["aliveworkers"]
+            alive: int = _state(self._pages[0])["aliveworkers"]
         except OSError:
             return None
         return alive
@@ -154,7 +146,7 @@ class SparkCluster:
         return process
 
     def stop(self) -> None:
-        """End the workers with their executors, and the master, and remove their files."""
+        """Kill the workers with their executors, and the master, and remove their files."""
         for process in reversed(self._processes):
             process.stop_at_once()
         if self._folder is not None:
@@ -163,17 +155,12 @@ class SparkCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
-def _seen(page: int) -> dict[str, Any]:
-    """What a master or a worker shows on its page."""
+def _state(page: int) -> dict[str, Any]:
+    """Return the state of a master or a worker from its web page."""
     with urlopen(f"http://{HOST}:{page}/json/", timeout=_ANSWER_LIMIT_S) as answer:
-        seen: dict[str, Any] = json.load(answer)
-    return seen
+        state: dict[str, Any] = json.load(answer)
+    return state

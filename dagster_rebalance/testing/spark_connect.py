@@ -1,8 +1,6 @@
-"""A Spark Connect server for tests and demos listens on a free port of 127.0.0.1.
+"""A Spark Connect server on a free port of 127.0.0.1, from the installed pyspark.
 
-It has Spark's Kafka connector, and on request Delta Lake and Iceberg. This module owns the server's
-settings and its life. The server is the one that comes with the installed pyspark, and the
-connector has its version.
+It has Spark's Kafka connector, and optionally Delta Lake and Iceberg.
 """
 
 from __future__ import annotations
@@ -17,22 +15,20 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.spark.session import connector
+from dagster_rebalance.testing.local.host import accepts_connections, free_port, private_folder
 from dagster_rebalance.testing.local.jars import (
     Coordinates,
     JarSet,
     fetch,
+    print_on_stderr,
     pyspark_folder,
-    tell_on_stderr,
 )
 from dagster_rebalance.testing.local.java import find_java
-from dagster_rebalance.testing.local.ports import accepts_connections, free_port
-from dagster_rebalance.testing.local.scratch import private_folder
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -41,7 +37,7 @@ SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 def kafka_connector() -> JarSet:
-    """Spark's Kafka connector for the installed pyspark, without what Spark itself brings."""
+    """Return the jars of Spark's Kafka connector for the installed pyspark, without Spark's own."""
     spark = version("pyspark")
     artifact = Coordinates("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark)
     return JarSet(
@@ -49,17 +45,15 @@ def kafka_connector() -> JarSet:
     )
 
 
-def _of_installed_spark(known: Mapping[str, str]) -> Coordinates:
-    """The package for the installed Spark, or for the oldest one where there is none of it."""
+def _table_format(
+    name: str, package_by_minor: Mapping[str, str], excluded: tuple[str, ...] = ()
+) -> JarSet:
+    """Return the jars for the minor version of the installed Spark, or else for Spark 4.0."""
+    package = package_by_minor["4.0"]
     with suppress(PackageNotFoundError):
-        minor = version("pyspark").rpartition(".")[0]
-        return Coordinates(*known.get(minor, known["4.0"]).split(":"))
-    return Coordinates(*known["4.0"].split(":"))
-
-
-def _table_format(name: str, known: Mapping[str, str], excluded: tuple[str, ...] = ()) -> JarSet:
-    wanted = _of_installed_spark(known)
-    return JarSet(f"{name}-{wanted.version}", (wanted,), excluded)
+        package = package_by_minor.get(version("pyspark").rpartition(".")[0], package)
+    artifact = Coordinates(*package.split(":"))
+    return JarSet(f"{name}-{artifact.version}", (artifact,), excluded)
 
 
 DELTA_LAKE = _table_format(
@@ -72,13 +66,10 @@ ICEBERG = _table_format("iceberg", connector.ICEBERG)
 
 
 def table_settings(warehouse: Path) -> dict[str, str]:
-    """Spark settings for tables of both formats.
+    """Return the Spark settings for tables of both formats.
 
-    Tables of Delta Lake are in Spark's own catalog, or at a path; those of Iceberg are in the
-    catalog `lake`, which only one Spark may use at a time.
-
-    Args:
-        warehouse: The folder of Iceberg's tables.
+    Tables of Delta Lake are in Spark's own catalog, or at a path. Those of Iceberg are in the
+    catalog `lake` below the folder `warehouse`, which only one Spark may use at a time.
     """
     return {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
@@ -87,17 +78,16 @@ def table_settings(warehouse: Path) -> dict[str, str]:
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.lake.type": "hadoop",
         "spark.sql.catalog.lake.warehouse": warehouse.as_uri(),
-        # Delta Lake reads its log in 50 tasks, which is meant for larger tables.
+        # By default Delta Lake reads its log in 50 tasks.
         "spark.databricks.delta.snapshotPartitions": "2",
     }
 
 
 @dataclass
 class SparkConnectServer:
-    """A Spark Connect server. It starts when entered, and is gone with its files when left.
+    """A Spark Connect server, as a context manager. Its files are removed on exit.
 
-    It asks nobody for a password: whoever can log in to this machine can run code through it, as
-    you, while it runs. It is for machines that you share with nobody.
+    It has no authentication: all users of this machine can run code through it, as you.
 
     Example:
         ```python
@@ -106,18 +96,18 @@ class SparkConnectServer:
         ```
 
     Attributes:
-        master: Where Spark works.
+        master: Spark master.
         memory: The driver's memory.
-        settings: Spark settings; they win over those of this kit.
-        libraries: What the server has besides the Kafka connector, such as `DELTA_LAKE`.
-        tell: Gets a sentence at each step of a first fetch of the jars.
+        settings: Spark settings; they override those of this kit.
+        libraries: Jars besides the Kafka connector, such as `DELTA_LAKE`.
+        tell: Receives progress messages while the jars are downloaded for the first time.
     """
 
     master: str = "local[2]"
     memory: str = "1g"
     settings: Mapping[str, str] = field(default_factory=dict)
     libraries: Sequence[JarSet] = ()
-    tell: Callable[[str], None] = tell_on_stderr
+    tell: Callable[[str], None] = print_on_stderr
     port: int = field(init=False, default_factory=free_port)
     _folder: Path | None = field(init=False, default=None)
     _process: ChildProcess | None = field(init=False, default=None)
@@ -125,7 +115,7 @@ class SparkConnectServer:
 
     @property
     def remote(self) -> str:
-        """What `SparkSession.builder.remote` and the environment variable SPARK_REMOTE take."""
+        """The value for `SparkSession.builder.remote` and the variable SPARK_REMOTE."""
         return f"sc://127.0.0.1:{self.port}"
 
     @property
@@ -142,19 +132,17 @@ class SparkConnectServer:
 
     @property
     def logs(self) -> list[Path]:
-        """The file with what the server has to say."""
+        """The log file of the server."""
         return [self.process.log]
 
     def start(self) -> Self:
-        """Fetch the connector's jars if need be, and start the server.
-
-        The call returns when the server takes connections.
+        """Download the jars if necessary, start the server, and wait until it accepts connections.
 
         Raises:
-            DagsterRebalanceError: It did not start; the message holds the end of its log.
+            DagsterRebalanceError: It did not start; the message includes the end of its log.
         """
         spark = pyspark_folder()
-        found = [
+        own_jars = [
             jar
             for jars in (kafka_connector(), *self.libraries)
             for jar in fetch(jars, tell=self.tell)
@@ -162,7 +150,7 @@ class SparkConnectServer:
         ]
         self._folder = private_folder("spark")
         try:
-            self._launch = partial(self._launched, spark, found, self._folder)
+            self._launch = partial(self._launched, spark, own_jars, self._folder)
             self.restart()
         except BaseException:
             self.stop()
@@ -170,10 +158,10 @@ class SparkConnectServer:
         return self
 
     def restart(self) -> None:
-        """Start the server again, on the same port, after it was killed.
+        """Restart the server on the same port, also after `kill`.
 
         Raises:
-            DagsterRebalanceError: It did not start; the message holds the end of its log.
+            DagsterRebalanceError: It did not start; the message includes the end of its log.
         """
         if self._process is not None:
             self._process.stop_at_once()
@@ -218,11 +206,11 @@ class SparkConnectServer:
         }
 
     def kill(self) -> None:
-        """End the server at once, as a crash would."""
+        """Kill the server, as a crash would."""
         self.process.kill()
 
     def stop(self) -> None:
-        """End the server and remove its files."""
+        """Kill the server and remove its files."""
         if self._process is not None:
             self._process.stop_at_once()
         if self._folder is not None:
@@ -231,10 +219,5 @@ class SparkConnectServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
-from dagster_rebalance.testing.local.scratch import private_folder
+from dagster_rebalance.testing.local.host import private_folder
 from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.spark_connect import (
     DELTA_LAKE,

@@ -19,7 +19,6 @@ from dagster_rebalance.core.model.offsets import TopicPartition, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -73,12 +72,7 @@ class View:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def act(self, title: str, text: str) -> None:

@@ -14,8 +14,6 @@ from dagster_rebalance.core.model.errors import BrokerError
 from proofs.witness.offsets_topic import OFFSETS_TOPIC, parse
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from proofs.witness.offsets_topic import GroupRecord
@@ -47,12 +45,7 @@ class GroupLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
     def new(self) -> list[GroupRecord]:

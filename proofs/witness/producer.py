@@ -18,7 +18,6 @@ from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from confluent_kafka import KafkaError, Message
     from typing_extensions import Self
@@ -126,12 +125,7 @@ class NumberedProducer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
 

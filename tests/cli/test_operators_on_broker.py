@@ -1,4 +1,4 @@
-"""`status`, `explain`, `reset` and `produce` on a real Kafka, in both group protocols."""
+"""`status`, `explain`, `reset` and `produce` on a real Kafka, with both group protocols."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.cli.typed import typed
+from tests.cli.command_line import invoke
 from tests.orchestration.parts import batch_request, give_sign, make_run
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ PARTITIONS, RECORDS = 3, 30
 
 
 class Shop:
-    """A group of real members, and what they have left in Dagster."""
+    """A group of real members, and its records in Dagster."""
 
     def __init__(self, instance: dg.DagsterInstance, kafka: KafkaCluster, topic: str) -> None:
         self.instance = instance
@@ -59,21 +59,21 @@ class Shop:
         self._committed: dict[int, OffsetAndMetadata] = {}
 
     def catalogue(self, location: str) -> Catalogue:
-        """What a member reports to."""
+        """Return the catalogue of the member in a code location."""
         host = MemberIdentity(location, "sensor", location)
         return Catalogue(
             self.instance, GroupAssets.of(self.topic), host, public_settings(self.resource)
         )
 
-    def was_there(self) -> None:
-        """Leave what a member leaves that has had all partitions."""
+    def record_earlier_member(self) -> None:
+        """Record a member that owned all partitions."""
         catalogue = self.catalogue("blue")
         catalogue.add_partitions(self.partitions)
         catalogue.record_joined()
 
     @contextmanager
     def members(self, protocol: str, *names: str) -> Iterator[None]:
-        """Members that poll; all that they are asked for is held."""
+        """Run members in a thread that delays all revokes."""
         stop = threading.Event()
         consumers: list[tuple[str, RebalanceAwareConsumer]] = []
         known: dict[str, frozenset[TopicPartition]] = {}
@@ -83,10 +83,10 @@ class Shop:
                 for name, consumer in consumers:
                     consumer.poll(0.05)
                     consumer.delay_revoke(consumer.get_to_be_revoked_partitions())
-                    mine = consumer.assignment()
-                    if mine - known.get(name, frozenset()):
-                        self.catalogue(name).record_assigned(mine, consumer.member_id)
-                    known[name] = mine
+                    assignment = consumer.assignment()
+                    if assignment - known.get(name, frozenset()):
+                        self.catalogue(name).record_assigned(assignment, consumer.member_id)
+                    known[name] = assignment
 
         thread = threading.Thread(target=poll)
         try:
@@ -112,49 +112,49 @@ class Shop:
                 consumer.close()
 
     def commit(self, number: int, stored: OffsetAndMetadata) -> None:
-        """Commit an offset in the name of the group, which has no members."""
+        """Commit an offset for the group, which has no members."""
         partition = self.partitions[number]
         shown = {partition: self._committed.get(number)}
         self.resource.group().move({partition: stored}, shown=shown)
         self._committed[number] = stored
 
     def stored(self, number: int) -> OffsetAndMetadata | None:
-        """What the group has committed."""
+        """Return the committed offset of a partition."""
         with self.resource.connect() as consumer:
             return consumer.committed([self.partitions[number]])[self.partitions[number]]
 
-    def said(self, *arguments: str) -> str:
-        """What a command about the group says."""
-        result = typed(*arguments, "--group", self.topic)
+    def output(self, *arguments: str) -> str:
+        """Return the output of a command for the group."""
+        result = invoke(*arguments, "--group", self.topic)
         assert result.exit_code == 0, result.output
         return result.output
 
     def rows(self) -> list[dict[str, Any]]:
-        """The partitions, as `status --json` tells."""
-        found: list[dict[str, Any]] = json.loads(self.said("status", "--json"))["partitions"]
-        return found
+        """Return the partitions of `status --json`."""
+        rows: list[dict[str, Any]] = json.loads(self.output("status", "--json"))["partitions"]
+        return rows
 
 
 @pytest.fixture
 def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
-    """An empty instance, which `DAGSTER_HOME` names."""
+    """Return an empty instance, which `DAGSTER_HOME` names."""
     (tmp_path / "dagster.yaml").touch()
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    with dg.DagsterInstance.get() as made:
-        yield made
+    with dg.DagsterInstance.get() as instance:
+        yield instance
 
 
 @pytest.fixture
 def shop(
     instance: dg.DagsterInstance, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> Shop:
-    """A group whose member was there and has left, with some records."""
+    """Return a group without members, with some records in its topic."""
     shop = Shop(instance, kafka_broker, kafka_topic(PARTITIONS, prefix="orders"))
-    shop.was_there()
-    said = typed(
+    shop.record_earlier_member()
+    produced = invoke(
         "produce", shop.topic, str(RECORDS), "--bootstrap-server", kafka_broker.bootstrap_servers
     )
-    assert said.output == (
+    assert produced.output == (
         f"{RECORDS} records in topic {shop.topic}, {PARTITIONS} partitions, 100 keys\n"
     )
     return shop
@@ -162,51 +162,49 @@ def shop(
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_status_shows_owners_and_a_hold(shop: Shop, protocol: str) -> None:
-    """While members are there, and while none is."""
     shop.commit(0, encode(StoredPartition(1, (Claim(2, "b-1"),))))
-    alone = shop.rows()
-    assert [row["owner"] for row in alone] == [""] * PARTITIONS
-    assert sum(row["end"] for row in alone) == RECORDS
-    assert [row["committed"] for row in alone] == [1, None, None]
-    assert alone[0]["claims"] == [{"start": 1, "until": 2, "batch": "b-1"}]
-    assert alone[0]["lag"] == alone[0]["end"] - 1
+    rows = shop.rows()
+    assert [row["owner"] for row in rows] == [""] * PARTITIONS
+    assert sum(row["end"] for row in rows) == RECORDS
+    assert [row["committed"] for row in rows] == [1, None, None]
+    assert rows[0]["claims"] == [{"start": 1, "until": 2, "batch": "b-1"}]
+    assert rows[0]["lag"] == rows[0]["end"] - 1
     with shop.members(protocol, "blue"):
         assert [row["owner"] for row in shop.rows()] == ["blue"] * PARTITIONS
-        table = shop.said("status")
+        table = shop.output("status")
         assert table.startswith(f"group {shop.topic}: 1 member, 3 partitions, lag {RECORDS - 1}")
     with shop.members(protocol, "blue", "green"):
         held = wait_until(
-            # Before its owner has heard of it, Kafka only says who waits for it.
+            # Until its owner has received the revoke, Kafka only names the waiting member.
             lambda: next((row for row in shop.rows() if "held by blue" in row["hold"]), None),
             timeout_s=60,
             what=lambda: f"a hold among {shop.rows()}",
         )
         assert held["owner"] == ""
         assert ("waits for it" in held["hold"]) == (protocol == "consumer")
-        sentences = shop.said("explain", f"{shop.topic}-{held['partition']}")
+        sentences = shop.output("explain", f"{shop.topic}-{held['partition']}")
         assert "It has no owner at the moment: held by blue" in sentences
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_reset_moves_offsets_of_a_group_that_stands(shop: Shop, protocol: str) -> None:
-    """Kafka refuses it while there are members; the command says how to turn them off."""
+def test_reset_moves_offsets_only_without_members(shop: Shop, protocol: str) -> None:
     shop.commit(0, encode(StoredPartition(2, (Claim(3, "b-1"),))))
-    which = f"{shop.topic}:0"
+    selector = f"{shop.topic}:0"
     with shop.members(protocol, "blue"):
         with pytest.raises(ConfigurationError, match=r"has 1 member \(blue\): turn its sensor off"):
-            shop.said("reset", which, "--to-earliest", "--yes")
+            shop.output("reset", selector, "--to-earliest", "--yes")
         with pytest.raises(BrokerError, match="were not moved: it has members again"):
             shop.commit(0, OffsetAndMetadata(0))
         assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-1"),)))
-    shown = shop.said("reset", which, "--to-earliest")
+    shown = shop.output("reset", selector, "--to-earliest")
     moved = (
         f"{shop.topic}-0: 2 -> 0, 2 offsets again, drops 1 claim\n"
-        f"Before the sensors go on, remove what the output of {shop.topic}-0 has from the new "
-        "offset on: it is read in ranges with other bounds, which replace nothing.\n"
+        f"Before you turn the sensors on, remove the output of {shop.topic}-0 from the new offset "
+        "on: records are read again in ranges with different bounds, which replace nothing.\n"
     )
-    assert shown == f"{moved}Nothing was moved: --yes does it.\n"
+    assert shown == f"{moved}Nothing was moved: add --yes to move the offsets.\n"
     assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-1"),)))
-    assert shop.said("reset", which, "--to-earliest", "--yes", "--by", "ada") == (
+    assert shop.output("reset", selector, "--to-earliest", "--yes", "--by", "ada") == (
         f"{moved}Moved {shop.topic}-0.\n"
     )
     stored = shop.stored(0)
@@ -221,22 +219,20 @@ def test_reset_moves_offsets_of_a_group_that_stands(shop: Shop, protocol: str) -
     )
 
 
-def test_reset_waits_for_who_is_at_work(shop: Shop) -> None:
-    """Its output would be there, and its records read again with other bounds."""
+def test_reset_of_partitions_with_a_live_run_is_refused(shop: Shop) -> None:
     shop.commit(0, encode(StoredPartition(0, (Claim(3, "b-1"),))))
     claimed = batch_request("b-1", OffsetRange(shop.topic, 0, 0, 3))
     run = make_run(shop.instance, claimed, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
     with pytest.raises(ConfigurationError, match=f"run {run.run_id[:8]} may be at work on"):
-        shop.said("reset", "--all", "--to-latest", "--yes")
+        shop.output("reset", "--all", "--to-latest", "--yes")
     run = shop.rows()[0]["runs"]
     assert run == [record.run_id for record in shop.instance.get_runs()]
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_reset_sees_a_run_that_was_written_off_while_nobody_can_read_the_claims(
+def test_reset_with_unreadable_claims_is_refused_until_the_failed_run_has_ended(
     shop: Shop, *, streams: bool
 ) -> None:
-    """Its claim is lost, Dagster shows it as failed, and its process may be at work."""
     shop.commit(0, OffsetAndMetadata(0, "not ours"))
     work = batch_request("b-1", OffsetRange(shop.topic, 1 if streams else 0, 0, 3))
     run = make_run(shop.instance, work, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
@@ -249,35 +245,32 @@ def test_reset_sees_a_run_that_was_written_off_while_nobody_can_read_the_claims(
         ConfigurationError,
         match=f"run {run.run_id[:8]} may be at work on .*It counts as dead in 1[12][0-9] s",
     ):
-        shop.said(*move)
+        shop.output(*move)
     assert shop.stored(0) == OffsetAndMetadata(0, "not ours")
     record_run_event(shop.instance, run, RunEvent.FINISHED)
-    assert f"Moved {shop.topic}-0." in shop.said(*move)
+    assert f"Moved {shop.topic}-0." in shop.output(*move)
 
 
-def test_what_was_committed_since_it_was_shown_is_not_overwritten(
+def test_reset_does_not_overwrite_a_newer_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member may have come and gone while a person read."""
     shop.commit(0, OffsetAndMetadata(1))
     read = RunLedger.written_off
 
-    def meanwhile(ledger: RunLedger) -> tuple[RunSeen, ...]:
+    def commit_and_read(ledger: RunLedger) -> tuple[RunSeen, ...]:
         shop.commit(0, encode(StoredPartition(2, (Claim(3, "b-2"),))))
         return read(ledger)
 
-    monkeypatch.setattr(RunLedger, "written_off", meanwhile)
+    monkeypatch.setattr(RunLedger, "written_off", commit_and_read)
     with pytest.raises(BrokerError, match=r"has changed since it was shown.*run the command again"):
-        shop.said("reset", f"{shop.topic}:0", f"{shop.topic}:1", "--to-latest", "--yes")
+        shop.output("reset", f"{shop.topic}:0", f"{shop.topic}:1", "--to-latest", "--yes")
     assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-2"),)))
     assert shop.stored(1) is None
 
 
-def test_a_move_that_dagster_does_not_record_is_told_as_done(
+def test_reset_that_dagster_does_not_record_is_reported_as_done(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be taken back, and whoever gave it must not give it again."""
-
     def away(*_: object, **__: object) -> None:
         msg = "disk full"
         raise OSError(msg)
@@ -286,19 +279,18 @@ def test_a_move_that_dagster_does_not_record_is_told_as_done(
     with pytest.raises(
         DagsterRebalanceError, match=f"{shop.topic}-0 moved, but .* did not record it: disk full"
     ):
-        shop.said("reset", f"{shop.topic}:0", "--to-offset", "2", "--yes")
+        shop.output("reset", f"{shop.topic}:0", "--to-offset", "2", "--yes")
     assert shop.rows()[0]["committed"] == 2
 
 
-def test_reset_finds_the_place_of_a_time(shop: Shop) -> None:
-    """Records are found by their time; where there is none any more, it is the end."""
+def test_reset_to_a_timestamp_finds_the_offset(shop: Shop) -> None:
     ends = [row["end"] for row in shop.rows()]
-    shop.said("reset", "--all", "--to-timestamp", "2999-01-01T00:00+01:00", "--yes")
+    shop.output("reset", "--all", "--to-timestamp", "2999-01-01T00:00+01:00", "--yes")
     assert [row["committed"] for row in shop.rows()] == ends
-    shop.said("reset", "--all", "--to-timestamp", "2001-01-01", "--yes")
+    shop.output("reset", "--all", "--to-timestamp", "2001-01-01", "--yes")
     assert [row["committed"] for row in shop.rows()] == [0] * PARTITIONS
     with pytest.raises(ConfigurationError, match=r"has no offset 999: Kafka has 0 \(--to-earl"):
-        shop.said("reset", f"{shop.topic}:0", "--to-offset", "999")
+        shop.output("reset", f"{shop.topic}:0", "--to-offset", "999")
 
 
 @pytest.mark.parametrize(
@@ -309,49 +301,49 @@ def test_reset_finds_the_place_of_a_time(shop: Shop) -> None:
             "failed at 127.0.0.1:1: .*check that the b",
         ),
         (["explain", "orders-9"], "orders-9 matches no partition of group orders-"),
-        (["reset", "--all", "--to-latest", "--to-earliest"], "say where to with one of"),
-        (["reset", "--to-latest"], "say which partitions to move"),
+        (["reset", "--all", "--to-latest", "--to-earliest"], "give exactly one of"),
+        (["reset", "--to-latest"], "name the partitions to move"),
         (["reset", "--all", "--to-timestamp", "noon"], "'noon' is no time"),
         (["reset", "--all", "--to-latest", "--yes", "--dry-run"], "either --yes or --dry-run"),
     ],
 )
-def test_a_slip_of_the_hand_is_answered_with_a_sentence(
+def test_command_with_wrong_arguments_is_refused(
     shop: Shop, arguments: list[str], problem: str
 ) -> None:
-    """A traceback tells a person nothing."""
     with pytest.raises(DagsterRebalanceError, match=problem):
-        shop.said(*arguments)
+        shop.output(*arguments)
 
 
-def test_a_login_stands_in_a_file(
+def test_commands_with_a_login_file_need_only_the_documented_acls(
     instance: dg.DagsterInstance, secured_kafka: SecuredKafka, tmp_path: Path
 ) -> None:
-    """With the least rights; no refusal shows the password."""
     name, password = unique_name("operator"), uuid.uuid4().hex
     secured_kafka.create_topic(name, PARTITIONS)
     secured_kafka.add_user(name, password)
     secured_kafka.allow(name, "READ", topic=name)
     secured_kafka.allow(name, "DESCRIBE", group=name)
     shop = Shop(instance, secured_kafka, name)
-    shop.was_there()
+    shop.record_earlier_member()
     file = tmp_path / "login"
     settings = secured_kafka.client_config(name)
     file.write_text("\n".join(f"{key}={value}" for key, value in settings.items()))
     login = ("--command-config", str(file))
     with pytest.raises(BrokerError, match="asks for TLS or a login, give --command-config"):
-        shop.said("status")
+        shop.output("status")
     assert password in file.read_text()
-    assert shop.said("status", *login).startswith(f"group {name}: no members, 3 partitions, lag 0")
-    assert shop.said("explain", name, *login).count("The group has no member") == 1
+    assert shop.output("status", *login).startswith(
+        f"group {name}: no members, 3 partitions, lag 0"
+    )
+    assert shop.output("explain", name, *login).count("The group has no member") == 1
     move = ("reset", "--all", "--to-earliest", *login)
-    assert "Nothing was moved" in shop.said(*move)
+    assert "Nothing was moved" in shop.output(*move)
     with pytest.raises(BrokerError, match="authoriz") as refused:
-        shop.said(*move, "--yes")
+        shop.output(*move, "--yes")
     assert password not in str(refused.value)
     secured_kafka.allow(name, "READ", group=name)
-    assert f"Moved {name}-0..2." in shop.said(*move, "--yes")
+    assert f"Moved {name}-0..2." in shop.output(*move, "--yes")
     with pytest.raises(BrokerError, match="grant the principal the ACL WRITE on the topic"):
-        typed("produce", name, "5", *login)
+        invoke("produce", name, "5", *login)
     file.write_text(file.read_text().replace(password, "wrong"))
     with pytest.raises(BrokerError, match="check 'security"):
-        shop.said("status", *login)
+        shop.output("status", *login)

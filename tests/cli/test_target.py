@@ -1,4 +1,4 @@
-"""Which group and which Kafka a command means, before anything is connected."""
+"""Selection of the group and of Kafka, before anything is connected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.cli.target import client_config, open_target
+from dagster_rebalance.cli.target import open_target, read_client_config
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.cluster.queries import Cluster
@@ -16,7 +16,7 @@ from dagster_rebalance.orchestration.reporting.group_settings import public_sett
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from tests.cli.typed import typed
+from tests.cli.command_line import invoke
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ KAFKA = KafkaConsumerResource(
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An instance with a group whose members have left their settings, and one without."""
+    """Return an instance with one group that has published its settings and one that has not."""
     home = tmp_path_factory.mktemp("home")
     (home / "dagster.yaml").touch()
     with dg.DagsterInstance.local_temp(str(home)) as instance:
@@ -46,11 +46,10 @@ def _at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(home))
 
 
-def test_members_say_where_kafka_is_and_when_a_partition_stops(tmp_path: Path) -> None:
-    """How to log in is said by who asks."""
+def test_target_uses_published_settings_and_the_operators_login(tmp_path: Path) -> None:
     login = tmp_path / "login"
     login.write_text("# mine\n\nsasl.password = a=b \nsecurity.protocol=SASL_SSL\n")
-    refused = pytest.raises(ConfigurationError, match=r"login has no bootstrap\.servers: add where")
+    refused = pytest.raises(ConfigurationError, match=r"login has no bootstrap\.servers: add the b")
     with refused, open_target(ODD, "", login):
         pass
     with open_target(ODD, "", None) as target:
@@ -65,8 +64,7 @@ def test_members_say_where_kafka_is_and_when_a_partition_stops(tmp_path: Path) -
     assert "a=b" not in repr(kafka)
 
 
-def test_who_asks_may_say_where_kafka_is(tmp_path: Path) -> None:
-    """The members may know it by an address that is reached from there only."""
+def test_target_with_bootstrap_servers_overrides_the_published_ones(tmp_path: Path) -> None:
     login = tmp_path / "login"
     login.write_text("bootstrap.servers=outside:1\n")
     with open_target(ODD, "", login) as target:
@@ -77,11 +75,10 @@ def test_who_asks_may_say_where_kafka_is(tmp_path: Path) -> None:
         assert target.kafka.topics == ["invoices", "orders"]
 
 
-MISSING = "if this Kafka asks for TLS or a login, give --command-config"
+HINT = "if this Kafka asks for TLS or a login, give --command-config"
 
 
-def test_where_kafka_is_silent_a_login_that_was_not_given_is_named(tmp_path: Path) -> None:
-    """Kafka hangs up on a client in the clear, which looks as if it were down."""
+def test_target_without_login_hints_at_it_when_kafka_is_silent(tmp_path: Path) -> None:
     login = tmp_path / "login"
     login.write_text("bootstrap.servers=kafka:9092\n")
     for file, is_retriable, is_named in (
@@ -92,57 +89,53 @@ def test_where_kafka_is_silent_a_login_that_was_not_given_is_named(tmp_path: Pat
         silent = BrokerError("no answer", retriable=is_retriable)
         with pytest.raises(BrokerError, match="no answer") as refused, open_target(ODD, "", file):
             raise silent
-        assert (MISSING in str(refused.value)) == is_named
+        assert (HINT in str(refused.value)) == is_named
         assert refused.value.retriable == is_retriable
 
 
-def test_produce_names_it_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs no Dagster, and so asks nobody else."""
-
+def test_produce_without_login_hints_at_it_when_kafka_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def silent(*_: object) -> None:
         msg = "no answer"
         raise BrokerError(msg, retriable=True)
 
     monkeypatch.setattr(Cluster, "partitions_for", silent)
-    with pytest.raises(BrokerError, match=f"^no answer; {MISSING}"):
-        typed("produce", "orders", "5", "--bootstrap-server", "kafka:9092")
+    with pytest.raises(BrokerError, match=f"^no answer; {HINT}"):
+        invoke("produce", "orders", "5", "--bootstrap-server", "kafka:9092")
 
 
 def no_token(_config: str) -> None:
-    """A function for `oauth_cb`."""
+    """Fail, as `oauth_cb` of a login file."""
     msg = "the issuer is away"
     raise OSError(msg)
 
 
 @pytest.mark.parametrize("command", [("produce", "orders", "5"), ("status", "--group", ODD)])
-def test_each_command_takes_a_login_that_names_a_function(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
-    """One file is for all commands, as that for MSK with IAM."""
+def test_login_file_may_name_a_token_function(command: tuple[str, ...], tmp_path: Path) -> None:
     login = tmp_path / "login"
     login.write_text(
         "bootstrap.servers=kafka:9092\nsecurity.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER\n"
         f"oauth_cb={__name__}:no_token\n"
     )
     with pytest.raises(BrokerError, match=r"no token to log in with: .*the issuer is away"):
-        typed(*command, "--command-config", str(login))
+        invoke(*command, "--command-config", str(login))
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["status"], "several consumer groups: say --group with one of older, shop_eu"),
+        (["status"], "several consumer groups: give --group with one of older, shop_eu"),
         (["explain", "--group", "nobody"], "no member of group nobody has had a partition yet"),
-        (["status", "--group", "older"], "have not left word of their brokers: give --bootstrap-s"),
-        (["produce", "orders", "5"], "say where Kafka is: --bootstrap-server"),
-        (["reset", "--all", "orders", "--to-latest"], "say which partitions to move"),
+        (["status", "--group", "older"], "have not published their brokers: give --bootstrap-s"),
+        (["produce", "orders", "5"], "give --bootstrap-server; the command broker prints"),
+        (["reset", "--all", "orders", "--to-latest"], "name the partitions to move"),
         (["reset", "--all", "--to-latest", "-r", "x" * 301], "a reason may have 300 characters"),
     ],
 )
-def test_a_slip_of_the_hand_is_answered_with_a_sentence(arguments: list[str], problem: str) -> None:
-    """A traceback tells a person nothing."""
+def test_command_with_wrong_arguments_is_refused(arguments: list[str], problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
-        typed(*arguments)
+        invoke(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -151,23 +144,21 @@ def test_a_slip_of_the_hand_is_answered_with_a_sentence(arguments: list[str], pr
         ("ssl.ca.location=x\nsecret\n", "line 2 of .* is not name=value$"),
         ("=secret", "line 1 of .* is not name=value$"),
         ("the secret = x", "line 1 of .* is not name=value$"),
-        ("group.id=secret", "line 1 of .* sets group.id: remove it; --group says which"),
+        ("group.id=secret", "line 1 of .* sets group.id: remove it; --group names"),
     ],
 )
-def test_a_mistake_in_the_file_is_named_without_showing_it(
+def test_login_file_with_a_mistake_is_refused_without_showing_values(
     tmp_path: Path, text: str, problem: str
 ) -> None:
-    """What stands there may be a password."""
     file = tmp_path / "login"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=problem) as refused:
-        client_config(file)
+        read_client_config(file)
     assert "secret" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    """As any other wrong option."""
-    result = typed("status", "--command-config", str(tmp_path / "none"))
+def test_missing_login_file_is_a_usage_error(tmp_path: Path) -> None:
+    result = invoke("status", "--command-config", str(tmp_path / "none"))
     assert result.exit_code == 2
 
 
@@ -180,8 +171,7 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
         ("produce", "dagster-rebalance produce orders 1000"),
     ],
 )
-def test_the_help_of_each_command_has_examples(command: str, example: str) -> None:
-    """They stand on lines of their own, to be pasted."""
-    result = typed(command, "--help")
+def test_help_has_examples(command: str, example: str) -> None:
+    result = invoke(command, "--help")
     assert result.exit_code == 0
     assert example in result.output

@@ -1,4 +1,4 @@
-"""A project for components: a folder with a `defs.yaml`, and what Dagster makes of it."""
+"""A sandbox project with one component."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ JOBS = Jobs()
 
 @contextmanager
 def loaded(attributes: str, rest: str = "") -> Iterator[tuple[KafkaBatchComponent, dg.Definitions]]:
-    """A component with these attributes, which begin in line 3, and the project's definitions."""
+    """Load a component with these attributes, from line 3 of the file, and its definitions."""
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.defs_folder_path / "shop"
         folder.mkdir()
@@ -60,8 +60,8 @@ def loaded(attributes: str, rest: str = "") -> Iterator[tuple[KafkaBatchComponen
             yield tree.load_component(folder, KafkaBatchComponent), tree.build_defs()
 
 
-def told(attributes: str) -> str:
-    """All that is printed of the error with which such a component does not load."""
+def load_error(attributes: str) -> str:
+    """Return the printed error of a component that does not load."""
     with pytest.raises(Exception, match="Error") as caught, loaded(attributes):
         pass
     return "".join(traceback.format_exception(caught.value))

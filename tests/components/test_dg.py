@@ -1,4 +1,4 @@
-"""The component as people meet it: with the real command `dg`, in a project of their own."""
+"""The component with the real command `dg`, in a project."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def defs() -> dg.Definitions:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with both forms of the component."""
+    """Return a project with both forms of the component."""
     root = tmp_path_factory.mktemp("shop")
     make_project(root)
     scaffold(root, BATCHES)
@@ -60,7 +60,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wrong_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with a single component: `dg check yaml` looks at one file for each type."""
+    """Return a project with one component: `dg check yaml` checks one file per type."""
     root = tmp_path_factory.mktemp("wrong")
     make_project(root)
     scaffold(root, BATCHES)
@@ -68,7 +68,7 @@ def wrong_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_project(root: Path) -> None:
-    """As `create-dagster` makes it."""
+    """Create a project as `create-dagster` does."""
     (root / "pyproject.toml").write_text(PYPROJECT)
     package = root / "src" / "shop"
     (package / "defs").mkdir(parents=True)
@@ -78,7 +78,7 @@ def make_project(root: Path) -> None:
 
 
 def scaffold(root: Path, name: str, *options: str) -> None:
-    """Let `dg` write a component."""
+    """Scaffold a component."""
     done = dg(root, "scaffold", "defs", TYPE, name, *options)
     assert done.returncode == 0, done.stdout
 
@@ -107,15 +107,13 @@ def dg(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_component_is_listed(project: Path) -> None:
-    """By its short name, with a sentence of what it does."""
+def test_dg_lists_the_component_with_a_summary(project: Path) -> None:
     listed = json.loads(dg(project, "list", "components", "--json").stdout)["items"]
     (summary,) = [entry["summary"] for entry in listed if entry["key"] == TYPE]
     assert "Processes Kafka topics" in summary
 
 
-def test_what_was_scaffolded_is_right(project: Path) -> None:
-    """Without a change, without a broker, and without the variables that it names."""
+def test_scaffolded_components_pass_dg_check(project: Path) -> None:
     for what in ("yaml", "defs"):
         checked = dg(project, "check", what)
         assert checked.returncode == 0, checked.stdout
@@ -129,10 +127,9 @@ def test_what_was_scaffolded_is_right(project: Path) -> None:
         ("on_lost: '{{ env.HOME }}'", "attributes.kafka.on_lost", "should be 'leave' or 'cancel'"),
     ],
 )
-def test_a_wrong_value_is_shown_with_its_file_and_line_and_no_secret(
+def test_dg_check_shows_a_wrong_value_with_its_line_and_no_secret(
     wrong_project: Path, wrong: str, place: str, message: str
 ) -> None:
-    """The line is that of the setting."""
     file = wrong_project / "src" / "shop" / "defs" / BATCHES / "defs.yaml"
     right = file.read_text()
     lines = right.replace("# max_records_per_range: 100000", wrong).replace("    # s", "    s")
@@ -152,10 +149,9 @@ def test_a_wrong_value_is_shown_with_its_file_and_line_and_no_secret(
 
 @pytest.mark.e2e
 @pytest.mark.broker
-def test_what_was_scaffolded_processes_records(
+def test_scaffolded_components_process_records(
     project: Path, kafka_broker: KafkaCluster, tmp_path: Path
 ) -> None:
-    """In both forms of runs, once the sensors are turned on."""
     for topic in (BATCHES, STREAM):
         kafka_broker.create_topic(topic, 1)
         producer = Producer(kafka_broker.client_config())
@@ -187,7 +183,7 @@ def test_what_was_scaffolded_processes_records(
 
 
 def committed(instance: dagster.DagsterInstance) -> dict[str, object]:
-    """The offset of the last commit of each group that Dagster shows."""
+    """Return the last committed offset of each group in Dagster."""
     found: dict[str, object] = {}
     for group in (BATCHES, STREAM):
         event = instance.get_latest_materialization_event(GroupAssets.of(group).offsets)

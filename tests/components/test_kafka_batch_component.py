@@ -1,7 +1,4 @@
-"""`KafkaBatchComponent` builds from YAML what `build_kafka_batch_defs` builds from Python.
-
-What cannot work is refused with the place in the file, and secrets stay names of variables.
-"""
+"""`KafkaBatchComponent`: definitions from YAML, errors with file and line, and secrets."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ from dagster_rebalance.components.kafka_batch import (
     Streaming,
 )
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
-from tests.components.project import loaded, told
+from tests.components.project import load_error, loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-SECRET = "swordfish"  # noqa: S105 - what is looked for
+SECRET = "swordfish"  # noqa: S105 - a test value
 KAFKA = """\
 kafka:
   bootstrap_servers: "{{ env.KAFKA_BROKERS }}"
@@ -50,14 +47,14 @@ SHOP = f"assets: [.work.orders]\n{KAFKA}"
 @pytest.fixture(autouse=True)
 def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
-    monkeypatch.setenv("KAFKA_GROUP", "2024")  # a text, though a template makes a number of it
+    monkeypatch.setenv("KAFKA_GROUP", "2024")  # a text that a template renders to a number
     monkeypatch.setenv("KAFKA_TOPIC", "7")
     monkeypatch.setenv("KAFKA_USERNAME", "etl")
     monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
 
 
 def outline(defs: dg.Definitions) -> dict[str, Any]:
-    """All that the parameters of the two functions decide."""
+    """Return everything in the definitions that the arguments of the two functions decide."""
     graph = defs.resolve_asset_graph()
     sensors = list(defs.sensors or ())
     return {
@@ -84,7 +81,7 @@ def outline(defs: dg.Definitions) -> dict[str, Any]:
 
 
 def inner(resource: Any) -> Any:  # noqa: ANN401 - resources have no common type
-    """What a `FixedResource` hands out; of a `KafkaBatch` only that it is one."""
+    """Return the resource inside a `FixedResource`, or else the type."""
     return resource.resource if isinstance(resource, FixedResource) else type(resource)
 
 
@@ -142,10 +139,9 @@ ARGUMENTS: dict[str, Any] = {
     ],
     ids=["batch", "batch with all settings", "streaming", "streaming with all settings"],
 )
-def test_yaml_builds_what_python_builds(
+def test_yaml_and_python_build_the_same_definitions(
     attributes: str, build: Callable[..., dg.Definitions], arguments: Mapping[str, Any]
 ) -> None:
-    """The names are the same, and so are the defaults."""
     kafka = KafkaConsumerResource(
         bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"), group_id="2024", topics=["orders", "7"]
     )
@@ -155,8 +151,7 @@ def test_yaml_builds_what_python_builds(
         dg.Definitions.validate_loadable(defs)
 
 
-def test_what_only_streaming_runs_have_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sensor keeps it to itself, so the definitions do not show it."""
+def test_streaming_settings_reach_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
     def build(**arguments: Any) -> dg.Definitions:  # noqa: ANN401 - of all kinds
@@ -172,7 +167,6 @@ def test_what_only_streaming_runs_have_reaches_them(monkeypatch: pytest.MonkeyPa
 def test_external_work_is_a_class_or_an_object_by_its_path(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file has no other way to name code that ends the jobs of a dead run."""
     seen: dict[str, Any] = {}
 
     def build(**arguments: Any) -> dg.Definitions:  # noqa: ANN401 - of all kinds
@@ -194,14 +188,12 @@ def test_external_work_is_a_class_or_an_object_by_its_path(
         (".work.orders", "no object with a method stop"),
     ],
 )
-def test_what_cannot_end_external_work_is_refused(path: str, message: str) -> None:
-    """Else it is found out only when a run is dead."""
-    assert message in told(f"{SHOP}external_work: [{path}]\n")
+def test_external_work_without_a_stop_method_is_refused(path: str, message: str) -> None:
+    assert message in load_error(f"{SHOP}external_work: [{path}]\n")
 
 
 @pytest.mark.parametrize("text", ["12_3", "1e3", "007", "0x10", "12e4567", "1,2", "None", "'a'"])
-def test_a_template_of_a_text_stays_a_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster would take it for Python: another group, or one version for two."""
+def test_template_of_a_text_renders_to_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, rest = text[:2], text[2:]
     monkeypatch.setenv("FIRST", first)
     monkeypatch.setenv("REST", rest)
@@ -222,8 +214,7 @@ job_tags:
 """
 
 
-def test_a_tag_may_be_a_block() -> None:
-    """The grace of pods stands in one. All texts in it stay texts."""
+def test_tag_that_is_a_block_keeps_its_texts() -> None:
     with loaded(SHOP + TAGS) as (component, defs):
         tags = defs.resolve_job_def("kafka_batches").run_tags
         assert component.job_tags == {
@@ -240,9 +231,7 @@ def test_a_tag_may_be_a_block() -> None:
         assert json.loads(tags["dagster-k8s/config"]) == component.job_tags["dagster-k8s/config"]
 
 
-def test_python_builds_it_as_well() -> None:
-    """A `component.py` has the resources themselves."""
-
+def test_component_made_in_python_builds_the_same_definitions() -> None:
     @dg.asset(required_resource_keys={"kafka_batch"})
     def table() -> None:
         pass
@@ -255,8 +244,7 @@ def test_python_builds_it_as_well() -> None:
     assert component.kafka is kafka
 
 
-def test_each_setting_of_the_resources_can_be_given() -> None:
-    """By its own name, and required where it is."""
+def test_yaml_has_each_setting_of_the_resources() -> None:
     for resource, settings in (
         (KafkaConsumerResource, KafkaSettings),
         (KafkaSparkResource, SparkSettings),
@@ -266,9 +254,7 @@ def test_each_setting_of_the_resources_can_be_given() -> None:
         assert shown == {name: field.is_required() for name, field in resource.model_fields.items()}
 
 
-def test_a_subclass_makes_its_assets_from_attributes_of_its_own() -> None:
-    """So a platform team can offer a component with nothing but a table and a topic."""
-
+def test_subclass_builds_assets_from_its_own_attributes() -> None:
     class Table(KafkaBatchComponent):
         table: str
 
@@ -311,10 +297,7 @@ post_processing:
 
 
 class TestAssets:
-    """What a path in `assets` may be, and what can be said of it."""
-
-    def test_a_path_leads_to_an_asset_or_a_function(self) -> None:
-        """Both have the signature that they have in Python."""
+    def test_path_may_name_an_asset_or_a_function(self) -> None:
         with loaded(f"assets: [.work.orders, .work.returns]\n{KAFKA}") as (component, _):
             assert [asset.key for asset in component.assets] == [
                 dg.AssetKey("orders"),
@@ -322,7 +305,6 @@ class TestAssets:
             ]
 
     def test_attributes_are_templated_and_added_to_those_in_the_code(self) -> None:
-        """Those that are lists or mappings are added; the others take their place."""
         with loaded(DESCRIBED + KAFKA) as (component, defs):
             spec = component.assets[0].get_asset_spec()
             assert spec.description == "For 2024 people"
@@ -337,8 +319,7 @@ class TestAssets:
             dg.Definitions.validate_loadable(defs)
 
     @pytest.mark.parametrize("form", ["", "streaming: {}\n"])
-    def test_attributes_that_are_processed_later_fit_as_well(self, form: str) -> None:
-        """Dagster's own `post_processing` goes over all assets of the component."""
+    def test_post_processing_applies_to_the_assets(self, form: str) -> None:
         with loaded(SHOP + form, PROCESSING) as (_, defs):
             dg.Definitions.validate_loadable(defs)
             graph = defs.resolve_asset_graph()
@@ -350,40 +331,34 @@ class TestAssets:
     @pytest.mark.parametrize(
         ("asset", "message"),
         [
-            ("orders", "is no path of a function"),
-            (".orders", "is no path of a function"),
+            ("orders", "is not the path of a function"),
+            (".orders", "is not the path of a function"),
             (".work.nothing", "has no 'nothing'"),
             (".nowhere.orders", "No module named"),
             (".work.NOT_CODE", "is a int: give a function"),
         ],
     )
-    def test_what_cannot_be_an_asset_is_refused_with_its_place(
-        self, asset: str, message: str
-    ) -> None:
-        """The path is a text, so it is wrong before anything is called."""
-        error = told(f"assets:\n- {asset}\n{KAFKA}")
+    def test_invalid_path_is_refused_with_its_line(self, asset: str, message: str) -> None:
+        error = load_error(f"assets:\n- {asset}\n{KAFKA}")
         assert "defs.yaml:4" in error
         assert message in error
 
     @pytest.mark.parametrize(
         ("attribute", "message"),
         [
-            ("key: shop/orders", "give the key there"),
+            ("key: shop/orders", "set the key in the code"),
             ("group_name: 7", "Input should be a valid string"),
             ("partitions_def: daily", "partitions_def"),
             ("automation_condition: eager", "automation_condition"),
         ],
     )
-    def test_an_attribute_that_cannot_be_is_refused(self, attribute: str, message: str) -> None:
-        """A batch says what is to be processed: partitions and automation are not offered."""
-        error = told(f"assets:\n- {{function: .work.orders, {attribute}}}\n{KAFKA}")
+    def test_invalid_attribute_is_refused_with_its_line(self, attribute: str, message: str) -> None:
+        error = load_error(f"assets:\n- {{function: .work.orders, {attribute}}}\n{KAFKA}")
         assert "defs.yaml:3" in error
         assert message in error
 
 
 class TestWrongValues:
-    """They are refused when the code is loaded, with file and line."""
-
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
@@ -401,22 +376,20 @@ class TestWrongValues:
             ("spark: {allow_plaintext: maybe}", "Input should be a valid boolean"),
             ("spark: {kafka_options: {sasl.mechanism: PLAIN}}", "begin with `kafka.`"),
             *(
-                (f"  client_config: {{client.id: {word}}}", "put the word into quotes")
+                (f"  client_config: {{client.id: {word}}}", "quote it to keep it as written")
                 for word in ("no", "On", "010", "1_0", "0x1F", "1:30", "1.10", ".inf")
             ),
             ("  client_config: {client.id: }", "it has no value"),
-            ("spark: {spark_config: {spark: {app.id: 010}}}", "put the word into quotes"),
-            ("spark: {kafka_options: {kafka.client.id: no}}", "put the word into quotes"),
+            ("spark: {spark_config: {spark: {app.id: 010}}}", "quote it to keep it as written"),
+            ("spark: {kafka_options: {kafka.client.id: no}}", "quote it to keep it as written"),
         ],
     )
-    def test_a_wrong_value_is_shown_with_its_line(self, wrong: str, message: str) -> None:
-        """Each by itself, so that the line is that of the setting."""
-        error = told(SHOP + wrong + "\n")
+    def test_wrong_value_is_refused_with_its_line(self, wrong: str, message: str) -> None:
+        error = load_error(SHOP + wrong + "\n")
         assert "defs.yaml:8" in error
         assert message in error
 
-    def test_a_word_that_yaml_leaves_as_it_is_needs_no_quotes(self) -> None:
-        """Numbers in plain digits and true and false mean one thing only."""
+    def test_unambiguous_client_settings_need_no_quotes(self) -> None:
         config = "{retries: 10, linger.ms: 0.5, debug: 'no', a: True, b: false, c: \"010\", d: 1e3}"
         with loaded(f"{SHOP}  client_config:\n    {config}\n") as (component, _):
             assert component.kafka.client_config == {
@@ -442,29 +415,25 @@ class TestWrongValues:
             ("  client_config: {oauth_cb: nowhere:token}", "cannot be imported"),
         ],
     )
-    def test_settings_that_do_not_fit_each_other_are_shown_with_their_block(
+    def test_contradicting_settings_are_refused_with_the_line_of_their_block(
         self, wrong: str, message: str
     ) -> None:
-        """In Python the first tick of the sensor would say so."""
-        error = told(SHOP + wrong + "\n")
+        error = load_error(SHOP + wrong + "\n")
         assert "defs.yaml:4" in error
         assert message in error
 
-    def test_a_missing_variable_that_is_needed_at_once_is_named(
+    def test_missing_variable_that_is_needed_at_load_is_refused(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The group names assets, so it is needed before anything runs."""
         monkeypatch.delenv("KAFKA_GROUP")
-        error = told(SHOP)
+        error = load_error(SHOP)
         assert "defs.yaml:6" in error
         assert "the environment variable KAFKA_GROUP is not set" in error
 
-    def test_a_component_without_assets_says_so(self) -> None:
-        """They have a default only for subclasses."""
-        assert "kafka_batches has no assets" in told(KAFKA)
+    def test_component_without_assets_is_refused(self) -> None:
+        assert "kafka_batches has no assets" in load_error(KAFKA)
 
-    def test_python_hears_of_a_wrong_value_without_seeing_it(self) -> None:
-        """It may be a secret in the wrong place."""
+    def test_validation_error_in_python_does_not_show_the_value(self) -> None:
         with pytest.raises(ValidationError) as caught:
             KafkaBatchComponent(kafka=SECRET)
         assert SECRET not in str(caught.value)
@@ -484,10 +453,7 @@ LOGIN = """\
 
 
 class TestSecrets:
-    """A setting that is one variable stays its name until it is used."""
-
-    def test_a_secret_is_a_variable_of_dagsters(self) -> None:
-        """As in Python; it need not even be set where the code is checked."""
+    def test_variable_stays_a_dagster_env_var(self) -> None:
         with loaded(SHOP + LOGIN) as (component, defs):
             kafka = component.kafka
             for value, name in (
@@ -513,23 +479,20 @@ class TestSecrets:
             '  client_config: {ssl.key.password: "x{{ env.KAFKA_PASSWORD }}"}',
         ],
     )
-    def test_a_secret_that_would_be_a_text_is_refused_and_not_shown(self, login: str) -> None:
-        """A template with anything else in it has a value, which would be in snapshots."""
-        error = told(SHOP + "  security_protocol: SASL_SSL\n" + login + "\n")
+    def test_secret_given_as_text_is_refused_and_not_shown(self, login: str) -> None:
+        error = load_error(SHOP + "  security_protocol: SASL_SSL\n" + login + "\n")
         assert "is given as a plain text" in error
         assert "{{ env.NAME }}" in error
         assert SECRET not in error
 
-    def test_an_error_beside_a_secret_does_not_show_its_value(self) -> None:
-        """Dagster shows the lines around a mistake, as they stand in the file."""
-        error = told(SHOP + LOGIN + "  on_lost: explode\n")
+    def test_error_next_to_a_secret_does_not_show_its_value(self) -> None:
+        error = load_error(SHOP + LOGIN + "  on_lost: explode\n")
         assert "Input should be 'leave'" in error
         assert "{{ env.KAFKA_PASSWORD }}" in error
         assert SECRET not in error
 
 
-def test_a_registry_is_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its login stays the name of a variable."""
+def test_registry_becomes_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGISTRY_TOKEN", SECRET)
     settings = 'registry:\n  url: https://registry\n  token: "{{ env.REGISTRY_TOKEN }}"\n'
     with loaded(SHOP + settings) as (component, defs):
@@ -537,23 +500,17 @@ def test_a_registry_is_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
         assert registry.url == "https://registry"
         assert isinstance(registry.token, dg.EnvVar)
         assert SECRET not in repr(component)
-    assert "is given as a plain text" in told(
+    assert "is given as a plain text" in load_error(
         SHOP + settings.replace("{{ env.REGISTRY_TOKEN }}", "t")
     )
 
 
 class TestScaffolder:
-    """What `dg scaffold defs` writes loads as it is."""
-
     @pytest.mark.parametrize("form", ["yaml", "python"])
     @pytest.mark.parametrize("streaming", [False, True])
     def test_two_components_of_one_code_location_load_together(
-        self,
-        form: Literal["yaml", "python"],
-        *,
-        streaming: bool,
+        self, form: Literal["yaml", "python"], *, streaming: bool
     ) -> None:
-        """All names are made from the folder."""
         with create_defs_folder_sandbox() as sandbox:
             for folder in ("orders", "2024-returns"):
                 sandbox.scaffold_component(
@@ -573,8 +530,7 @@ class TestScaffolder:
                 kafka = inner((defs.resources or {})["orders_kafka"])
                 assert kafka.topics == ["all.orders"]
 
-    def test_what_is_commented_out_is_right(self) -> None:
-        """A person takes the marks away."""
+    def test_commented_settings_are_valid(self) -> None:
         with create_defs_folder_sandbox() as sandbox:
             folder = sandbox.scaffold_component(
                 component_cls=KafkaBatchComponent, defs_path="orders"
@@ -590,8 +546,7 @@ class TestScaffolder:
                 assert component.assets[0].get_asset_spec().group_name == "sales"
                 dg.Definitions.validate_loadable(defs)
 
-    def test_two_components_with_all_that_is_commented_out_load_together(self) -> None:
-        """Also their registries, which are resources of one namespace."""
+    def test_two_components_with_all_commented_settings_load_together(self) -> None:
         with create_defs_folder_sandbox() as sandbox:
             for name in ("orders", "returns"):
                 file = (
@@ -608,8 +563,7 @@ class TestScaffolder:
                 }
                 assert registries == {"orders_registry", "returns_registry"}
 
-    def test_a_topic_that_cannot_exist_is_refused(self) -> None:
-        """Otherwise the first tick would say so."""
+    def test_invalid_topic_name_is_refused(self) -> None:
         with (
             create_defs_folder_sandbox() as sandbox,
             pytest.raises(
@@ -620,8 +574,7 @@ class TestScaffolder:
                 component_cls=KafkaBatchComponent, scaffold_params={"topic": "a b"}
             )
 
-    def test_a_folder_with_a_dot_is_refused(self) -> None:
-        """Python would look for `work` in a package of that name, and the project not load."""
+    def test_folder_with_a_dot_is_refused(self) -> None:
         with (
             create_defs_folder_sandbox() as sandbox,
             pytest.raises(
@@ -633,11 +586,10 @@ class TestScaffolder:
 
 
 def uncommented(line: str) -> str:
-    """A line that is a setting, without its mark; sentences stay as they are."""
+    """Remove the mark of a commented setting; sentences stay comments."""
     return re.sub(r"^( *)# ( *[a-z_]+:( |$))", r"\1\2", line)
 
 
-def test_dagster_knows_what_the_component_produces_and_the_version() -> None:
-    """The picker and the list of libraries show them."""
+def test_dagster_lists_the_component_and_the_version() -> None:
     assert set(KafkaBatchComponent.get_spec().produces) >= {"asset", "sensor", "job", "resource"}
     assert DagsterLibraryRegistry.get()["dagster-rebalance"] == dagster_rebalance.__version__

@@ -12,7 +12,7 @@ import pytest
 from dagster_rebalance import ConfigurationError, SchemaRegistryResource, UndecodableError
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.kafka.schema_registry import Registry
-from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.host import free_port
 from tests.decoding.http_registry import PASSWORD, TOKEN, USER, HttpRegistry
 from tests.decoding.records import ORDER, avro, proto_file, proto_message
 

@@ -20,7 +20,7 @@ import typer
 import yaml
 
 from dagster_rebalance.cli.app import COMMANDS, build_app
-from dagster_rebalance.cli.target import client_config
+from dagster_rebalance.cli.target import read_client_config
 from proofs.__main__ import COMMANDS as PROOFS
 from tests.docs.blocks import ROOT, Block, all_blocks
 
@@ -104,7 +104,7 @@ def test_data_is_read(block: Block, tmp_path: Path) -> None:
     else:
         file = tmp_path / "login.properties"
         file.write_text(block.text)
-        assert client_config(file)["bootstrap.servers"]
+        assert read_client_config(file)["bootstrap.servers"]
 
 
 @pytest.mark.parametrize("block", of("sh"), ids=str)

@@ -65,8 +65,8 @@ class Stage:
         """The session ends, another owner commits 5,000, and the partition comes back."""
         self.group.committed[P0] = OffsetAndMetadata(5000)
         self.log.produce("orders", 0, 4985)
-        self.member.told(PartitionsLost((P0,), LostReason.SESSION))
-        self.member.told(PartitionsAssigned((P0,)))
+        self.member.deliver(PartitionsLost((P0,), LostReason.SESSION))
+        self.member.deliver(PartitionsAssigned((P0,)))
 
 
 class Stabilising(FakeMember):

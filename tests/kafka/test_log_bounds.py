@@ -199,7 +199,7 @@ def test_leaders_that_never_answer_are_told_of_until_the_wait_is_the_longest(
 def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:
     """Kafka drops the group's offsets with the topic, but a member may have written them again."""
     group, consumer = stage()
-    group.make_anew("orders")
+    group.recreate_topic("orders")
     (found,) = find(consumer, {tp(0): Bounds(0, 10)}, {}).values()
     assert found.stored is None
     assert found.topic_id == "id-1"

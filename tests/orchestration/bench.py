@@ -189,7 +189,7 @@ class Bench:
 
     def turn(self, times: int = 1) -> None:
         """Let the member loop turn."""
-        if not self.member.wants("orders"):
+        if not self.member.is_subscribed_to("orders"):
             self.consumer.subscribe(["orders"])
         for _ in range(times):
             if self.ticks:

@@ -20,7 +20,7 @@ import pytest
 
 from dagster_rebalance.testing.dagster_ui import DagsterUi
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.host import free_port
 from dagster_rebalance.testing.processes import ChildProcess
 from tests.docs.blocks import Block, all_blocks
 from tests.package.environments import LOCK, UV

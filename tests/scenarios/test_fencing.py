@@ -51,7 +51,7 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
     )
     heir = bench.joined_by_another()
     bench.group.fence(bench.member)
-    bench.member.undone = None  # no heartbeat has told it yet
+    bench.member.pending_loss = None  # no heartbeat has told it yet
     bench.group.produce(tp(0), 10)
     bench.consumer.writes.clear()
     for _ in range(20):
@@ -59,7 +59,7 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
         bench.turn()
         assert bench.mailbox.mail.batch_requests == ()
     assert bench.consumer.writes, "it does try to claim"
-    bench.member.undone = LostReason.SESSION
+    bench.member.pending_loss = LostReason.SESSION
     for _ in range(20):
         heir.poll(0)
         bench.turn()
@@ -189,7 +189,7 @@ def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
     bench = Bench(instance, records=0)
     bench.until(lambda: bench.engine.partitions)
     bench.group.fence(bench.member)
-    assert bench.member.undone is LostReason.SESSION
+    assert bench.member.pending_loss is LostReason.SESSION
     bench.until(lambda: bench.engine.heard(events.PartitionsLost) and bench.engine.partitions)
     bench.group.produce(tp(0), 10)
     bench.batch_requests()

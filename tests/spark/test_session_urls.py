@@ -20,7 +20,7 @@ from dagster_rebalance.spark.session.connect_sessions import (
     remote_with_session,
     stop_session,
 )
-from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.host import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 from dagster_rebalance import FixedResource
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource, _is_over
-from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.host import free_port
 
 CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pyspark')}"
 

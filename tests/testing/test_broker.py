@@ -27,7 +27,7 @@ from dagster_rebalance.testing.broker import KAFKA_VERSION, VERSION_VARIABLE, Ka
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.local import java
-from dagster_rebalance.testing.local.ports import accepts_connections, free_port
+from dagster_rebalance.testing.local.host import accepts_connections, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,7 +124,7 @@ def test_a_topic_that_exists_is_refused_in_a_sentence(
 ) -> None:
     """A test that reuses a name must not read another test's records."""
     topic = kafka_topic()
-    with pytest.raises(BrokerError, match=f"would not create topic {topic}: .*exists"):
+    with pytest.raises(BrokerError, match=f"refused to create topic {topic}: .*exists"):
         kafka_broker.create_topic(topic)
 
 
@@ -258,7 +258,9 @@ def test_a_version_that_cannot_be_started_is_refused(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It becomes part of a path and of what is fetched; the variable is read like the argument."""
-    with pytest.raises(ConfigurationError, match=re.escape(f"'{version}' is no version of Kafka")):
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"cannot start version '{version}' of Kafka")
+    ):
         KafkaCluster(version=version)
     monkeypatch.setenv(VERSION_VARIABLE, version)
     with pytest.raises(ConfigurationError, match="must look like 4"):

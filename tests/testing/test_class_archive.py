@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dagster_rebalance.testing.broker import KafkaCluster, kafka_jars
-from dagster_rebalance.testing.local.class_archive import ClassArchive
 from dagster_rebalance.testing.local.jars import CACHE_VARIABLE, MANIFEST, fetch
-from dagster_rebalance.testing.local.java import Java
+from dagster_rebalance.testing.local.java import ClassArchive, Java
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.testing.existing_kafka import BROKERS_VARIABLE, ExistingKafka
-from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.host import free_port
 from tests.docs.blocks import block_with
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def test_a_fetch_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
     (cached(tmp_path) / "part-1.0.jar").unlink()
     told: list[str] = []
     assert len(fetch(TOOL, tell=told.append)) == 2
-    assert told[0] == "tool-1.0: the fetch was cut short; fetching all again"
+    assert told[0] == "tool-1.0: the download was interrupted; downloading all again"
 
 
 @pytest.mark.usefixtures("repository")
@@ -131,7 +131,9 @@ def test_a_jar_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) ->
     told: list[str] = []
     fetch(TOOL, tell=told.append)
     assert jar.read_bytes() == sound
-    assert told[0] == "tool-1.0: not the file that was expected: part-1.0.jar; fetching all again"
+    assert (
+        told[0] == "tool-1.0: not the file that was expected: part-1.0.jar; downloading all again"
+    )
 
 
 def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path: Path) -> None:
@@ -238,4 +240,4 @@ def test_two_who_ask_at_once_fetch_once() -> None:
     for thread in threads:
         thread.join()
     assert found[0] == found[1]
-    assert sum("fetching" in sentence for sentence in told) == 1
+    assert sum("downloading into" in sentence for sentence in told) == 1

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from pyspark.sql.connect.session import SparkSession
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError, IllegalStateError
-from dagster_rebalance.testing.local.ports import accepts_connections
+from dagster_rebalance.testing.local.host import accepts_connections
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 if TYPE_CHECKING:

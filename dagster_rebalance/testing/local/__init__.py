@@ -1,1 +1,1 @@
-"""Parts of the kit on this machine: Java, jars, ports, folders, and one Kafka node."""
+"""Internals of the kit: Java, jars, ports, folders, guarded processes, and one Kafka node."""

@@ -1,9 +1,8 @@
-"""This module fetches the jars of the local Kafka and of Spark's Kafka connector, once.
+"""Cache of the jars of the local Kafka and of Spark's libraries.
 
-It checks them each time a caller uses them. It owns the cache of jars and what may be in it. It
-uses a set of jars only when the set is complete and each jar has the hash that was pinned for it
-(`pins/`), or that it had when it was fetched. jgo fetches them, which knows where: no address of a
-repository stands here. A machine behind a mirror names that in Maven's own settings or a variable.
+jgo downloads a set of jars once. Each use verifies that the set is complete and that each jar has
+its pinned hash (`pins/`), or else the hash of its download. A mirror comes from Maven's settings or
+from a variable.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext
 
 CACHE_VARIABLE = "DAGSTER_REBALANCE_CACHE"
-"""Names the folder for jars; without it they are in the user's cache folder."""
+"""The variable with the folder of the jars; by default it is in the user's cache folder."""
 
 REPOSITORY_VARIABLE = "DAGSTER_REBALANCE_MAVEN"
-"""Holds the address of a Maven repository, where jars must come from a mirror."""
+"""The variable with the address of a Maven repository to use as a mirror."""
 
 REQUEST_LIMIT_S = 60
 AT_ONCE = 8
@@ -42,7 +41,7 @@ PINS = Path(__file__).parent / "pins"
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Names one artifact in a Maven repository."""
+    """Coordinates of one artifact in a Maven repository."""
 
     organisation: str
     artifact: str
@@ -51,12 +50,12 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class JarSet:
-    """Artifacts that are used together, with all that they depend on.
+    """Artifacts that are used together, with their dependencies.
 
     Attributes:
-        name: The folder's name in the cache, and the pin's.
-        artifacts: What is asked for.
-        excluded: Organisations whose artifacts are there already.
+        name: Name of the folder in the cache, and of the pin.
+        artifacts: The artifacts without dependencies.
+        excluded: Organisations whose artifacts are available already.
     """
 
     name: str
@@ -64,24 +63,21 @@ class JarSet:
     excluded: tuple[str, ...] = ()
 
 
-def tell_on_stderr(sentence: str) -> None:
-    """The progress of a fetch, as lines."""
+def print_on_stderr(sentence: str) -> None:
+    """Print a progress message."""
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
 
 
 def cache_folder() -> Path:
-    """Return the folder of the jars.
-
-    It is DAGSTER_REBALANCE_CACHE, or `dagster-rebalance` in the user's cache folder.
-    """
+    """Return DAGSTER_REBALANCE_CACHE, or `dagster-rebalance` in the user's cache folder."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-rebalance"
 
 
 def pyspark_folder() -> Path:
-    """Where pyspark is installed, without importing it.
+    """Return the folder of the installed pyspark, without importing it.
 
     Raises:
         ConfigurationError: It is not installed.
@@ -96,17 +92,13 @@ def pyspark_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def fetch(jars: JarSet, *, tell: Callable[[str], None] = tell_on_stderr) -> list[Path]:
-    """The jars of the set: from the cache when they are there and sound, else fetched.
+def fetch(jars: JarSet, *, tell: Callable[[str], None] = print_on_stderr) -> list[Path]:
+    """Return the jars of a set from the cache, and download them if necessary.
 
-    Several processes may ask at once.
-
-    Args:
-        jars: What is asked for.
-        tell: Gets a sentence for each step of a fetch; nothing when the cache has the jars.
+    Several processes may call it concurrently. `tell` receives the progress of a download.
 
     Raises:
-        DagsterRebalanceError: They cannot be fetched, or are not what was pinned.
+        DagsterRebalanceError: The download failed, or the jars are not the pinned ones.
     """
     folder = cache_folder() / jars.name
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -115,19 +107,19 @@ def fetch(jars: JarSet, *, tell: Callable[[str], None] = tell_on_stderr) -> list
         if problem is None:
             return sorted(folder.glob("*.jar"))
         if folder.exists():
-            tell(f"{jars.name}: {problem}; fetching all again")
+            tell(f"{jars.name}: {problem}; downloading all again")
             shutil.rmtree(folder)
         partial = folder.with_name(f"{jars.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        fetched = _download(jars, partial, tell)
-        if problem := _problem(fetched, jars):
+        downloaded = _download(jars, partial, tell)
+        if problem := _problem(downloaded, jars):
             shutil.rmtree(partial)
             msg = (
-                f"The jars fetched for {jars.name} cannot be used: {problem}. Try again, or look "
-                "at what your repository serves."
+                f"The downloaded jars of {jars.name} cannot be used: {problem}. Try again, or "
+                "check what your repository serves."
             )
             raise DagsterRebalanceError(msg)
-        fetched.rename(folder)
+        downloaded.rename(folder)
         shutil.rmtree(partial)
         return sorted(folder.glob("*.jar"))
 
@@ -147,41 +139,35 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """The hash of each jar, and its path in a repository; manifests of 0.1.0 have only its name."""
+    """Yield each jar's hash and its path in a repository; manifests of 0.1.0 have only its name."""
     for line in path.read_text().splitlines():
-        digest, place = line.split()
-        yield digest, PurePosixPath(place)
-
-
-def _read_manifest(path: Path) -> dict[str, str]:
-    return {place.name: digest for digest, place in _rows(path)}
+        digest, jar = line.split()
+        yield digest, PurePosixPath(jar)
 
 
 def _problem(folder: Path, jars: JarSet) -> str | None:
-    """What is wrong with a fetched set, or None.
-
-    The manifest is written last, so without it a fetch was cut short.
-    """
-    if not (folder / MANIFEST).exists():
-        return "the fetch was cut short"
+    """Return what is wrong with a downloaded set, or None."""
+    if not (folder / MANIFEST).exists():  # written last
+        return "the download was interrupted"
     pin = PINS / f"{jars.name}.sha256"
-    expected = _read_manifest(pin if pin.exists() else folder / MANIFEST)
-    found = _hashes(folder)
-    wrong = [name for name, digest in expected.items() if name in found and found[name] != digest]
-    if missing := sorted(expected.keys() - found.keys()):
+    expected = {
+        jar.name: digest for digest, jar in _rows(pin if pin.exists() else folder / MANIFEST)
+    }
+    actual = _hashes(folder)
+    if missing := sorted(expected.keys() - actual.keys()):
         return f"missing: {', '.join(missing)}"
-    if wrong:
+    if wrong := [name for name, digest in expected.items() if actual[name] != digest]:
         return f"not the file that was expected: {', '.join(wrong)}"
-    if unknown := sorted(found.keys() - expected.keys()):
-        return f"not expected: {', '.join(unknown)}"
+    if unexpected := sorted(actual.keys() - expected.keys()):
+        return f"not expected: {', '.join(unexpected)}"
     return None
 
 
 def _download(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> Path:
-    """Leave the jars and their manifest in a folder below `partial`, and return it."""
-    tell(f"{jars.name}: fetching into {cache_folder()} (once)")
-    fetched = partial / "jars"
-    fetched.mkdir(parents=True)
+    """Download the jars and write their manifest into a folder below `partial`, and return it."""
+    tell(f"{jars.name}: downloading into {cache_folder()} (once)")
+    downloaded = partial / "jars"
+    downloaded.mkdir(parents=True)
     maven = _maven(partial / "repository")
     pin = PINS / f"{jars.name}.sha256"
     manifest = {}
@@ -189,50 +175,50 @@ def _download(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> Path:
         artifacts = _pinned(maven, pin) if pin.exists() else _resolved(maven, jars)
         for count, path in enumerate(_downloaded(artifacts), start=1):
             tell(f"{jars.name}: {count} of {len(artifacts)} jars")
-            place = path.relative_to(maven.repo_cache).as_posix()
-            manifest[place] = hashlib.sha256(path.read_bytes()).hexdigest()
-            path.rename(fetched / path.name)
-    except (OSError, RuntimeError, ValueError) as error:  # as jgo and requests raise them
+            jar = path.relative_to(maven.repo_cache).as_posix()
+            manifest[jar] = hashlib.sha256(path.read_bytes()).hexdigest()
+            path.rename(downloaded / path.name)
+    except (OSError, RuntimeError, ValueError) as error:  # from jgo and requests
         msg = (
-            f"The jars of {jars.name} could not be fetched. Is the network there? Behind a mirror, "
-            f"put its address into {REPOSITORY_VARIABLE}, or into settings.xml of Maven; a login "
-            f"belongs into .netrc. What happened: {error}"
+            f"The jars of {jars.name} could not be downloaded: {error}. Check the network. Behind "
+            f"a mirror, set its address in {REPOSITORY_VARIABLE}, or in Maven's settings.xml; a "
+            "login goes into .netrc."
         )
         raise DagsterRebalanceError(msg) from error
-    rows = (f"{digest}  {place}\n" for place, digest in sorted(manifest.items()))
-    (fetched / MANIFEST).write_text("".join(rows))
-    return fetched
+    rows = (f"{digest}  {jar}\n" for jar, digest in sorted(manifest.items()))
+    (downloaded / MANIFEST).write_text("".join(rows))
+    return downloaded
 
 
 def _maven(folder: Path) -> MavenContext:
-    """What knows the machine's repository, Maven Central by default, and keeps files in `folder`.
+    """Return the client of the machine's repository or Maven Central, with its files in `folder`.
 
     Raises:
-        ConfigurationError: jgo is not installed, or the variable holds no address.
+        ConfigurationError: jgo is not installed, or the variable is not an address.
     """
     try:
         from jgo.maven import MavenContext
     except ImportError as error:
         msg = (
-            "The local Kafka needs jgo to fetch its jars. Install the extra: pip install "
+            "The local Kafka needs jgo to download its jars. Install the extra: pip install "
             "'dagster-rebalance[testing]'"
         )
         raise ConfigurationError(msg) from error
     address = os.environ.get(REPOSITORY_VARIABLE) or mirror(Path.home() / ".m2" / "settings.xml")
     if address and not address.startswith(("http://", "https://")):
-        msg = f"{REPOSITORY_VARIABLE} must begin with http:// or https://, unlike {address!r}."
+        msg = f"{REPOSITORY_VARIABLE} must begin with http:// or https://, not {address!r}."
         raise ConfigurationError(msg)
-    chosen = {"mirror": address.rstrip("/")} if address else None
+    mirrors = {"mirror": address.rstrip("/")} if address else None
     return MavenContext(
-        repo_cache=folder, local_repos=[], remote_repos=chosen, timeout=REQUEST_LIMIT_S
+        repo_cache=folder, local_repos=[], remote_repos=mirrors, timeout=REQUEST_LIMIT_S
     )
 
 
 def mirror(settings: Path) -> str | None:
-    """The address that Maven's settings give for Maven Central, if any.
+    """Return the mirror of Maven Central in Maven's settings, if any.
 
     Raises:
-        ConfigurationError: They cannot be read.
+        ConfigurationError: The settings cannot be read.
     """
     if not settings.is_file():
         return None
@@ -241,37 +227,37 @@ def mirror(settings: Path) -> str | None:
     except (OSError, ET.ParseError) as error:
         msg = f"{settings}, which may name a mirror for jars, cannot be read: {error}."
         raise ConfigurationError(msg) from error
-    for found in tree.iterfind("{*}mirrors/{*}mirror"):
-        mirrored = {name.strip() for name in found.findtext("{*}mirrorOf", "").split(",")}
+    for entry in tree.iterfind("{*}mirrors/{*}mirror"):
+        mirrored = {name.strip() for name in entry.findtext("{*}mirrorOf", "").split(",")}
         if mirrored & {"*", "external:*", "central"} and "!central" not in mirrored:
-            return found.findtext("{*}url", "").strip()
+            return entry.findtext("{*}url", "").strip()
     return None
 
 
 def _pinned(maven: MavenContext, pin: Path) -> list[Artifact]:
-    """What a pin names. Nothing has to be asked for that, not even what needs what."""
-    return [_artifact(maven, place) for _, place in _rows(pin)]
+    """Return the artifacts of a pin, without requests for their dependencies."""
+    return [_artifact(maven, jar) for _, jar in _rows(pin)]
 
 
-def _artifact(maven: MavenContext, place: PurePosixPath) -> Artifact:
-    *group, artifact, version, file = place.parts
+def _artifact(maven: MavenContext, jar: PurePosixPath) -> Artifact:
+    *group, artifact, version, file = jar.parts
     classifier = file.removeprefix(f"{artifact}-{version}").removesuffix(".jar").removeprefix("-")
     return maven.project(".".join(group), artifact).at_version(version).artifact(classifier)
 
 
 def _resolved(maven: MavenContext, jars: JarSet) -> list[Artifact]:
-    """What is asked for, and all that it depends on."""
+    """Return the artifacts with their dependencies."""
     excluded = [maven.project(organisation, "*") for organisation in jars.excluded]
-    wanted = [
+    requested = [
         maven.create_dependency(f"{a.organisation}:{a.artifact}:{a.version}", excluded)
         for a in jars.artifacts
     ]
-    found = [dependency for part in maven.resolver.resolve(wanted) for dependency in part]
-    return [d.artifact for d in found if d.scope in {None, "compile", "runtime"}]
+    resolved = [dependency for part in maven.resolver.resolve(requested) for dependency in part]
+    return [d.artifact for d in resolved if d.scope in {None, "compile", "runtime"}]
 
 
 def _downloaded(artifacts: Iterable[Artifact]) -> Iterator[Path]:
-    """Each jar as soon as it is there."""
+    """Download the jars concurrently, and yield each one when it is complete."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         downloads = [threads.submit(artifact.resolve) for artifact in artifacts]
         try:

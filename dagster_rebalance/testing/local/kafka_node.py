@@ -1,8 +1,6 @@
 """One Kafka process: a KRaft node that is broker and controller.
 
-Owns a node's settings, its files and its process, and who may talk to it. The settings make
-rebalances quick, for tests; none of them changes what a rebalance does. What several nodes do
-together is `broker.py`'s.
+Its settings make rebalances quick for tests, and do not change their semantics.
 """
 
 from __future__ import annotations
@@ -42,19 +40,19 @@ START_LIMIT_S = 240.0
 
 
 def admin_of(servers: str, login: Mapping[str, str] = MappingProxyType({})) -> AdminClient:
-    """An admin client that keeps silent about nodes that a test has ended."""
+    """Return an admin client that logs nothing about nodes that a test has ended."""
     return AdminClient({**login, "bootstrap.servers": servers, "log_level": 0})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may talk to a node, and how. As it is here: everybody, in the clear.
+    """Access control of a node; by default plaintext without authentication.
 
     Attributes:
-        protocol: The security protocol of the listener for clients.
-        settings: What the node needs for it.
-        format_options: What the formatting of the data folder needs for it.
-        login: The client settings of somebody who may do everything.
+        protocol: Security protocol of the client listener.
+        settings: Broker settings.
+        format_options: Options for formatting the data folder.
+        login: Client settings of a user with all rights.
     """
 
     protocol: str = "PLAINTEXT"
@@ -65,15 +63,15 @@ class Access:
 
 @dataclass
 class KafkaNode:
-    """One node. Its ports and data stay the same while processes come and go.
+    """One node. Its ports and data survive restarts of its process.
 
     Attributes:
         node_id: From 1.
-        port: Where clients connect.
-        controller_port: Where the other nodes' controllers connect.
-        folder: For data and log; made here.
-        java: The command that runs a class of Kafka.
-        access: Who may talk to it.
+        port: Port for clients.
+        controller_port: Port for the other nodes' controllers.
+        folder: Folder for data and log, created by `format`.
+        java: Command that runs a class of Kafka.
+        access: Access control.
     """
 
     node_id: int
@@ -86,27 +84,27 @@ class KafkaNode:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name for messages."""
         return f"Kafka node {self.node_id}"
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The address for clients."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def voter(self) -> str:
-        """How `controller.quorum.voters` names it."""
+        """The entry in `controller.quorum.voters`."""
         return f"{self.node_id}@127.0.0.1:{self.controller_port}"
 
     @property
     def log(self) -> Path:
-        """What the node has to say."""
+        """The log file."""
         return self.folder / "node.log"
 
     @property
     def is_running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the process runs."""
         return self._process is not None and self._process.is_running
 
     @property
@@ -114,7 +112,7 @@ class KafkaNode:
         """The node's process.
 
         Raises:
-            BrokerError: It was never started.
+            BrokerError: The node was never started.
         """
         if self._process is None:
             msg = f"{self.name} was never started"
@@ -124,7 +122,7 @@ class KafkaNode:
     def format(
         self, cluster_id: str, nodes: Iterable[KafkaNode], settings: Mapping[str, str]
     ) -> ChildProcess:
-        """Write the settings and start to format the data folder, which takes two seconds."""
+        """Write the settings and start to format the data folder."""
         self.folder.mkdir()
         everything = {
             **QUICK_REBALANCES,
@@ -135,7 +133,7 @@ class KafkaNode:
         self._settings_file.write_text(
             "".join(f"{key}={value}\n" for key, value in everything.items())
         )
-        # The `=` keeps an id that begins with a dash from being read as an option.
+        # With `=`, an id that begins with a dash is not read as an option.
         tool: list[str | Path] = [
             "kafka.tools.StorageTool",
             "format",
@@ -175,20 +173,19 @@ class KafkaNode:
         }
 
     def launch(self, *flags: str) -> None:
-        """Start the process, with further flags for Java; `wait_until_up` tells when it answers."""
+        """Start the process, with additional flags for Java."""
         self._process = ChildProcess(
             self.name, [*self.java, *flags, "kafka.Kafka", self._settings_file], log=self.log
         )
 
     def wait_until_up(self, nodes: int) -> None:
-        """Wait until the node answers and sees `nodes` nodes, itself included.
+        """Wait until the node answers and has `nodes` nodes in its metadata, itself included.
 
         Raises:
-            DagsterRebalanceError: It has ended, or the time is over; the message holds the end of
-                its log.
+            DagsterRebalanceError: The node ended, or the timeout expired; the message includes the
+                end of its log.
         """
-        # A client learns of the other nodes and then asks any of them: only a new one's first
-        # answer is this node's own.
+        # Only the first answer of a new client is certainly from this node.
         admin = admin_of(self.address, self.access.login)
 
         def answers() -> bool:
@@ -201,11 +198,11 @@ class KafkaNode:
         self.process.wait_until_ready(answers, timeout_s=START_LIMIT_S)
 
     def stop(self) -> None:
-        """End it in good order: it hands its leaderships over first."""
+        """Shut the node down; it hands its leaderships over first."""
         if self._process is not None:
             self._process.stop(timeout_s=60)
 
     def stop_at_once(self) -> None:
-        """End it without asking."""
+        """Kill the node."""
         if self._process is not None:
             self._process.stop_at_once()

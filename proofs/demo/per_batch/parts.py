@@ -16,7 +16,7 @@ import dagster_rebalance
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
-from dagster_rebalance.testing.local.scratch import private_folder
+from dagster_rebalance.testing.local.host import private_folder
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from proofs.witness.producer import NumberedProducer
 

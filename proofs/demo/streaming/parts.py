@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
-from dagster_rebalance.testing.local.ports import free_port
-from dagster_rebalance.testing.local.scratch import private_folder
+from dagster_rebalance.testing.local.host import free_port, private_folder
 from proofs.demo.streaming.processor import Processor, SparkServer, environment
 from proofs.witness.group_log import GroupLog
 from proofs.witness.output import json_rows, parquet_rows

@@ -17,7 +17,7 @@ from dagster_rebalance.kafka.cluster import truncation
 from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.kafka.cluster.truncation import ask_leaders
 from dagster_rebalance.testing.broker import KafkaCluster
-from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.host import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
-from dagster_rebalance.testing.local.ports import free_port
+from dagster_rebalance.testing.local.host import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

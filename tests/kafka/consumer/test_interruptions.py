@@ -138,7 +138,7 @@ def test_what_was_told_behind_an_interrupted_callback_is_carried_out_by_the_next
     """A revoke request that nobody heard of would never be answered."""
     blue = Side(group)
     blue.consumer.set_rebalance_listener(Interrupted())
-    blue.member.told(PartitionsAssigned(()))
+    blue.member.deliver(PartitionsAssigned(()))
     green = Side(group)
     with pytest.raises(KeyboardInterrupt):
         blue.consumer.poll(0.1)
@@ -163,7 +163,7 @@ def test_what_a_callback_of_the_settings_raises_reaches_the_caller_once(group: F
     """After everything else of the poll was carried out."""
     blue = Side(group)
     problem = ValueError("a bug of the user's")
-    blue.member.told(CallbackFailed(problem))
+    blue.member.deliver(CallbackFailed(problem))
     green = Side(group)
     with pytest.raises(ValueError, match="a bug of the user's"):
         blue.consumer.poll(0.1)
@@ -211,7 +211,7 @@ def test_a_poll_that_raises_ends_no_delay(group: FakeGroup) -> None:
 def test_a_loss_that_a_poll_met_before_it_raised_is_told_by_the_next_one(group: FakeGroup) -> None:
     """Work on a lost partition would go on, beside that of its new owner."""
     blue = Side(group)
-    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.deliver(PartitionsLost((P0,), LostReason.FENCED))
     blue.member.fail(BrokerError("a topic is gone"))
     with pytest.raises(BrokerError, match="a topic is gone"):
         blue.consumer.poll(0.1)
@@ -237,7 +237,7 @@ def test_nobody_gets_the_metadata_of_the_group_after_a_loss_in_a_poll_that_raise
 ) -> None:
     """The caller goes on with its transaction, because it has not been told."""
     blue = Side(group)
-    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.deliver(PartitionsLost((P0,), LostReason.FENCED))
     blue.member.fail(BrokerError("a topic is gone"))
     with pytest.raises(BrokerError, match="a topic is gone"):
         blue.consumer.poll(0.1)
@@ -253,8 +253,8 @@ def test_nobody_gets_the_metadata_of_the_group_after_a_loss_behind_ctrl_c(
     """The member has told the loss, and the callback before it was interrupted."""
     blue = Side(group)
     blue.consumer.set_rebalance_listener(Interrupted())
-    blue.member.told(PartitionsAssigned(()))
-    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.deliver(PartitionsAssigned(()))
+    blue.member.deliver(PartitionsLost((P0,), LostReason.FENCED))
     with pytest.raises(KeyboardInterrupt):
         blue.consumer.poll(0.1)
     blue.consumer.set_rebalance_listener(None)
@@ -291,8 +291,8 @@ def test_the_callback_of_the_last_loss_gets_the_metadata_of_the_group(group: Fak
     """It is told of the loss; of one that is behind it in the same poll it is not."""
     blue, listener = Side(group), AskOnLoss()
     blue.consumer.set_rebalance_listener(listener)
-    blue.member.told(PartitionsLost((P1,), LostReason.FENCED))
-    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.deliver(PartitionsLost((P1,), LostReason.FENCED))
+    blue.member.deliver(PartitionsLost((P0,), LostReason.FENCED))
     with pytest.raises(BrokerError, match="orders-0 lost, which no poll has told yet"):
         blue.consumer.poll(0.1)
     assert listener.answers == 1
@@ -301,7 +301,7 @@ def test_the_callback_of_the_last_loss_gets_the_metadata_of_the_group(group: Fak
 def test_what_an_interrupted_poll_left_behind_ends_with_an_unsubscribe(group: FakeGroup) -> None:
     """An assignment of before would be read beside its new owner."""
     blue = Side(group)
-    blue.member.told(PartitionsAssigned((P0, P1)))
+    blue.member.deliver(PartitionsAssigned((P0, P1)))
     blue.consumer.set_rebalance_listener(Interrupted())
     with pytest.raises(KeyboardInterrupt):
         blue.consumer.poll(0.1)
@@ -327,8 +327,8 @@ def test_a_commit_for_a_loss_that_a_timed_commit_has_found_is_refused(group: Fak
     """The caller has not been told, and the partition may be back already."""
     blue = Side(group)
     blue.consumer.poll(0.1)
-    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
-    blue.member.told(PartitionsAssigned((P0, P1)))
+    blue.member.deliver(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.deliver(PartitionsAssigned((P0, P1)))
     blue.consumer.commit_offsets({P1: OffsetAndMetadata(1)}, 0.1)
     result = blue.consumer.commit_offsets({P0: OffsetAndMetadata(1)})
     assert isinstance(result.failed[P0], PartitionLostError)
@@ -367,9 +367,9 @@ def test_a_commit_in_a_callback_is_refused_for_a_loss_that_is_told_behind_it(
     blue.consumer.poll(0.1)
     group.committed[P0] = OffsetAndMetadata(50)
     blue.consumer.set_rebalance_listener(listener)
-    blue.member.told(PartitionsAssigned((P1,)))
-    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
-    blue.member.told(PartitionsAssigned((P0,)))
+    blue.member.deliver(PartitionsAssigned((P1,)))
+    blue.member.deliver(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.deliver(PartitionsAssigned((P0,)))
     blue.consumer.poll(0.1)
     assert [result.committed for result in listener.results] == [frozenset(), {P0}]
 
@@ -379,8 +379,8 @@ def test_nobody_gets_the_metadata_of_the_group_after_a_loss_that_a_timed_commit_
 ) -> None:
     """The commit has taken the news from the member, and the next poll tells it."""
     blue = Side(group)
-    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
-    blue.member.told(PartitionsAssigned((P0, P1)))
+    blue.member.deliver(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.deliver(PartitionsAssigned((P0, P1)))
     blue.consumer.commit_offsets({P1: OffsetAndMetadata(1)}, 0.1)
     refused_metadata(blue)
     blue.consumer.poll(0.1)
@@ -624,7 +624,7 @@ def test_an_answer_that_comes_after_its_commit_was_given_up_is_ignored(group: Fa
     blue.consumer.unsubscribe()
     assert [str(error).count("not answered in time") for error in answers] == [1]
     assert group.clock() - before == pytest.approx(10.0), "leaving has one deadline"
-    blue.member.told(CommitAnswered(1, CommitResult(frozenset({P0}))))
+    blue.member.deliver(CommitAnswered(1, CommitResult(frozenset({P0}))))
     blue.member.answers = True
     blue.consumer.subscribe(["orders"])
     blue.consumer.poll(0.1)

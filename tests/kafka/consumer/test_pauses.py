@@ -501,7 +501,7 @@ def test_the_mark_of_a_lost_partition_is_no_reason_to_raise(
     blue = new("carry")
     blue.poll(0)
     blue.pause([P0])
-    group.members[0].told(PartitionsLost(EVERYTHING, LostReason.FENCED))
+    group.members[0].deliver(PartitionsLost(EVERYTHING, LostReason.FENCED))
     blue.poll(0)
     assert blue.get_lost_partitions() == set(EVERYTHING)
     assert not group.committed
@@ -596,7 +596,9 @@ class Failing(FakeMember):
         ticket = super().commit_async(offsets)
         self._pending.clear()
         error = BrokerError("the coordinator is moving", retriable=True)
-        self.told(CommitAnswered(ticket, CommitResult(frozenset(), dict.fromkeys(offsets, error))))
+        self.deliver(
+            CommitAnswered(ticket, CommitResult(frozenset(), dict.fromkeys(offsets, error)))
+        )
         return ticket
 
 

@@ -94,7 +94,7 @@ def test_what_is_the_rule_is_logged_only_for_those_who_want_it(
     bench = Bench(instance)
     with caplog.at_level(logging.INFO, LOGGER):
         bench.batch_requests()
-        bench.member.told(events.PartitionsLost((tp(0),), events.LostReason.FENCED))
+        bench.member.deliver(events.PartitionsLost((tp(0),), events.LostReason.FENCED))
         bench.turn()
     assert [(line["level"], line["event_name"].rpartition(".")[2]) for line in lines(caplog)] == [
         ("INFO", "assigned"),

@@ -199,8 +199,8 @@ def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.Dagster
     """
     bench = Bench(instance)
     bench.turn()
-    bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
-    bench.member.told(PartitionsAssigned((tp(0),)))
+    bench.member.deliver(PartitionsLost((tp(0),), LostReason.SESSION))
+    bench.member.deliver(PartitionsAssigned((tp(0),)))
     bench.turn()
     told = bench.engine.heard(events.PartitionsAssigned, events.PartitionsLost)
     assert told[1:] == [events.PartitionsLost((tp(0),)), events.PartitionsAssigned((tp(0),))]
@@ -392,7 +392,7 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
         elif len(polls) < 2 + woken:
             return real(0.5)
         elif len(polls) == 2 + woken:
-            bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
+            bench.member.deliver(PartitionsLost((tp(0),), LostReason.SESSION))
         return real(timeout_s)
 
     bench.consumer.poll_with_rebalance = suspended  # type: ignore[method-assign]
@@ -626,7 +626,7 @@ def test_a_commit_of_a_lost_partition_is_recorded_by_its_next_owner_alone(
     """The next owner finds that nobody has recorded it, and would show it a second time."""
     storage = SlowStorage(instance)
     bench = storage.until_it_waits()
-    bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
+    bench.member.deliver(PartitionsLost((tp(0),), LostReason.SESSION))
     bench.turn()
     storage.answer()
     assert bench.materialised() == []

@@ -239,9 +239,9 @@ def test_a_partition_that_was_lost_came_back_and_is_asked_for_in_one_turn_is_dra
     bench.joined_by_another()
     bench.until(lambda: bench.engine.holds)
     (held,) = bench.engine.held
-    bench.member.told(PartitionsLost((held,), LostReason.SESSION))
-    bench.member.told(PartitionsAssigned((held,)))
-    bench.member.told(RevokeRequested((held,)))
+    bench.member.deliver(PartitionsLost((held,), LostReason.SESSION))
+    bench.member.deliver(PartitionsAssigned((held,)))
+    bench.member.deliver(RevokeRequested((held,)))
     bench.turn()
     assert bench.engine.held == {held}
     assert len(bench.engine.heard(events.RevokeRequested)) == 2

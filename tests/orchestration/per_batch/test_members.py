@@ -301,7 +301,7 @@ def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(
     real = PacedMember.poll
 
     def poll(member: PacedMember, timeout_s: float) -> list[MemberEvent]:
-        if member.wants("orders") and farm.group.members and not hangs.is_set():
+        if member.is_subscribed_to("orders") and farm.group.members and not hangs.is_set():
             hangs.set()
             assert wakes.wait(60)
         return real(member, timeout_s)

@@ -1,4 +1,4 @@
-"""`dagster-rebalance broker`, as a person runs it."""
+"""`dagster-rebalance broker` and the console script, as processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.testing.local.ports import accepts_connections
+from dagster_rebalance.testing.local.host import accepts_connections
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
@@ -21,15 +21,14 @@ COMMAND = [sys.executable, "-m", "dagster_rebalance.cli"]
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Run the command to its end, and return its exit code and what it said."""
+    """Run the command to its end, and return its exit code and output."""
     with ChildProcess("the command", [*COMMAND, *arguments], log=folder / "log") as child:
         return child.wait(60), child.tail()
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
-def test_a_broker_runs_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
-    """It says where it is, has the topics that were asked for, and is gone afterwards."""
+def test_broker_runs_until_a_signal_ends_it(tmp_path: Path, number: signal.Signals) -> None:
     with ChildProcess(
         "the command", [*COMMAND, "broker", "--topic", "orders:8"], log=tmp_path / "log"
     ) as child:
@@ -37,21 +36,14 @@ def test_a_broker_runs_until_it_is_told_to_stop(tmp_path: Path, number: signal.S
         found = re.search(r"bootstrap servers +127\.0\.0\.1:(\d+)", child.tail())
         assert found is not None, child.tail()
         port = int(found.group(1))
-        assert "starting Kafka" in child.tail(200), "a log shows that something is going on"
-        fill = f"dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:{port}"
-        assert fill in child.tail()
-        assert (
-            len(
-                AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
-                .list_topics(timeout=30)
-                .topics["orders"]
-                .partitions
-            )
-            == 8
-        )
+        assert "starting Kafka" in child.tail(200), "progress is printed to a log, too"
+        produce = f"dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:{port}"
+        assert produce in child.tail()
+        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
+        assert len(admin.list_topics(timeout=30).topics["orders"].partitions) == 8
         child.send(number)
         assert child.wait(30) == 0
-        assert child.tail().endswith("Kafka is gone, with its data\n")
+        assert child.tail().endswith("Kafka and its data are removed\n")
         assert not accepts_connections(port)
 
 
@@ -69,20 +61,17 @@ def test_a_broker_runs_until_it_is_told_to_stop(tmp_path: Path, number: signal.S
         ),
     ],
 )
-def test_bad_input_is_answered_with_a_sentence(
+def test_broker_with_wrong_arguments_is_refused(
     tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
-    """A traceback tells a person nothing."""
     assert run(tmp_path, "broker", *arguments) == (1, f"error: {sentence}\n")
 
 
-def test_the_help_lists_each_command_with_a_line(tmp_path: Path) -> None:
-    """It is the first thing that people try."""
+def test_help_lists_each_command_with_a_line(tmp_path: Path) -> None:
     code, text = run(tmp_path, "--help")
     assert code == 0
     assert "Run a local Kafka until Ctrl-C" in text
 
 
-def test_the_version_is_told(tmp_path: Path) -> None:
-    """Bug reports begin with it."""
+def test_version_option_prints_the_version(tmp_path: Path) -> None:
     assert run(tmp_path, "--version") == (0, f"dagster-rebalance {version('dagster-rebalance')}\n")

@@ -1,12 +1,9 @@
-"""Runs one command and makes sure that nothing of it outlives the process that asked for it.
+"""Script that runs one command and ends its process tree when the parent ends, even by `kill -9`.
 
-Owns the end of a process tree. Started by `processes.py` as a script of its own: `guard.py LIFELINE
-REPORT COMMAND...`. The parent holds the other end of the pipe LIFELINE, so the kernel itself says
-when the parent is gone, also after `kill -9`: then the tree is asked to end, and after a moment
-made to. One byte in the pipe means "make it end now". REPORT gets the command's pid, and its exit
-code later. Orphans of the command are handed to the guard (PR_SET_CHILD_SUBREAPER), so "no child
-left" means that the whole tree is gone. Imports nothing but the standard library: it runs without
-site-packages, and must start in a few milliseconds.
+Usage: `process_guard.py LIFELINE REPORT COMMAND...`. The parent holds the other end of the pipe
+LIFELINE: its end closes it, and the tree gets SIGTERM, then SIGKILL. A byte in the pipe means
+SIGKILL now. REPORT receives the command's pid, and later its exit code. Orphans are adopted
+(PR_SET_CHILD_SUBREAPER). Standard library only: it runs without site-packages, in milliseconds.
 """
 
 from __future__ import annotations
@@ -26,27 +23,26 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux only. Elsewhere the process group alone is what can be ended."""
+    """Call prctl on Linux; elsewhere only the process group can be ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _descendants() -> list[int]:
-    """The pids of all descendants of this process."""
+    """Return the pids of all descendants of this process."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name in parentheses may hold anything; the parent's pid is the second field after
-            # it.
+            # The parent's pid is the second field after the name in parentheses.
             parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    found: list[int] = []
+    descendants: list[int] = []
     todo = [os.getpid()]
     while todo:
         below = children.get(todo.pop(), [])
-        found += below
+        descendants += below
         todo += below
-    return found
+    return descendants
 
 
 def _signal_tree(group: int, number: int) -> None:
@@ -75,17 +71,14 @@ def _start(command: list[str]) -> int:
 
 
 class _Tree:
-    """The command and all its descendants, seen from above."""
+    """The command and all its descendants."""
 
     def __init__(self, root: int, report: int) -> None:
         self.root = root
         self.report = report
 
     def reap(self) -> bool:
-        """Collect the children that have ended, and report the command's own exit code.
-
-        Return False when no child is left.
-        """
+        """Reap ended children and report the command's exit code; return False if none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -109,7 +102,7 @@ class _Tree:
 
 
 def main(lifeline: int, report: int, command: list[str]) -> None:
-    """Run the command until its tree is gone, or the parent ends it or is gone itself."""
+    """Run the command until its tree is gone, or the parent ends it or ends."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,7 +1,7 @@
-"""`dagster-rebalance pause`, `stop`, `resume` and `retry`: orders for all members of a group.
+"""`dagster-rebalance pause`, `stop`, `resume` and `retry`: directives for all members of a group.
 
-Owns what a person types, and who is meant where that is left out. It needs the Dagster instance of
-the members (`DAGSTER_HOME`), and neither Kafka nor the code of the assets.
+They need the Dagster instance of the members (`DAGSTER_HOME`), but neither Kafka nor the code of
+the assets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dagster_rebalance.cli.target import (
     Group,
     Partitions,
     Reason,
-    login,
+    login_name,
     only_group,
     open_instance,
 )
@@ -33,16 +33,16 @@ def pause(
     group: Group = "",
     by: By = "",
 ) -> None:
-    """Begin nothing new of some partitions; what is at work ends and is committed.
+    """Start no new batches of some partitions; running batches finish and are committed.
 
-    The partitions stay assigned, and whoever owns them next knows of it.
+    The partitions stay assigned, and the pause also applies to their next owner.
 
     \b
     dagster-rebalance pause orders:3 --reason "the warehouse is being moved"
     dagster-rebalance pause orders 'pay*' --group shop --reason "bad deploy upstream"
     dagster-rebalance pause --all --reason "maintenance until 14:00"
     """  # noqa: D301 - click keeps the lines behind \b as they are
-    _order(Action.PAUSE, partitions, everything=everything, group=group, by=by, reason=reason)
+    _give(Action.PAUSE, partitions, everything=everything, group=group, by=by, reason=reason)
 
 
 def stop(
@@ -53,15 +53,16 @@ def stop(
     group: Group = "",
     by: By = "",
 ) -> None:
-    """Pause some partitions, and cancel what is at work on them.
+    """Pause some partitions, and cancel their running batches.
 
-    That is no failed attempt: it is done again, with the same bounds, after `resume`. A run that
-    works on other partitions as well is cancelled as a whole, and those go on at once.
+    A cancelled batch does not count as a failed attempt: after `resume` it is processed again with
+    the same bounds. A run with batches of other partitions is cancelled as a whole; those
+    partitions continue at once.
 
     \b
     dagster-rebalance stop orders:3 --reason "it writes nonsense"
     """  # noqa: D301 - click keeps the lines behind \b as they are
-    _order(Action.STOP, partitions, everything=everything, group=group, by=by, reason=reason)
+    _give(Action.STOP, partitions, everything=everything, group=group, by=by, reason=reason)
 
 
 def resume(
@@ -72,13 +73,13 @@ def resume(
     group: Group = "",
     by: By = "",
 ) -> None:
-    """Let paused and stopped partitions go on where they stood.
+    """Resume paused and stopped partitions at their committed offsets.
 
     \b
     dagster-rebalance resume orders:3
     dagster-rebalance resume --all --reason "the warehouse is back"
     """  # noqa: D301 - click keeps the lines behind \b as they are
-    _order(Action.RESUME, partitions, everything=everything, group=group, by=by, reason=reason)
+    _give(Action.RESUME, partitions, everything=everything, group=group, by=by, reason=reason)
 
 
 def retry(
@@ -89,19 +90,19 @@ def retry(
     group: Group = "",
     by: By = "",
 ) -> None:
-    """Try now what failed, is stopped, or waits for its next attempt.
+    """Retry failed and stopped batches now.
 
-    The members do not wait for the rest of the delay. What people have paused stays paused.
+    The members skip the rest of the delay. Partitions that an operator has paused stay paused.
 
     \b
     dagster-rebalance retry orders:3
     dagster-rebalance retry orders 'pay*' --group shop
     dagster-rebalance retry --all --reason "the warehouse is back"
     """  # noqa: D301 - click keeps the lines behind \b as they are
-    _order(Action.RETRY, partitions, everything=everything, group=group, by=by, reason=reason)
+    _give(Action.RETRY, partitions, everything=everything, group=group, by=by, reason=reason)
 
 
-def _order(
+def _give(
     action: Action,
     partitions: list[str] | None,
     *,
@@ -115,5 +116,5 @@ def _order(
         raise ConfigurationError(msg)
     selectors = [EVERYTHING] if everything else partitions or []
     with open_instance() as instance:
-        wanted = Wanted(action, selectors, by or login(), reason)
+        wanted = Wanted(action, selectors, by or login_name(), reason)
         typer.echo(give(instance, group or only_group(instance), wanted))

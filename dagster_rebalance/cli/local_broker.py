@@ -1,7 +1,6 @@
-"""`dagster-rebalance broker`: a real Kafka in the foreground, to try things against.
+"""`dagster-rebalance broker`: run a real Kafka in the foreground, to try things out.
 
-Owns what is shown while it runs. It is gone, with its data, when the command ends, also when the
-command is killed.
+Kafka and its data are removed when the command ends, even if the command is killed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dagster_rebalance.testing.broker import KafkaCluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
 
 def _parse_topic(text: str) -> tuple[str, int]:
@@ -49,42 +47,40 @@ def broker(
     topics = [_parse_topic(text) for text in topic or []]
     console = Console()
     stop = threading.Event()
-
-    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
     status = console.status("")
 
-    def tell(sentence: str) -> None:
-        """Show what is done. A file or a pipe gets a line: there nothing can be redrawn."""
+    def report_progress(sentence: str) -> None:
+        """Update the status line, or print a line where the output is no terminal."""
         if console.is_terminal:
             status.update(sentence)
         else:
             console.print(sentence, soft_wrap=True, highlight=False)
 
-    cluster = KafkaCluster(nodes=nodes, port=port, tell=tell)
-    tell("starting Kafka, which takes some seconds")
+    cluster = KafkaCluster(nodes=nodes, port=port, tell=report_progress)
+    report_progress("starting Kafka, which takes some seconds")
     with status, cluster as kafka:
         for name, partitions in topics:
-            tell(f"creating topic {name}")
+            report_progress(f"creating topic {name}")
             kafka.create_topic(name, partitions)
         status.stop()
-        _tell(console, kafka, topics)
+        _print_summary(console, kafka, topics)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, ask_to_stop)
+            signal.signal(number, lambda *_: stop.set())
         while not stop.wait(0.5):
             if len(kafka.pids) < nodes:
-                msg = f"A Kafka node has ended by itself. The nodes' logs end with:\n{kafka.tail()}"
+                msg = f"A Kafka node has ended. The nodes' logs end with:\n{kafka.tail()}"
                 raise BrokerError(msg)
         console.print("stopping Kafka")
-    console.print("Kafka is gone, with its data")
+    console.print("Kafka and its data are removed")
 
 
-def _tell(console: Console, kafka: KafkaCluster, topics: Sequence[tuple[str, int]]) -> None:
+def _print_summary(
+    console: Console, kafka: KafkaCluster, topics: Sequence[tuple[str, int]]
+) -> None:
     rows = {
         "bootstrap servers": kafka.bootstrap_servers,
         "topics": ", ".join(f"{name} ({partitions} partitions)" for name, partitions in topics)
-        or "none (--topic NAME:PARTITIONS makes one)",
+        or "none (--topic NAME:PARTITIONS creates one)",
         "to fill one": f"dagster-rebalance produce {topics[0][0] if topics else 'TOPIC'} 1000 "
         f"--bootstrap-server {kafka.bootstrap_servers}",
         "log": ", ".join(map(str, kafka.logs)),

@@ -1,4 +1,4 @@
-"""What a command says, as a person types it."""
+"""Run a command of the CLI in the process of the test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dagster_rebalance.cli.app import COMMANDS, build_app
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 
 
-def typed(*arguments: str) -> Result:
+def invoke(*arguments: str) -> Result:
     """What a command says; an error of the package is raised, as the console script gets it."""
     result = CliRunner().invoke(build_app(COMMANDS, arguments), list(arguments))
     if isinstance(result.exception, DagsterRebalanceError):

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.testing.local.scratch import private_folder
+from dagster_rebalance.testing.local.host import private_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MAKER = """
 import signal
-from dagster_rebalance.testing.local.scratch import private_folder
+from dagster_rebalance.testing.local.host import private_folder
 print(private_folder("kafka"), flush=True)
 signal.pause()
 """
