@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-_GUARD = Path(__file__).parent / "local" / "process_guard.py"
+_GUARD = str(Path(__file__).parent / "local" / "process_guard.py")
 _RUNNING: set[ChildProcess] = set()
 
 
