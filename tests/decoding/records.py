@@ -1,4 +1,4 @@
-"""Records as their producers write them, and batches of them."""
+"""Payloads as producers write them, and batches of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from dagster_rebalance import KafkaBatch, OffsetRange
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+Json = Any
+"""A schema or a value of JSON."""
 ORDER: dict[str, Any] = {
     "type": "record",
     "name": "Order",
@@ -27,7 +29,7 @@ def framed(schema_id: int, data: bytes, indexes: bytes = b"") -> bytes:
     return b"\x00" + schema_id.to_bytes(4, "big") + indexes + data
 
 
-def avro(schema_id: int, schema: Any, value: object) -> bytes:  # noqa: ANN401 - JSON
+def avro(schema_id: int, schema: Json, value: object) -> bytes:
     """A value in Avro, with its frame."""
     written = io.BytesIO()
     fastavro.schemaless_writer(written, fastavro.parse_schema(schema), value)

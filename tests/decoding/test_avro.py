@@ -16,7 +16,7 @@ from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding.batches import decode_array
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
-from tests.decoding.records import ORDER, avro, framed
+from tests.decoding.records import ORDER, Json, avro, framed
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
 NODE = {
@@ -26,7 +26,7 @@ NODE = {
 }
 
 
-def record(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+def record(**fields: Json) -> dict[str, Any]:
     """A schema with these fields; a default is given as a pair."""
     return {
         "type": "record",
@@ -40,13 +40,13 @@ def record(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     }
 
 
-def decoder(reader: Any, *writers: Any, **more: Any) -> Decoder:  # noqa: ANN401 - JSON
+def decoder(reader: Json, *writers: Json, **more: Json) -> Decoder:
     """What reads what the writers wrote, whose ids count from 1; the reader's is theirs if none."""
     known = {at: SchemaText(json.dumps(one)) for at, one in enumerate(writers or (reader,), 1)}
     return Decoder("value", "avro", SchemaText(json.dumps(reader), **more), KnownSchemas(known))
 
 
-def read(reader: Any, value: object, writer: Any = None) -> Any:  # noqa: ANN401 - JSON
+def read(reader: Json, value: object, writer: Json = None) -> Json:
     """A value as it comes out of Arrow, where it has to come out."""
     written = reader if writer is None else writer
     array, reasons = decode_array(decoder(reader, written).open(), [avro(1, written, value)], [()])
@@ -88,8 +88,9 @@ def read(reader: Any, value: object, writer: Any = None) -> Any:  # noqa: ANN401
         ({"type": "record", "name": "Empty", "fields": []}, {}, "{}", "STRING"),
     ],
 )  # fmt: skip
-def test_a_type_becomes_a_column(kind: Any, value: object, found: object, ddl: str) -> None:  # noqa: ANN401 - JSON
-    """The columns are those of Spark's own `from_avro`, where it has one."""
+def test_column_of_each_type_is_that_of_from_avro(
+    kind: Json, value: object, found: object, ddl: str
+) -> None:
     schema = record(field=kind)
     column = decoder(schema).open().column
     assert column.ddl == f"STRUCT<`field`: {ddl}>"
@@ -117,18 +118,13 @@ def test_a_type_becomes_a_column(kind: Any, value: object, found: object, ddl: s
          {"b": "\xff"}, {"b": b"\xff"}),
     ],
 )  # fmt: skip
-def test_a_default_of_the_reader_is_read_as_its_type(
-    kind: Any,  # noqa: ANN401 - JSON
-    default: object,
-    found: object,
-) -> None:
-    """A default stands in JSON: 1000 milliseconds taken for microseconds would be a lie."""
+def test_reader_default_is_decoded_as_its_type(kind: Json, default: object, found: object) -> None:
+    """Fastavro would return the JSON of the default: 1000 milliseconds as 1000 microseconds."""
     writer = record(old="int")
     assert read(record(old="int", new=(kind, default)), {"old": 1}, writer)["new"] == found
 
 
-def test_each_record_is_read_by_the_schema_that_wrote_it() -> None:
-    """Whatever came first: fields are added, left out, made larger and renamed."""
+def test_records_of_several_writer_schemas_are_resolved() -> None:
     first = record(id="int", gone="string")
     second = record(id="long", note=(["null", "string"], None))
     reader = record(number="long", note=(["null", "string"], None))
@@ -143,8 +139,7 @@ def test_each_record_is_read_by_the_schema_that_wrote_it() -> None:
     assert array.to_pylist() == [{"number": 1, "note": None}, {"number": 1 << 40, "note": "n"}]
 
 
-def test_an_enum_takes_the_readers_default_for_a_new_symbol() -> None:
-    """And without a default, that one record is refused."""
+def test_new_enum_symbol_becomes_reader_default_or_is_refused() -> None:
     old = {"type": "enum", "name": "E", "symbols": ["A"], "default": "A"}
     new = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
     assert read(record(e=old), {"e": "B"}, record(e=new)) == {"e": "A"}
@@ -153,8 +148,7 @@ def test_an_enum_takes_the_readers_default_for_a_new_symbol() -> None:
         decoder(record(e=old), record(e=new)).open()(avro(1, record(e=new), {"e": "B"}))
 
 
-def test_a_topic_of_several_types_has_a_union() -> None:
-    """As Confluent's guides have it: the reader's schema is a union of references."""
+def test_union_of_references_has_a_member_per_type() -> None:
     other = {"type": "record", "name": "Refund", "fields": [{"name": "id", "type": "long"}]}
     references = (("shop.Order", json.dumps(ORDER)), ("Refund", json.dumps(other)))
     reader = decoder(["shop.Order", "Refund"], ORDER, other, references=references)
@@ -196,13 +190,9 @@ SECOND = ("shop.v2.Order", {"id": 1, "amount": 9.5})
         ),
     ],
 )
-def test_types_of_one_simple_name_are_told_apart_by_their_namespaces(
-    writer: Any,  # noqa: ANN401 - JSON
-    reader: Any,  # noqa: ANN401 - JSON
-    value: object,
-    member: str,
+def test_union_of_same_simple_names_resolves_by_namespace(
+    writer: Json, reader: Json, value: object, member: str
 ) -> None:
-    """The fields of the first one that fits would be those of another type, and others be lost."""
     found = read(reader, value, writer)
     assert [name for name, one in found.items() if one is not None] == [member]
     assert found[member] == SECOND[1]
@@ -212,8 +202,7 @@ def test_types_of_one_simple_name_are_told_apart_by_their_namespaces(
     assert nested == {"new": 3, "o": found}
 
 
-def test_an_enum_and_a_fixed_of_one_simple_name_are_told_apart() -> None:
-    """They are named types like records, and may be named again where they stood before."""
+def test_enum_and_fixed_of_same_simple_name_are_distinguished() -> None:
     both = [
         {"type": "enum", "name": "a.Kind", "symbols": ["A"]},
         {"type": "fixed", "name": "b.Kind", "size": 1},
@@ -228,8 +217,7 @@ def test_an_enum_and_a_fixed_of_one_simple_name_are_told_apart() -> None:
     assert found["second"] == {"member0": "A", "member1": None}
 
 
-def test_a_type_that_the_readers_union_lacks_is_not_taken_for_its_namesake() -> None:
-    """The reader knows one of the writer's two types."""
+def test_type_missing_in_reader_union_does_not_match_its_namesake() -> None:
     writer = [V1, V2]
     opened = decoder([V1, REFUND], writer).open()
     value, why = opened.try_decode(avro(1, writer, SECOND))
@@ -237,14 +225,12 @@ def test_a_type_that_the_readers_union_lacks_is_not_taken_for_its_namesake() -> 
     assert "does not fit schema 1" in str(why)
 
 
-def test_a_type_that_moved_to_another_namespace_is_still_found() -> None:
-    """Where its simple name tells it apart, that is enough, as Avro has it."""
+def test_type_in_new_namespace_matches_by_unique_simple_name() -> None:
     found = read([{**V2, "namespace": "shop.v3"}, REFUND], SECOND, [REFUND, V2])
     assert found == {"member0": SECOND[1], "member1": None}
 
 
-def test_references_that_share_one_are_resolved() -> None:
-    """The address is named by both others, and defined once."""
+def test_reference_shared_by_two_references_is_resolved() -> None:
     address = {"type": "record", "name": "Address", "fields": [{"name": "city", "type": "string"}]}
     seller = {"type": "record", "name": "Seller", "fields": [{"name": "at", "type": "Address"}]}
     texts = (("Address", json.dumps(address)), ("Seller", json.dumps(seller)))
@@ -258,8 +244,7 @@ def test_references_that_share_one_are_resolved() -> None:
 GOOD = avro(1, ORDER, {"id": 1, "item": "pen"})
 
 
-def test_references_name_what_another_one_has_within() -> None:
-    """The type may be named before the place where it was defined, and so may be a branch."""
+def test_reference_to_a_type_nested_in_another_reference_is_resolved() -> None:
     money = {**record(x="int"), "name": "a.Money"}
     first = {**record(id="int", money=money), "name": "a.First"}
     second = {**record(id="int", money="a.Money", more="int"), "name": "b.Second"}
@@ -286,10 +271,9 @@ def test_references_name_what_another_one_has_within() -> None:
         (GOOD[:6] + b"\x02\xff", "does not fit schema 1: UnicodeDecodeError"),
     ],
 )
-def test_what_cannot_be_decoded_has_a_reason_and_spoils_nothing(
+def test_undecodable_payload_has_a_reason_and_leaves_others_decoded(
     payload: bytes, reason: str
 ) -> None:
-    """One such record beside good ones, and a tombstone."""
     known = KnownSchemas({1: SchemaText(json.dumps(ORDER))}, {7: "there is no schema 7"})
     opened = Decoder("value", "avro", known.by_id[1], known).open()
     array, reasons = decode_array(opened, [GOOD, payload, None, GOOD], [()] * 4)
@@ -299,8 +283,7 @@ def test_what_cannot_be_decoded_has_a_reason_and_spoils_nothing(
     assert reason in str(reasons[1])
 
 
-def test_a_value_that_its_column_cannot_hold_is_refused_alone() -> None:
-    """A decimal with more digits than the reader's schema says."""
+def test_value_too_large_for_its_column_is_refused_alone() -> None:
     kind = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
     wide = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
     payloads = [avro(1, record(d=wide), {"d": Decimal(text)}) for text in ("1.25", "12345.25")]
@@ -313,8 +296,8 @@ def test_a_value_that_its_column_cannot_hold_is_refused_alone() -> None:
     assert pa.types.is_decimal(array.type.field("d").type)
 
 
-def test_too_little_memory_is_never_the_fault_of_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would be left out by Spark's second look, and the first had stored no letter."""
+def test_memory_error_fails_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's second pass would otherwise drop the record, although the first stored no letter."""
     opened = decoder(ORDER).open()
 
     def full(*_: object, **__: object) -> None:
@@ -333,15 +316,13 @@ def test_too_little_memory_is_never_the_fault_of_a_record(monkeypatch: pytest.Mo
         decode_array(opened, [GOOD], [()])
 
 
-def test_a_guid_in_a_header_is_refused_in_words() -> None:
-    """A newer serializer writes no frame, so the payload would only look damaged."""
+def test_schema_guid_in_a_header_is_refused() -> None:
     with pytest.raises(UndecodableError, match="__value_schema_id"):
         decoder(ORDER).open()(GOOD[5:], ["trace", "__value_schema_id"])
 
 
 @pytest.mark.parametrize("text", ["", "{", '"unknown.Type"', '{"type": "record"}', '"fixed"'])
-def test_a_readers_schema_that_cannot_be_used_is_refused(text: str) -> None:
-    """Before anything is read."""
+def test_invalid_reader_schema_is_refused(text: str) -> None:
     with pytest.raises(UndecodableError, match="unusable Avro schema"):
         Decoder("value", "avro", SchemaText(text), KnownSchemas()).open()
 
@@ -361,18 +342,14 @@ DATE = {"type": "int", "logicalType": "date"}
         ({"type": "int", "logicalType": "time-millis"}, "int", 5, 5),
     ],
 )  # fmt: skip
-def test_a_plain_number_is_a_time_in_the_readers_unit(
-    kind: Any,  # noqa: ANN401 - JSON
-    written: Any,  # noqa: ANN401 - JSON
-    value: object,
-    found: object,
+def test_number_without_logical_type_is_a_time_in_reader_unit(
+    kind: Json, written: Json, value: object, found: object
 ) -> None:
-    """A registry lets a team give a field its logical type later; old records are as plain."""
+    """A registry lets a field get its logical type later."""
     assert read(record(t=kind), {"t": value}, record(t=written)) == {"t": found}
 
 
-def test_the_defaults_within_a_default_are_read_as_their_types() -> None:
-    """The default of the outer record is `{}`: the inner fields have their own."""
+def test_nested_defaults_are_decoded_as_their_types() -> None:
     inner = record(at=(IN_MILLIS, 1000), raw=("bytes", "\xff")) | {"name": "In"}
     found = read(record(old="int", new=(inner, {})), {"old": 1}, record(old="int"))["new"]
     assert found == {"at": AT.replace(1970, 1, 1, 0, 0, 1, 0), "raw": b"\xff"}
@@ -392,20 +369,16 @@ def test_the_defaults_within_a_default_are_read_as_their_types() -> None:
          {"member0": 0.5, "member1": None, "member2": None}),
     ],
 )  # fmt: skip
-def test_a_value_of_a_union_is_in_a_column_that_can_hold_it(
-    branches: Any,  # noqa: ANN401 - JSON
-    data: bytes,
-    found: object,
+def test_union_value_is_in_a_member_that_can_hold_it(
+    branches: Json, data: bytes, found: object
 ) -> None:
-    """A number is no date, and 0.1 in single precision is another number."""
     opened = decoder(record(u=branches)).open()
     array, reasons = decode_array(opened, [framed(1, data)], [()])
     assert reasons == [None]
     assert array.to_pylist() == [{"u": found}]
 
 
-def test_a_record_that_became_one_of_a_union_finds_its_branch() -> None:
-    """By its name, whichever others have the same fields."""
+def test_record_moved_into_a_union_finds_its_branch() -> None:
     a, b = (record(**{name: "int"}) | {"name": name} for name in ("A", "B"))
     assert read(record(u=["null", b, a]), {"u": {"A": 1}}, record(u=a)) == {
         "u": {"member0": None, "member1": {"A": 1}}
@@ -452,20 +425,16 @@ OF_A = {"member0": {"x": 1}, "member1": None}
          record(p=["null", C], q=A), {"p": None, "q": {"x": 2}}),
     ],
 )  # fmt: skip
-def test_a_type_may_be_defined_at_another_place_than_by_its_writer(
-    writer: Any,  # noqa: ANN401 - JSON
-    value: object,
-    reader: Any,  # noqa: ANN401 - JSON
-    found: dict[str, object],
+def test_type_defined_at_another_place_is_resolved(
+    writer: Json, value: object, reader: Json, found: dict[str, object]
 ) -> None:
-    """A schema defines a type where it names it first: a new field in front moves that."""
+    """A new field in front of a type moves the place of its definition."""
     assert read(reader, value, writer) == found
     plain = decoder(reader, writer).open(as_python=True)(avro(1, writer, value))
     assert set(plain) == set(found)
 
 
-def test_a_type_that_the_reader_has_no_place_for_is_refused_in_words() -> None:
-    """Alone: a value of the other branch is read."""
+def test_type_missing_in_reader_is_refused_alone() -> None:
     writer, reader = record(u=["null", A, "long"]), record(u=["string", "long"])
     opened = decoder(reader, writer).open()
     assert opened(avro(1, writer, {"u": 5})) == {"u": {"member1": 5}}
@@ -492,13 +461,10 @@ OF_ALL = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"
         (["null", "bytes", FIXED], b"\x04ab", 1, b"ab"),
     ],
 )
-def test_a_value_of_a_union_keeps_its_type_when_the_reader_has_one_more_field(
-    branches: Any,  # noqa: ANN401 - JSON
-    data: bytes,
-    member: int,
-    found: object,
+def test_union_value_keeps_its_type_after_resolution(
+    branches: Json, data: bytes, member: int, found: object
 ) -> None:
-    """A larger type before its own would take it, and its digits."""
+    """Fastavro alone would promote it to the first branch that fits, and lose digits."""
     for more in ({}, {"b": ("int", 0)}):
         opened = decoder(record(u=branches, **more), record(u=branches)).open()
         array, reasons = decode_array(opened, [framed(1, data)], [()])
@@ -522,35 +488,27 @@ def test_a_value_of_a_union_keeps_its_type_when_the_reader_has_one_more_field(
         (["int", "string"], 5, ["string", "double", "boolean"], 1, 5.0),
     ],
 )
-def test_a_type_that_became_one_of_a_union_is_in_the_nearest_branch(
-    written: Any,  # noqa: ANN401 - JSON
-    value: object,
-    reader: Any,  # noqa: ANN401 - JSON
-    member: int,
-    found: object,
+def test_type_moved_into_a_union_is_in_the_nearest_branch(
+    written: Json, value: object, reader: Json, member: int, found: object
 ) -> None:
-    """Its own; else the one that keeps its digits."""
     values = read(record(u=reader), {"u": value}, record(u=written))["u"].items()
     assert {name: one for name, one in values if one is not None} == {f"member{member}": found}
 
 
-def test_a_default_of_a_reader_that_is_no_record_is_not_checked_again() -> None:
-    """A decoded default is no JSON."""
+def test_decoded_default_in_an_array_is_not_parsed_as_json() -> None:
     old, new = record(id="int"), record(id="int", at=(IN_MILLIS, 1000))
     reader, writer = ({"type": "array", "items": one} for one in (new, old))
     at = AT.replace(1970, 1, 1, 0, 0, 1, 0)
     assert read(reader, [{"id": 1}], writer) == [{"id": 1, "at": at}]
 
 
-def test_a_branch_with_defaults_reads_an_older_record_without_a_union() -> None:
-    """The defaults are values by then, and fastavro must not check them as JSON again."""
+def test_decoded_default_in_a_branch_is_not_parsed_as_json() -> None:
     new = record(id="int", at=(IN_MILLIS, 1000))
     found = read(["null", new], {"id": 1}, record(id="int"))
     assert found == {"id": 1, "at": AT.replace(1970, 1, 1, 0, 0, 1, 0)}
 
 
-def test_json_of_a_record_within_itself_has_no_names_of_types() -> None:
-    """Fastavro gives them for the sake of another union of the schema."""
+def test_json_text_of_a_recursive_record_has_no_branch_numbers() -> None:
     node = record(next=["null", "R"], other=["int", "string"])
     value = {"next": {"next": {"next": None, "other": 3}, "other": "x"}, "other": 1}
     found = read(node, value)["next"]
@@ -558,8 +516,8 @@ def test_json_of_a_record_within_itself_has_no_names_of_types() -> None:
 
 
 @pytest.mark.parametrize("levels", [5_000, 500_000])
-def test_a_payload_that_nests_without_end_does_not_end_the_process(levels: int) -> None:
-    """Fastavro reads in C, and runs over the end of the stack."""
+def test_deeply_nested_payload_is_refused(levels: int) -> None:
+    """Fastavro reads recursively in C, and would overflow the stack."""
     opened = decoder(NODE).open()
     value, reason = opened.try_decode(framed(1, b"\x02\x02" * levels + b"\x02\x00"))
     assert value is None
@@ -576,8 +534,7 @@ def test_a_payload_that_nests_without_end_does_not_end_the_process(levels: int) 
         ({"type": "fixed", "name": "F", "size": 0}, None),
     ],
 )
-def test_items_that_take_no_byte_do_not_take_all_memory(items: Any, reader: Any) -> None:  # noqa: ANN401 - JSON
-    """A count of a few bytes would be that of items without end."""
+def test_too_many_items_without_bytes_are_refused(items: Json, reader: Json) -> None:
     writer = record(a={"type": "array", "items": items})
     opened = decoder(reader or writer, writer).open()
     for block in (
@@ -591,7 +548,7 @@ def test_items_that_take_no_byte_do_not_take_all_memory(items: Any, reader: Any)
     assert opened.try_decode(framed(1, b"\x06\x03\x00\x00"))[1] is None
 
 
-def doubling(levels: int, *leaf: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+def doubling(levels: int, *leaf: Json) -> dict[str, Any]:
     """Optional records, each of twice as many values as the one before."""
     fields: list[Any] = [{"name": "leaf", "type": one} for one in leaf]
     parts: list[Any] = []
@@ -602,8 +559,8 @@ def doubling(levels: int, *leaf: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
 
 
 @pytest.mark.parametrize("leaf", [(), ("null",), ({"type": "fixed", "name": "F", "size": 0},)])
-def test_records_that_double_and_take_no_byte_do_not_take_all_memory(leaf: tuple[Any, ...]) -> None:
-    """60 records of two fields, in a payload of 60 bytes, may be more values than fit anywhere."""
+def test_doubling_records_without_bytes_are_refused(leaf: tuple[Any, ...]) -> None:
+    """A payload of 60 bytes may hold 2^60 values."""
     opened = decoder(record(), doubling(60, *leaf)).open()
     value, why = opened.try_decode(framed(1, b"\x00" * 59 + b"\x02"))
     assert value is None
@@ -611,16 +568,14 @@ def test_records_that_double_and_take_no_byte_do_not_take_all_memory(leaf: tuple
     assert opened.try_decode(framed(1, b"\x00" * 10 + b"\x02" + b"\x00" * 49))[1] is None
 
 
-def test_records_that_double_and_take_bytes_end_with_their_payload() -> None:
-    """Neither is each level of their schema looked at twice as often as the one before."""
+def test_doubling_records_with_bytes_end_with_the_payload() -> None:
     opened = decoder(record(), doubling(60, "int")).open()
     assert "does not fit schema 1" in str(opened.try_decode(framed(1, b"\x00" * 59 + b"\x02"))[1])
     four = b"\x00\x00\x02" + b"\x02" * 4 + b"\x00" * 57
     assert opened.try_decode(framed(1, four))[1] is None
 
 
-def test_many_values_may_have_one_beside_them_that_takes_no_byte() -> None:
-    """Only what is out of all proportion to the payload is refused."""
+def test_items_without_bytes_are_allowed_in_proportion_to_the_payload() -> None:
     item = {**record(v="int", n="null"), "name": "Item"}
     writer = record(a={"type": "array", "items": item})
     assert read(writer, {"a": [{"v": 1, "n": None}] * 20_000}) is not None
@@ -630,8 +585,7 @@ def test_many_values_may_have_one_beside_them_that_takes_no_byte() -> None:
     assert why == "value: it has more than 10000 items that take no byte"
 
 
-def test_a_chain_of_records_without_end_does_not_end_the_process() -> None:
-    """Each is another one, so none is in itself; fastavro reads them in each other all the same."""
+def test_long_chain_of_records_is_refused() -> None:
     parts = [
         {"type": "record", "name": f"R{at}", "fields": [{"name": "f", "type": f"R{at - 1}"}]}
         for at in range(1, 3_000)
@@ -657,8 +611,7 @@ TREE = {
 }
 
 
-def test_a_tree_of_all_types_is_passed_over_and_then_read() -> None:
-    """What looks how deep a payload is has to find where each part of it ends."""
+def test_size_check_passes_over_all_types() -> None:
     leaf = {"before": {"a": "x", "b": 0.5}, "kind": "B", "raw": b"abc", "is": 0.5}
     value: dict[str, Any] = {**leaf, "children": [], "named": {}}
     for _ in range(90):
@@ -673,8 +626,7 @@ def test_a_tree_of_all_types_is_passed_over_and_then_read() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"\xff" * 400_000, b"\x80" * 10 + b"\x00" + b"\x02\x02" * 5_000])
-def test_a_number_of_too_many_bytes_is_refused_where_it_begins(rest: bytes) -> None:
-    """Each byte more makes the sum of it slower, and what follows it must not be read unseen."""
+def test_overlong_number_is_refused(rest: bytes) -> None:
     value, why = decoder(NODE).open().try_decode(framed(1, rest))
     assert value is None
     assert "a number of more than 10 bytes" in str(why)
@@ -692,8 +644,8 @@ def test_a_number_of_too_many_bytes_is_refused_where_it_begins(rest: bytes) -> N
         {"precision": 40, "type": "fixed", "size": 2, "name": "F"},
     ],
 )
-def test_an_invalid_decimal_is_bytes(invalid: dict[str, Any]) -> None:
-    """Avro's specification: to ignore the logical type, and to use the type below it."""
+def test_invalid_decimal_is_bytes(invalid: dict[str, Any]) -> None:
+    """Avro's specification: ignore the logical type."""
     kind = {"type": "bytes", "logicalType": "decimal", **invalid}
     opened = decoder(record(d=kind)).open()
     assert opened.column.ddl == "STRUCT<`d`: BINARY>"
@@ -702,8 +654,7 @@ def test_an_invalid_decimal_is_bytes(invalid: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "fixed"])
-def test_a_decimal_of_very_many_digits_is_refused_with_its_schema(kind: str) -> None:
-    """With 2,000,000,000 digits a single value takes hours, in which the run does nothing else."""
+def test_schema_with_excessive_decimal_precision_is_refused(kind: str) -> None:
     one = {"type": kind, "name": "D", "size": 1 << 30, "logicalType": "decimal"}
     small, large = ({**one, "precision": digits} for digits in (10_000, 10_001))
     for within in (large, {"type": "array", "items": ["null", {"type": "map", "values": large}]}):
@@ -718,11 +669,8 @@ def test_a_decimal_of_very_many_digits_is_refused_with_its_schema(kind: str) -> 
 
 @pytest.mark.parametrize("as_python", [True, False])
 @pytest.mark.parametrize("precision", [4, 60])
-def test_a_decimal_with_more_digits_than_its_precision_is_refused(
-    precision: int,
-    as_python: bool,  # noqa: FBT001 - of the table
-) -> None:
-    """It would be rounded by fastavro."""
+def test_decimal_beyond_its_precision_is_refused(*, precision: int, as_python: bool) -> None:
+    """Fastavro would round it."""
     kind = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": 2}
     opened = decoder(record(d=kind)).open(as_python=as_python)
     for sign in (1, -1):
@@ -744,12 +692,7 @@ UUID = {"type": "string", "logicalType": "uuid"}
 @pytest.mark.parametrize(
     ("reader", "writer"), [(UUID, UUID), ("string", UUID), (UUID, "string"), (["null", UUID], UUID)]
 )
-def test_a_uuid_stays_the_text_that_it_was_written_as(
-    reader: Any,  # noqa: ANN401 - JSON
-    writer: Any,  # noqa: ANN401 - JSON
-    as_python: bool,  # noqa: FBT001 - of the table
-) -> None:
-    """Another spelling would be another key; and a reader's plain string takes it, too."""
+def test_uuid_keeps_its_spelling(*, reader: Json, writer: Json, as_python: bool) -> None:
     for text in ("{0000000A-0000-0000-0000-00000000000F}", "0000000a0000000000000000000000ff"):
         payload = avro(1, record(id="string"), {"id": text})
         opened = decoder(record(id=reader), record(id=writer)).open(as_python=as_python)
@@ -758,11 +701,7 @@ def test_a_uuid_stays_the_text_that_it_was_written_as(
 
 @pytest.mark.parametrize("as_python", [True, False])
 @pytest.mark.parametrize("kind", ["timestamp", "local-timestamp"])
-def test_nanoseconds_are_not_read_in_another_unit(
-    kind: str,
-    as_python: bool,  # noqa: FBT001 - of the table
-) -> None:
-    """A reader's microseconds would be a thousand times too many; its own nanoseconds are right."""
+def test_nanoseconds_are_refused_in_another_unit(*, kind: str, as_python: bool) -> None:
     nanos = {"type": "long", "logicalType": f"{kind}-nanos"}
     payload = avro(1, record(t="long"), {"t": 5_000})
     for unit in ("micros", "millis"):
@@ -781,8 +720,8 @@ def test_nanoseconds_are_not_read_in_another_unit(
     ("plain", "logical", "day"),
     [("int", "time-millis", 86_400_000), ("long", "time-micros", 86_400_000_000)],
 )
-def test_a_time_outside_of_a_day_is_refused(plain: str, logical: str, day: int) -> None:
-    """The millisecond before midnight is no 999 of the same day."""
+def test_time_outside_of_a_day_is_refused(plain: str, logical: str, day: int) -> None:
+    """Fastavro would wrap it."""
     opened = decoder(record(t={"type": plain, "logicalType": logical})).open()
     for inside in (0, day - 1):
         assert opened(avro(1, record(t=plain), {"t": inside})) == {"t": inside}
@@ -791,8 +730,7 @@ def test_a_time_outside_of_a_day_is_refused(plain: str, logical: str, day: int) 
         assert "outside of one day" in str(why)
 
 
-def test_no_two_records_share_a_default() -> None:
-    """What a team does with one record must not be seen in the next."""
+def test_records_do_not_share_defaults() -> None:
     array = {"type": "array", "items": "string"}
     inner = {**record(names=(array, [])), "name": "In"}
     reader = record(
@@ -811,8 +749,7 @@ def test_no_two_records_share_a_default() -> None:
     assert second == {"i": 2, "tags": [], "inner": {"names": ["a"]}, "by_name": {}}
 
 
-def test_two_times_in_one_union_are_refused_in_words() -> None:
-    """Both are Python's time: the micros of one would get lost in the other's column."""
+def test_union_of_both_time_types_is_refused() -> None:
     millis = {"type": "int", "logicalType": "time-millis"}
     micros = {"type": "long", "logicalType": "time-micros"}
     with pytest.raises(

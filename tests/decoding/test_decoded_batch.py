@@ -62,10 +62,9 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> FakeProducer:
     return producer
 
 
-def test_what_confluents_serializer_has_written_is_read(
+def test_payload_of_confluents_serializer_is_decoded(
     registry: HttpRegistry, its: SchemaRegistryResource
 ) -> None:
-    """With its own client, framing and schema."""
     config = {"subject.name.strategy": topic_subject_name_strategy}
     serialize = AvroSerializer(
         SchemaRegistryClient({"url": registry.url}), json.dumps(ORDER), conf=config
@@ -77,8 +76,7 @@ def test_what_confluents_serializer_has_written_is_read(
     assert found.message.value() == payload
 
 
-def test_messages_are_decoded_and_tombstones_are_none(its: SchemaRegistryResource) -> None:
-    """Keys, too; a part that nobody wants decoded stays as it is."""
+def test_tombstones_and_parts_without_decoder_are_not_decoded(its: SchemaRegistryResource) -> None:
     good = avro(1, ORDER, PEN)
     given = batch(good, None, keys=[good, b"plain"])
     assert [one.value for one in given.decoded_messages(value=its.avro())] == [PEN, None]
@@ -99,10 +97,10 @@ def with_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoded.Letters, "__init__", of_a_group)
 
 
-def test_a_record_that_cannot_be_decoded_fails_the_batch_unless_a_team_says_where_it_goes(
+def test_undecodable_record_fails_the_batch_is_kept_or_becomes_a_letter(
     its: SchemaRegistryResource, stored: FakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kept it has its reason; a letter is stored before any later record is given out."""
+    """A letter is stored before any later record is returned."""
     good, poison = avro(1, ORDER, PEN), b"poison"
     given = batch(good, poison, good)
     in_a_test = given.decoded_messages(value=its.avro(), dead_letters="dead")
@@ -127,10 +125,9 @@ def test_a_record_that_cannot_be_decoded_fails_the_batch_unless_a_team_says_wher
     assert ("dead_letter.offset", b"1") in (stored.headers[0] or [])
 
 
-def test_a_record_whose_schema_is_not_supported_is_undecodable_alone(
+def test_record_with_unsupported_schema_is_undecodable_alone(
     registry: HttpRegistry, its: SchemaRegistryResource
 ) -> None:
-    """Any record may name the id of a schema with rules: it must not stop all others."""
     rules = {"domainRules": [{"name": "r", "kind": "TRANSFORM", "mode": "READ", "type": "ENCRYPT"}]}
     encrypted = registry.register("cards-value", ORDER, ruleSet=rules)
     given = batch(avro(1, ORDER, PEN), avro(encrypted, ORDER, PEN), avro(1, ORDER, PEN))
@@ -143,8 +140,7 @@ def test_a_record_whose_schema_is_not_supported_is_undecodable_alone(
     assert "has rules (data contracts)" in known.writer.problems[encrypted]
 
 
-def test_a_letter_that_cannot_be_stored_fails_the_batch() -> None:
-    """A record that is in no output and in no topic would be lost."""
+def test_failed_letter_fails_the_batch() -> None:
     producer = FakeProducer({})
     producer.refuses.append(BufferError("full"))
     letters = DeadLetterProducer(
@@ -155,10 +151,9 @@ def test_a_letter_that_cannot_be_stored_fails_the_batch() -> None:
         letters.store([letter])
 
 
-def test_an_outage_of_the_registry_makes_no_letters(
+def test_registry_outage_stores_no_letters(
     registry: HttpRegistry, its: SchemaRegistryResource, stored: FakeProducer
 ) -> None:
-    """The batch fails, and is done again."""
     reading = batch(avro(1, ORDER, PEN)).decoded_messages(
         value=its.avro(reader=json.dumps(ORDER)), dead_letters="dead"
     )
@@ -169,7 +164,6 @@ def test_an_outage_of_the_registry_makes_no_letters(
 
 
 def test_arrow_has_the_columns_of_spark(its: SchemaRegistryResource) -> None:
-    """Undecoded, with headers and the bounds of the range."""
     message = Message(
         topic="orders", partition=0, offset=1, key=b"k", value=b"v", timestamp=(1, 5),
         headers=[("trace", b"\x01"), ("trace", None)],
@@ -203,10 +197,9 @@ def test_arrow_has_the_columns_of_spark(its: SchemaRegistryResource) -> None:
         ((0, 0), None),
     ],
 )
-def test_a_timestamp_that_no_column_can_hold_is_null(
+def test_timestamp_beyond_microseconds_is_null(
     its: SchemaRegistryResource, timestamp: tuple[int, int], micros: int | None
 ) -> None:
-    """A producer that writes nanoseconds must not stop a partition."""
     given = batch(avro(1, ORDER, PEN), b"poison", timestamp=timestamp)
     for table in (
         given.arrow().read_all(),
@@ -218,10 +211,9 @@ def test_a_timestamp_that_no_column_can_hold_is_null(
     assert [one.message.timestamp() for one in read] == [timestamp] * 2
 
 
-def test_the_letter_of_a_record_with_odd_metadata_is_stored(
+def test_letter_of_a_record_with_unusual_metadata_is_stored(
     its: SchemaRegistryResource, stored: FakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its key has bytes, its headers no values, its time nanoseconds, its names replaced bytes."""
     odd = {"timestamp": (1, 2**63 - 1), "headers": [("na\ufffd", None), ("", b"")]}
     given = batch(b"poison", keys=[b"\xff\x00"], **odd)
     with_kafka(monkeypatch)
@@ -246,23 +238,20 @@ def test_the_letter_of_a_record_with_odd_metadata_is_stored(
         {"value": "\ud800"},
     ],
 )
-def test_a_message_that_no_client_gives_is_refused_with_its_offset(odd: dict[str, Any]) -> None:
-    """An asset would pass its test, or fail in a way that it never does with Kafka."""
+def test_impossible_message_for_testing_is_refused(odd: dict[str, Any]) -> None:
     message = Message(topic="orders", partition=0, offset=1, **odd)
     with pytest.raises(IllegalStateError, match="orders-0 offset 1 is none that Kafka's client"):
         KafkaBatch.for_testing([OffsetRange("orders", 0, 0, 2)], messages=[message])
 
 
-def test_text_as_the_value_of_a_message_is_decoded(its: SchemaRegistryResource) -> None:
-    """The client makes bytes of text; so does a batch for testing."""
+def test_text_value_of_a_message_for_testing_is_decoded(its: SchemaRegistryResource) -> None:
     given = batch(avro(1, ORDER, PEN).decode("latin-1"))  # type: ignore[arg-type]
     assert [one.value for one in given.decoded_messages(value=its.avro())] == [PEN]
 
 
-def test_no_ranges_have_the_columns_of_a_topic_that_the_batch_has_nothing_of(
+def test_empty_ranges_have_the_columns_of_the_missing_topic(
     registry: HttpRegistry, its: SchemaRegistryResource
 ) -> None:
-    """An asset chooses the ranges of its topic, and works on its columns; a subject settles it."""
     registry.register("refunds-value", {**ORDER, "fields": ORDER["fields"][:1]})
 
     def columns(*topics: str, subject: str | None = None) -> int:
@@ -283,15 +272,13 @@ def test_no_ranges_have_the_columns_of_a_topic_that_the_batch_has_nothing_of(
     assert columns("orders", "payments", "refunds", subject="refunds-value") == 1
 
 
-def test_large_records_are_read_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten thousand of a megabyte are more than a run, or the queue of a producer, can hold."""
+def test_large_records_are_read_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_rebalance.orchestration.batch.arrow._BYTES_AT_ONCE", 10)
     reading = batch(*[b"12345"] * 5, None).arrow()
     assert [one.num_rows for one in reading] == [2, 2, 2]
 
 
-def test_arrow_decodes_and_keeps(its: SchemaRegistryResource) -> None:
-    """A struct for each record that can be decoded, the reason and the bytes of another."""
+def test_arrow_keeps_undecodable_records(its: SchemaRegistryResource) -> None:
     reading = batch(avro(1, ORDER, PEN), b"poison").arrow(value=its.avro(), keep_undecodable=True)
     table = reading.read_all()
     assert table.column("value").to_pylist() == [PEN, None]
@@ -302,17 +289,15 @@ def test_arrow_decodes_and_keeps(its: SchemaRegistryResource) -> None:
         batch(b"poison").arrow(value=its.avro()).read_all()
 
 
-def test_without_pyarrow_its_name_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no requirement of the package."""
+def test_missing_pyarrow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match="pip install pyarrow"):
         batch(b"v").arrow()
 
 
-def test_what_cannot_work_is_refused_before_anything_is_read(
+def test_invalid_arguments_are_refused_before_the_read(
     registry: HttpRegistry, its: SchemaRegistryResource
 ) -> None:
-    """Each with what to do."""
     given = batch(b"v")
     for arguments, words in (
         ({"dead_letters": "dead"}, "nothing is to be decoded"),
@@ -339,7 +324,6 @@ def test_what_cannot_work_is_refused_before_anything_is_read(
 
 
 def test_plain_json_needs_no_registry() -> None:
-    """Its schema is given."""
     schema = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
     given = batch(b'{"id": 1}', b'{"id": "x"}').decoded_messages(
         value=plain_json(schema), keep_undecodable=True

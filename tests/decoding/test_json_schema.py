@@ -12,7 +12,7 @@ from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding.batches import decode_array
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
-from tests.decoding.records import framed
+from tests.decoding.records import Json, framed
 
 ORDER = {
     "type": "object",
@@ -33,7 +33,7 @@ ORDER = {
 }
 
 
-def text(schema: Any, *references: tuple[str, Any]) -> SchemaText:  # noqa: ANN401 - JSON
+def text(schema: Json, *references: tuple[str, Any]) -> SchemaText:
     """A schema and what it refers to."""
     return SchemaText(json.dumps(schema), tuple((n, json.dumps(one)) for n, one in references))
 
@@ -49,8 +49,7 @@ def payload(value: object, schema_id: int = 1) -> bytes:
     return framed(schema_id, json.dumps(value).encode())
 
 
-def test_a_schema_becomes_columns() -> None:
-    """What JSON leaves open is JSON as text, and so is what is inside of itself."""
+def test_column_of_each_json_type() -> None:
     opened = decoder(text(ORDER)).open()
     assert opened.column.ddl == (
         "STRUCT<`id`: BIGINT, `price`: DOUBLE, `item`: STRING, `tags`: MAP<STRING, BIGINT>, "
@@ -94,8 +93,7 @@ def test_a_schema_becomes_columns() -> None:
         ("1e-99999999999999999999", None),
     ],
 )
-def test_an_integer_is_exact_or_refused(number: str, found: int | None) -> None:
-    """A float does not have all of its digits, and passes the check of the schema."""
+def test_integer_is_exact_or_refused(number: str, found: int | None) -> None:
     schema = {"type": "object", "properties": {"i": {"type": "integer"}}}
     opened = decoder(text(schema)).open()
     value, why = opened.try_decode(framed(1, f'{{"i": {number}}}'.encode()))
@@ -121,13 +119,10 @@ def test_an_integer_is_exact_or_refused(number: str, found: int | None) -> None:
         ("73344443922802487.50", 5, False),
     ],
 )
-def test_a_number_is_a_multiple_by_its_digits(
-    own: dict[str, str],
-    number: str,
-    rule: float,
-    is_valid: bool,  # noqa: FBT001 - of the table
+def test_multiple_of_is_checked_in_exact_decimals(
+    *, own: dict[str, str], number: str, rule: float, is_valid: bool
 ) -> None:
-    """Cents are no doubles: 19.99 / 0.01 is 1998.9999999999998. A reference has a schema, too."""
+    """19.99 / 0.01 is 1998.9999999999998 in doubles."""
     amount = {"oneOf": [{"type": "null"}, {"type": "number", "multipleOf": rule}]} | own
     properties = {"x": {"$ref": "amount.json"}, "multipleOf": True}
     schema = {"type": "object", "properties": properties}
@@ -136,8 +131,7 @@ def test_a_number_is_a_multiple_by_its_digits(
     assert (why is None) == is_valid, why
 
 
-def test_json_as_text_keeps_the_digits_of_its_numbers() -> None:
-    """What a team reads out of it may be an amount of money."""
+def test_json_text_keeps_the_digits_of_numbers() -> None:
     schema = {"type": "object", "properties": {"a": {}, "n": {"type": "number"}}}
     opened = decoder(text(schema)).open()
     free = '{"x\\"": [9007199254740993.0, 1.5, "y", null], "z": 1.00000000000000000001, "e": {}}'
@@ -151,8 +145,7 @@ def test_json_as_text_keeps_the_digits_of_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("choice", ["oneOf", "anyOf"])
-def test_an_optional_field_of_confluents_java_serializer_is_a_column(choice: str) -> None:
-    """It says that the field may be left out: `null`, with a title."""
+def test_optional_field_of_confluents_java_serializer_is_a_column(choice: str) -> None:
     none = {"type": "null", "title": "Not included"}
     properties = {
         "name": {choice: [none, {"type": "string"}]},
@@ -193,10 +186,7 @@ OTHER = {"type": "object", "properties": {"c": INTEGER}}
          "STRUCT<`b`: BIGINT, `c`: STRING>"),
     ],
 )  # fmt: skip
-def test_no_property_is_lost_where_several_schemas_describe_a_place(
-    schema: dict[str, Any], ddl: str
-) -> None:
-    """The others would be missing without a word. What one choice alone has is in the text."""
+def test_object_has_the_properties_of_all_its_schemas(schema: dict[str, Any], ddl: str) -> None:
     opened = decoder(text(schema)).open()
     assert opened.column.ddl == ddl
     value = {"a": 1, "b": 2}
@@ -206,8 +196,7 @@ def test_no_property_is_lost_where_several_schemas_describe_a_place(
     assert found in (json.dumps(value), {name: value.get(name) for name in found})
 
 
-def test_an_object_must_have_what_any_of_its_schemas_requires() -> None:
-    """As where one schema has it all: else nothing tells a record of another type."""
+def test_object_must_have_the_required_properties_of_all_its_schemas() -> None:
     reader, writer = text({"type": "object", "allOf": [REF], **BESIDE}), text({"type": "object"})
     with pytest.raises(UndecodableError, match="it lacks a, which the reader's schema requires"):
         decoder(reader, writer).open()(payload({"b": 2}))
@@ -227,8 +216,8 @@ def test_an_object_must_have_what_any_of_its_schemas_requires() -> None:
         (b'{"id": 1}', "byte 123"),
     ],
 )
-def test_an_invalid_payload_has_a_reason_and_spoils_nothing(given: bytes, reason: str) -> None:
-    """The reason names the place and the rule, and never the value."""
+def test_invalid_payload_has_a_reason_and_leaves_others_decoded(given: bytes, reason: str) -> None:
+    """The reason names the place and the rule, but never the value."""
     array, reasons = decode_array(
         decoder(text(ORDER)).open(), [payload({"id": 1}), given, payload({"id": 2})], [()] * 3
     )
@@ -256,10 +245,9 @@ def test_an_invalid_payload_has_a_reason_and_spoils_nothing(given: bytes, reason
         ({"uniqueItems": True}, [{"a": 1}, {"a": 1}], "uniqueItems"),
     ],
 )  # fmt: skip
-def test_a_rule_is_checked_in_linear_time_or_not_at_all(
+def test_rule_is_checked_in_linear_time_or_ignored(
     rules: dict[str, Any], value: object, rule: str | None
 ) -> None:
-    """A record may name any schema, and must not hold the process."""
     free = text({"type": "object"})
     for inner in (rules, {"$schema": "http://json-schema.org/draft-06/schema#", **rules}):
         writer = text({"properties": {"v": {"allOf": [inner]}}})
@@ -292,8 +280,7 @@ def expression(levels: int, leaf: object) -> dict[str, Any]:
     return value
 
 
-def test_a_recursive_schema_is_checked_once_for_each_part_of_a_value() -> None:
-    """Each level of operators doubled the time before: 2^60 checks do not end."""
+def test_recursive_schema_is_validated_once_per_part() -> None:
     opened = decoder(text({}), text({}), text(EXPRESSION)).open()
     assert opened.try_decode(payload(expression(60, 1), 2))[1] is None
     assert opened.try_decode(payload(expression(60, "secret"), 2))[1] == (
@@ -304,10 +291,9 @@ def test_a_recursive_schema_is_checked_once_for_each_part_of_a_value() -> None:
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
 @pytest.mark.parametrize("place", ["", "items", "additionalProperties"])
 @pytest.mark.parametrize("own", [{}, DRAFT_2020, {"$id": "http://shop.example.com/x.json"}])
-def test_a_schema_whose_steps_double_with_each_level_is_refused(
+def test_schema_with_doubling_steps_is_refused(
     keyword: str, place: str, own: dict[str, Any]
 ) -> None:
-    """The schema has 2 kB, and the record may be `1`."""
     levels = 40
     doubled: dict[str, Any] = {f"a{levels}": {"type": "string"}}
     for at in range(levels):
@@ -321,8 +307,7 @@ def test_a_schema_whose_steps_double_with_each_level_is_refused(
 
 
 @pytest.mark.parametrize("keyword", ["unevaluatedProperties", "unevaluatedItems"])
-def test_a_schema_of_unevaluated_parts_is_refused_before_it_is_compiled(keyword: str) -> None:
-    """To compile 20 levels takes hours, and so does the check of a value."""
+def test_expensive_unevaluated_schema_is_refused_before_compilation(keyword: str) -> None:
     definitions: dict[str, Any] = {"a20": {"type": "string"}}
     for at in range(20):
         part = {"$ref": f"#/definitions/a{at + 1}"}
@@ -332,8 +317,7 @@ def test_a_schema_of_unevaluated_parts_is_refused_before_it_is_compiled(keyword:
     assert "may take more than 500,000,000 steps" in str(opened.try_decode(payload(1, 2))[1])
 
 
-def test_a_union_of_many_types_is_checked() -> None:
-    """The bound must refuse no schema that teams have: 200 types of events."""
+def test_union_of_200_types_is_validated() -> None:
     types = [
         {"type": "object", "required": ["type", f"f{at}"],
          "properties": {"type": {"const": f"t{at}"}, **{f"f{at + n}": INTEGER for n in range(30)}}}
@@ -345,15 +329,13 @@ def test_a_union_of_many_types_is_checked() -> None:
     assert opened.try_decode(payload(value | {"f8": "x"}))[1] is not None
 
 
-def test_commas_in_a_text_are_no_places_of_a_value() -> None:
-    """A record may carry a file as text; each comma would count as one more item."""
+def test_commas_in_a_string_are_not_counted_as_values() -> None:
     schema = text({"anyOf": [{"type": "object"} for _ in range(1_000)]})
     _, why = decoder(schema, schema).open().try_decode(payload({"csv": "," * 600_000}))
     assert why is None
 
 
-def test_a_deeply_nested_value_is_refused() -> None:
-    """A recursion without a bound overflows the stack and ends the process."""
+def test_deeply_nested_value_is_refused() -> None:
     opened = decoder(text({}), text({"items": {"$ref": "#"}})).open()
     assert opened.try_decode(framed(1, b"[" * 290 + b"]" * 290))[1] is None
     assert opened.try_decode(framed(1, b"[" + b"[]," * 1000 + b"1]"))[1] is None
@@ -362,8 +344,7 @@ def test_a_deeply_nested_value_is_refused() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
-def test_json_may_have_any_encoding_of_unicode(encoding: str) -> None:
-    """As Python's own module reads it, with the digits of its numbers."""
+def test_any_unicode_encoding_is_decoded(encoding: str) -> None:
     opened = decoder(text({"type": "object", "properties": {"a": {}, "n": {}}})).open()
     given = '{"a": "é", "n": [1.00000000000000000001]}'
     assert opened.try_decode(framed(1, given.encode(encoding))) == (
@@ -372,8 +353,7 @@ def test_json_may_have_any_encoding_of_unicode(encoding: str) -> None:
     )
 
 
-def test_schemas_may_be_deep_but_not_at_one_place() -> None:
-    """The library's recursion would run over the end of the stack, and end the process."""
+def test_schemas_may_be_deep_except_for_one_value() -> None:
     for form, is_refused in (("properties", False), ("allOf", True)):
         definitions: dict[str, Any] = {"a900": {"type": "string"}}
         for at in range(900):
@@ -385,16 +365,14 @@ def test_schemas_may_be_deep_but_not_at_one_place() -> None:
         assert not is_refused or "more than 50 schemas for one value" in str(why)
 
 
-def test_half_of_a_surrogate_pair_is_checked_as_text() -> None:
-    """A producer that cuts a text may cut an emoji in two; JSON can say that."""
+def test_half_of_a_surrogate_pair_is_validated() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 2}, "b": {}}}
     opened = decoder(text(schema)).open()
     assert opened.try_decode(framed(1, b'{"b": ["\\ud83d"]}')) == ({"b": '["\\ud83d"]'}, None)
     assert "rule maxLength" in str(opened.try_decode(framed(1, b'{"a": "abc\\ud83d"}'))[1])
 
 
-def test_a_pattern_is_checked_and_properties_may_be_called_as_rules_are() -> None:
-    """A property may be called pattern."""
+def test_properties_may_be_named_like_rules() -> None:
     names: dict[str, Any] = {
         "pattern": {"type": "string", "pattern": "^A.[0-9]{1,2}$"},
         "uniqueItems": {"type": "integer"},
@@ -421,8 +399,7 @@ def test_a_pattern_is_checked_and_properties_may_be_called_as_rules_are() -> Non
         "https://json-schema.org/draft/2020-12/schema",
     ],
 )
-def test_a_schema_may_refer_to_the_schema_of_schemas(dialect: str) -> None:
-    """A topic may carry schemas."""
+def test_schema_may_refer_to_a_metaschema(dialect: str) -> None:
     schema = {"type": "object", "properties": {"schema": {"$ref": dialect}, "id": INTEGER}}
     opened = decoder(text(schema)).open()
     assert opened.column.ddl.startswith("STRUCT<`schema`: ST")
@@ -433,15 +410,13 @@ def test_a_schema_may_refer_to_the_schema_of_schemas(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["http://json-schema.org/schema#", "http://team.example.com/x"])
-def test_a_schema_of_an_unknown_dialect_is_read_as_draft_7(dialect: str) -> None:
-    """As Confluent's own clients do."""
+def test_unknown_dialect_is_draft_7(dialect: str) -> None:
     opened = decoder(text({"$schema": dialect, **BASE})).open()
     assert opened.try_decode(payload({"a": 1})) == ({"a": 1}, None)
     assert opened.try_decode(payload({"a": "x"}))[1] is not None
 
 
-def test_a_payload_is_checked_by_its_writers_schema_and_read_by_the_readers() -> None:
-    """What the writer may say and the reader has no column for is refused, and not made up."""
+def test_value_of_another_type_than_the_readers_is_refused() -> None:
     reader = text({"type": "object", "properties": {"id": {"type": "integer"}}})
     writer = text({"type": "object", "properties": {"id": {"type": ["integer", "string"]}}})
     opened = decoder(reader, reader, writer).open()
@@ -450,8 +425,7 @@ def test_a_payload_is_checked_by_its_writers_schema_and_read_by_the_readers() ->
         opened(payload({"id": "x"}, 2))
 
 
-def test_a_record_of_another_type_is_refused_and_does_not_become_nulls() -> None:
-    """Only the reader's required properties can tell: the writer's schema is satisfied."""
+def test_record_without_a_required_property_is_refused() -> None:
     order = text({"type": "object", "properties": {"id": {}}, "required": ["id"]})
     refund = text({"type": "object", "properties": {"refund": {"type": "string"}}})
     opened = decoder(order, order, refund).open()
@@ -459,8 +433,7 @@ def test_a_record_of_another_type_is_refused_and_does_not_become_nulls() -> None
         opened(payload({"refund": "secret"}, 2))
 
 
-def test_the_readers_schema_holds_for_messages_as_it_does_for_columns() -> None:
-    """Without Spark, a record of another type would pass, and be a dict that lacks its id."""
+def test_reader_schema_applies_to_python_values() -> None:
     reader = text(
         {
             "type": "object",
@@ -491,8 +464,7 @@ def test_the_readers_schema_holds_for_messages_as_it_does_for_columns() -> None:
 
 
 @pytest.mark.parametrize("own", [None, "http://shop.example.com/order.json"])
-def test_references_are_found_and_never_fetched(own: str | None) -> None:
-    """By their names, also where the schema has an address of its own."""
+def test_references_are_resolved_without_network(own: str | None) -> None:
     address = {"type": "object", "properties": {"city": {"type": "string"}}}
     order: dict[str, Any] = {"type": "object", "properties": {"to": {"$ref": "address.json"}}}
     if own:
@@ -505,16 +477,14 @@ def test_references_are_found_and_never_fetched(own: str | None) -> None:
         decoder(text(order)).open()
 
 
-def test_of_two_references_that_fit_the_longer_one_is_meant() -> None:
-    """Else another schema would check the record, and make its columns."""
+def test_longest_matching_reference_wins() -> None:
     order = {"type": "object", "properties": {"a": {"$ref": "money/type.json"}}}
     references = (("type.json", {"type": "string"}), ("money/type.json", {"type": "integer"}))
     for own in ({}, {"$id": "http://shop.example.com/order.json"}):
         assert decoder(text(order | own, *references)).open()(payload({"a": 5})) == {"a": 5}
 
 
-def test_a_reason_can_be_stored_whatever_it_cites() -> None:
-    """A name that is no Unicode, or is a megabyte long, would end the batch."""
+def test_reason_is_printable_and_limited() -> None:
     opened = decoder(text({"type": "object", "additionalProperties": {"type": "integer"}})).open()
     _, alone = opened.try_decode(framed(1, b'{"\\ud800": "x"}'))
     _, long = opened.try_decode(payload({"a" * 1_000_000: "x"}))
@@ -526,7 +496,6 @@ def test_a_reason_can_be_stored_whatever_it_cites() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "{", '{"type": "nothing"}', "7"])
-def test_a_readers_schema_that_cannot_be_used_is_refused(wrong: str) -> None:
-    """Before anything is read."""
+def test_invalid_reader_schema_is_refused(wrong: str) -> None:
     with pytest.raises(UndecodableError, match="unusable JSON schema"):
         decoder(SchemaText(wrong)).open()

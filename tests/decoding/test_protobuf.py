@@ -62,8 +62,7 @@ def decoder(registry: HttpRegistry, subject: str, message: str = "") -> Decoder:
     return Decoder("value", "protobuf", schema, lambda of: client.by_id("PROTOBUF", of), message)
 
 
-def test_the_message_indexes_lead_to_a_nested_message(registry: HttpRegistry) -> None:
-    """The path is a count and as many numbers, in Protobuf's zigzag form."""
+def test_message_indexes_select_a_nested_message(registry: HttpRegistry) -> None:
     file = shop()
     schema_id = registered(registry, "lines", file)
     opened = decoder(registry, "lines", "shop.Order.Line").open()
@@ -97,8 +96,7 @@ def test_the_message_indexes_lead_to_a_nested_message(registry: HttpRegistry) ->
         assert words in str(reason)
 
 
-def test_a_message_becomes_a_struct(registry: HttpRegistry) -> None:
-    """With times, enums, what is not set, and a message inside of itself as JSON."""
+def test_message_becomes_a_struct(registry: HttpRegistry) -> None:
     file = shop()
     schema_id = registered(registry, "orders", file)
     opened = decoder(registry, "orders", "shop.Order").open()
@@ -125,8 +123,7 @@ def test_a_message_becomes_a_struct(registry: HttpRegistry) -> None:
 
 
 @pytest.mark.parametrize("name", ["HasField", "ListFields", "DESCRIPTOR", "FromString", "None"])
-def test_a_field_may_be_called_as_what_messages_have(registry: HttpRegistry, name: str) -> None:
-    """Every record of such a message was undecodable."""
+def test_field_may_be_named_like_a_message_attribute(registry: HttpRegistry, name: str) -> None:
     message = proto_message("Order", **{"id": "int64", name: ".shop.Line"})
     file = proto_file("shop", [message, proto_message("Line", number="int64")])
     schema_id = registered(registry, "orders", file)
@@ -136,8 +133,7 @@ def test_a_field_may_be_called_as_what_messages_have(registry: HttpRegistry, nam
     assert opened(framed(schema_id, data[:2], b"\x00")) == {"id": 5, name: None}
 
 
-def test_the_first_of_two_names_of_a_number_is_its_name(registry: HttpRegistry) -> None:
-    """As in the JSON of Protobuf: a later alias changes no value."""
+def test_first_alias_of_an_enum_number_is_its_name(registry: HttpRegistry) -> None:
     file = shop()
     state = file.message_type[1].enum_type[0]
     state.options.allow_alias = True
@@ -148,8 +144,7 @@ def test_the_first_of_two_names_of_a_number_is_its_name(registry: HttpRegistry) 
     assert opened(framed(schema_id, data, b"\x02\x02"))["state"] == "NEW"
 
 
-def test_older_and_newer_messages_are_read_by_the_readers(registry: HttpRegistry) -> None:
-    """Protobuf's own rule: what is missing has its default, what is new is left out."""
+def test_newer_message_is_read_by_the_reader_schema(registry: HttpRegistry) -> None:
     old = proto_file("shop", [proto_message("Order", id="int64")])
     new = proto_file("shop", [proto_message("Order", id="int64", item="string")])
     ids = [registered(registry, "orders", one) for one in (new, old)]
@@ -159,8 +154,7 @@ def test_older_and_newer_messages_are_read_by_the_readers(registry: HttpRegistry
     assert opened(framed(ids[0], data, b"\x00")) == {"id": 5}
 
 
-def test_references_are_fetched(registry: HttpRegistry) -> None:
-    """Also those that another reference needs."""
+def test_references_are_fetched_recursively(registry: HttpRegistry) -> None:
     money = proto_file("money", [proto_message("Money", units="int64")])
     line = proto_file("line", [proto_message("Line", price=".money.Money")], "money.proto")
     order = proto_file(
@@ -178,8 +172,7 @@ def test_references_are_fetched(registry: HttpRegistry) -> None:
     )
 
 
-def test_a_registry_without_serialised_schemas_is_refused_in_words(registry: HttpRegistry) -> None:
-    """Some give the text of the .proto file, which Python cannot compile."""
+def test_registry_without_serialized_schemas_is_refused(registry: HttpRegistry) -> None:
     as_text = registry.register("orders", 'syntax = "proto3"; message Order {}', "PROTOBUF")
     with pytest.raises(ConfigurationError, match="format=serialized"):
         decoder(registry, "orders")

@@ -10,13 +10,11 @@ from dagster_rebalance.decoding.decoder import MAX_REASON_CHARACTERS
 LETTER = RecordLetter("orders", 3, 7, 5, "why", b"k", b"v", (("trace", b"\x01"), ("trace", None)))
 
 
-def test_a_letter_has_the_place_of_its_record_as_its_key() -> None:
-    """A replay makes the same one, and a reader can drop it."""
+def test_letter_key_is_the_position_of_the_record() -> None:
     assert LETTER.letter_key == "orders-3-7"
 
 
-def test_a_letter_keeps_the_headers_and_says_what_is_wrong() -> None:
-    """Also where the record has no key and no time."""
+def test_letter_keeps_the_headers_and_adds_its_own() -> None:
     assert LETTER.letter_headers == [
         ("trace", b"\x01"),
         ("trace", None),
@@ -32,7 +30,6 @@ def test_a_letter_keeps_the_headers_and_says_what_is_wrong() -> None:
     assert bare["dead_letter.key"] is None
 
 
-def test_a_long_reason_is_cut() -> None:
-    """A topic takes a record of a certain size."""
+def test_long_reason_is_truncated() -> None:
     long = replace(LETTER, reason="x" * 10_000)
     assert len(dict(long.letter_headers)["dead_letter.reason"] or b"") == MAX_REASON_CHARACTERS

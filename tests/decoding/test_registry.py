@@ -28,7 +28,6 @@ def asked(registry: HttpRegistry, **settings: Any) -> Registry:  # noqa: ANN401 
 
 
 def test_each_schema_is_fetched_once(registry: HttpRegistry) -> None:
-    """Also one that several refer to, and one that is not there, for a while."""
     registry.register("money", {"type": "record", "name": "Money", "fields": []})
     ids = [
         registry.register(
@@ -53,8 +52,8 @@ def test_each_schema_is_fetched_once(registry: HttpRegistry) -> None:
     assert len(registry.requests) == 6
 
 
-def test_an_id_is_looked_up_in_the_context_of_its_subject(registry: HttpRegistry) -> None:
-    """Each context counts its ids from 1: another one's schema decodes into other values."""
+def test_id_is_looked_up_in_the_context_of_its_subject(registry: HttpRegistry) -> None:
+    """Each context counts its ids from 1."""
     of_default, of_eu = (
         {"type": "record", "name": "O", "fields": [{"name": "x", "type": kind}]}
         for kind in ("long", "string")
@@ -76,8 +75,7 @@ def test_an_id_is_looked_up_in_the_context_of_its_subject(registry: HttpRegistry
     assert "alone" in default.writer(2).text
 
 
-def test_records_of_several_topics_are_looked_up_without_a_subject(registry: HttpRegistry) -> None:
-    """Nothing says which of the subjects is that of an id."""
+def test_ids_of_several_topics_are_looked_up_without_subject(registry: HttpRegistry) -> None:
     schema_id = registry.register("orders-value", ORDER)
     encoding = SchemaRegistryResource(url=registry.url).avro(reader=json.dumps(ORDER))
     encoding.decoder("value", frozenset({"orders", "refunds"})).writer(schema_id)
@@ -86,8 +84,7 @@ def test_records_of_several_topics_are_looked_up_without_a_subject(registry: Htt
     assert by_id == ["", "subject=orders-value"]
 
 
-def test_a_look_in_another_format_spoils_no_schema(registry: HttpRegistry) -> None:
-    """The client remembers a text, and forgets in which form it was asked for."""
+def test_query_in_another_format_leaves_the_cache_valid(registry: HttpRegistry) -> None:
     message = proto_message("Order", id="int64")
     file = proto_file("shop", [message])
     schema_id = registry.register(
@@ -128,13 +125,10 @@ HTML = "<html>secret-of-a-proxy</html>"
         ((200, "application/json", "{}"), "does not answer as a schema registry does", False),
     ],
 )  # fmt: skip
-def test_a_registry_in_trouble_is_never_the_fault_of_a_record(
-    registry: HttpRegistry,
-    answer: tuple[int, str, str],
-    words: str,
-    is_retriable: bool,  # noqa: FBT001 - of the table
+def test_registry_failure_is_a_broker_error(
+    *, registry: HttpRegistry, answer: tuple[int, str, str], words: str, is_retriable: bool
 ) -> None:
-    """Else the records of an outage would become dead letters."""
+    """The records of an outage would otherwise become dead letters."""
     schema_id = registry.register("orders-value", ORDER)
     registry.answer = answer
     client = asked(registry)
@@ -151,8 +145,7 @@ def test_a_registry_in_trouble_is_never_the_fault_of_a_record(
     assert client.by_id("AVRO", schema_id).text
 
 
-def test_a_registry_that_is_away_is_named() -> None:
-    """With its address, which has no login in it."""
+def test_unreachable_registry_is_named() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     client = SchemaRegistryResource(url=url, client_config=QUICK).registry()
     with pytest.raises(
@@ -162,8 +155,8 @@ def test_a_registry_that_is_away_is_named() -> None:
     assert caught.value.retriable
 
 
-def test_an_answer_that_does_not_end_has_a_limit(registry: HttpRegistry) -> None:
-    """The client's own limit begins anew with each byte."""
+def test_slow_answer_times_out(registry: HttpRegistry) -> None:
+    """The client's own limit restarts with each byte."""
     schema_id = registry.register("orders-value", ORDER)
     registry.is_free.clear()
     client = Registry({"url": registry.url}, limit_s=0.05)
@@ -181,13 +174,9 @@ def test_an_answer_that_does_not_end_has_a_limit(registry: HttpRegistry) -> None
         ("token", {"token": TOKEN}),
     ],
 )
-def test_a_login_is_used_and_shown_nowhere(
-    registry: HttpRegistry,
-    login: str,
-    settings: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
+def test_login_is_used_and_never_shown(
+    registry: HttpRegistry, login: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither by the resource, nor in a log, nor in an error."""
     caplog.set_level(logging.DEBUG)
     schema_id = registry.register("orders-value", ORDER)
     registry.login = login
@@ -203,8 +192,8 @@ def test_a_login_is_used_and_shown_nowhere(
         assert secret not in shown
 
 
-def test_what_the_registry_has_and_is_not_supported_is_refused(registry: HttpRegistry) -> None:
-    """A record may name any id, so the schema of an id is its own fault; a subject is a setting."""
+def test_unsupported_schema_is_refused(registry: HttpRegistry) -> None:
+    """A record may name any id, so its schema is the record's fault; a subject is a setting."""
     other = registry.register("orders-value", '{"type": "object"}', "JSON")
     rules = {"domainRules": [{"name": "r", "kind": "TRANSFORM", "mode": "READ", "type": "ENCRYPT"}]}
     encrypted = registry.register("cards-value", ORDER, ruleSet=rules)
@@ -239,8 +228,7 @@ def test_what_the_registry_has_and_is_not_supported_is_refused(registry: HttpReg
         ({"ssl_ca_location": "/no/such/file"}, "cannot work: FileNotFoundError"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
-    """In words, and without their values."""
+def test_invalid_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words) as caught:
         SchemaRegistryResource(**{"url": "https://registry", **settings}).registry().by_id(
             "AVRO", 1
@@ -257,8 +245,7 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: 
         {"client_config": {"bearer.auth.token": "t"}},
     ],
 )
-def test_a_login_is_sent_to_another_machine_with_tls_only(login: dict[str, Any]) -> None:
-    """One address of a list without TLS is enough to lose it."""
+def test_login_without_tls_is_refused_for_other_machines(login: dict[str, Any]) -> None:
     for url in ("http://registry:8081", "https://a, HTTP://registry", "http://127.0.0.1.evil.com"):
         with pytest.raises(ConfigurationError, match=r"unencrypted.*https://.*allow_plaintext"):
             SchemaRegistryResource(url=url, **login).registry()
@@ -268,10 +255,9 @@ def test_a_login_is_sent_to_another_machine_with_tls_only(login: dict[str, Any])
         SchemaRegistryResource(url=url, **login).registry()
 
 
-def test_without_its_packages_the_extra_is_named(
+def test_missing_packages_name_the_extra(
     registry: HttpRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Kafka client alone is installed by most."""
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka.schema_registry", None)
     ask: Callable[[], object] = lambda: asked(registry).by_id("AVRO", 1)  # noqa: E731 - typed
     with pytest.raises(ConfigurationError, match=r"dagster-rebalance\[registry\]"):

@@ -47,10 +47,9 @@ print([batch.column("value").to_pylist() for batch in function([batch])])
 
 
 @pytest.mark.parametrize("kind", ["avro", "protobuf", "json", "letters"])
-def test_the_work_of_an_executor_travels_without_the_package(
+def test_executor_code_is_pickled_without_the_package(
     kind: str, registry: HttpRegistry, tmp_path: Path
 ) -> None:
-    """A Spark Connect server, or a cluster, is another machine, whose Python is its own."""
     good, schema = avro(1, ORDER, {"id": 1, "item": "pen"}), SchemaText(json.dumps(ORDER))
     format_: Format = "avro"
     if kind == "protobuf":
@@ -78,8 +77,7 @@ def test_the_work_of_an_executor_travels_without_the_package(
     assert done.stdout.strip() == found
 
 
-def test_neither_the_login_nor_the_address_of_the_registry_travels(registry: HttpRegistry) -> None:
-    """A plan is in the event log of a Spark Connect server, and on its pages."""
+def test_plan_has_neither_login_nor_address_of_the_registry(registry: HttpRegistry) -> None:
     registry.login = "password"
     schema_id = registry.register("orders-value", ORDER)
     its = SchemaRegistryResource(url=registry.url, username=USER, password=PASSWORD)
@@ -92,8 +90,7 @@ def test_neither_the_login_nor_the_address_of_the_registry_travels(registry: Htt
         assert secret.encode() not in sent
 
 
-def test_very_many_unknown_schemas_are_taken_for_the_wrong_registry(registry: HttpRegistry) -> None:
-    """Else a whole topic would become dead letters, one question after the other."""
+def test_more_than_100_unknown_schemas_fail_the_batch(registry: HttpRegistry) -> None:
     registry.register("orders-value", ORDER)
     its = SchemaRegistryResource(url=registry.url)
     decoder = its.avro().decoder("value", frozenset({"orders"}))

@@ -20,8 +20,7 @@ ID = b"\x00\x00\x00\x01\x02"
         (ID + b"data", Frame(258, 5, ())),
     ],
 )
-def test_a_frame_is_a_magic_byte_and_an_id(payload: bytes, frame: Frame) -> None:
-    """In four bytes without a sign, the largest first."""
+def test_frame_is_a_magic_byte_and_an_unsigned_id(payload: bytes, frame: Frame) -> None:
     assert parse_frame(payload) == frame
 
 
@@ -35,8 +34,7 @@ def test_a_frame_is_a_magic_byte_and_an_id(payload: bytes, frame: Frame) -> None
         (b"\x02\x01", Frame(258, 7, (-1,))),
     ],
 )
-def test_protobuf_has_the_path_to_its_message_too(indexes: bytes, frame: Frame) -> None:
-    """A count of 0 is short for the first message; a path that leads nowhere is found later."""
+def test_protobuf_frame_has_message_indexes(indexes: bytes, frame: Frame) -> None:
     assert parse_frame(ID + indexes + b"", has_indexes=True) == frame
 
 
@@ -55,15 +53,13 @@ def test_protobuf_has_the_path_to_its_message_too(indexes: bytes, frame: Frame) 
         (ID + b"\xca\x01", "the count is 101"),
     ],
 )
-def test_what_is_no_frame_is_refused_with_the_reason(payload: bytes, why: str) -> None:
-    """It goes into a dead letter, for people."""
+def test_invalid_frame_is_refused_with_a_reason(payload: bytes, why: str) -> None:
     with pytest.raises(UndecodableError, match=why):
         parse_frame(payload, has_indexes=True)
 
 
 @given(payload=st.binary(max_size=40), has_indexes=st.booleans())
 def test_any_bytes_have_a_frame_or_a_reason(payload: bytes, *, has_indexes: bool) -> None:
-    """Whatever somebody has produced, it is no error of another kind."""
     try:
         frame = parse_frame(payload, has_indexes=has_indexes)
     except UndecodableError:

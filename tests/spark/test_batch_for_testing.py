@@ -31,10 +31,9 @@ def rows(frame: DataFrame) -> list[Row]:
     return frame.orderBy("topic", "partition", "offset").collect()
 
 
-def test_given_messages_become_the_rows_that_spark_would_read(
+def test_given_messages_become_the_rows_of_a_kafka_read(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """Keys, headers and values that are missing included: an asset's test relies on it."""
     topic = kafka_topic(2)
     producer = Producer(kafka_broker.client_config())
     for number in range(6):

@@ -67,13 +67,10 @@ def run(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_the_executors_of_a_killed_run_end_and_its_range_is_there_once(
+def test_executors_of_a_killed_run_end_and_its_replay_writes_once(
     cluster: SparkCluster, kafka_broker: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:
-    """The driver is in the run's process, and its executors are not: they must not write on.
-
-    Nobody is left to tell them, because the JVM of the driver is killed with the run.
-    """
+    """The JVM of the driver is killed with the run, so no process is left to stop them."""
     out = tmp_path / "out"
     with run(cluster, kafka_broker, topic, out, ms=5_000) as first:
         wait_until(
@@ -93,10 +90,9 @@ def test_the_executors_of_a_killed_run_end_and_its_range_is_there_once(
     assert sorted(rows["offset"].to_pylist()) == list(range(RECORDS))
 
 
-def test_a_spark_connect_server_lets_a_cluster_work(
+def test_connect_server_on_a_cluster_reads_kafka(
     cluster: SparkCluster, kafka_broker: KafkaCluster, topic: str
 ) -> None:
-    """The connector has to get to its executors, too."""
     settings = {key: cluster.session_settings()[key] for key in ("spark.cores.max",)}
     with SparkConnectServer(master=cluster.url, settings=settings) as server:
         with connected(server) as session:

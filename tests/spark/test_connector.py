@@ -33,8 +33,7 @@ KafkaSparkResource(spark_config=settings).spark_session
 """
 
 
-def test_the_connector_has_the_version_of_the_installed_pyspark() -> None:
-    """A connector of another Spark fails at run time with missing methods."""
+def test_connector_has_the_version_of_the_installed_pyspark() -> None:
     assert (
         connector.kafka_connector_package()
         == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pyspark')}"
@@ -63,40 +62,35 @@ LAKE = {"spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog"}
         ("4.2.0", {"spark.app.name": "plain"}, []),
     ],
 )
-def test_a_table_format_comes_in_the_version_for_the_installed_spark(
+def test_table_format_has_the_version_for_the_installed_spark(
     monkeypatch: pytest.MonkeyPatch, version: str, config: dict[str, str], packages: list[str]
 ) -> None:
-    """That of another minor fails at run time with missing methods, and all partitions stop."""
     monkeypatch.setattr(metadata, "version", lambda _name: version)
     assert connector.table_packages(config) == packages
 
 
-def test_a_spark_without_a_known_table_format_is_refused_where_definitions_load(
+def test_unknown_table_format_is_refused_when_definitions_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless the session is on a server, which has packages of its own."""
     monkeypatch.setattr(metadata, "version", lambda _name: "4.2.0")
     with pytest.raises(ConfigurationError, match=r"Delta Lake.*pyspark 4\.2\.0.*==4\.1\.1"):
         KafkaSparkResource(spark_config=DELTA)
     KafkaSparkResource(spark_config=DELTA, remote="sc://spark.example.com:15002")
 
 
-def test_the_newest_pyspark_of_the_extra_has_both_table_formats() -> None:
-    """Else the first batch of whoever installs the extra fails."""
+def test_advised_pyspark_has_both_table_formats() -> None:
     minor = connector.ADVISED.rpartition(".")[0]
     assert minor in connector.DELTA_LAKE
     assert minor in connector.ICEBERG
 
 
 @pytest.mark.parametrize("version", ["3.5.6", "5.0.0", "4.1.0.dev1", "4.0"])
-def test_another_spark_is_refused_by_its_version(version: str) -> None:
-    """A coordinate that does not exist would be found out only when a run starts."""
+def test_unsupported_spark_is_refused(version: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"pyspark {version} .*pyspark>=4.0,<5"):
         connector.connector_coordinate(version, "2.13")
 
 
-def test_a_missing_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark is optional: who lacks it must learn what to install."""
+def test_missing_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def nothing_is_installed(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -106,16 +100,12 @@ def test_a_missing_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         connector.kafka_connector_package()
 
 
-def test_a_pyspark_without_jars_is_taken_to_have_the_scala_of_spark_4(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The Connect-only client has no jars to ask, but its server still needs the connector."""
+def test_pyspark_without_jars_has_the_scala_of_spark_4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda _name: None)
     assert connector.installed_scala_version() == "2.13"
 
 
-def test_the_extra_ends_with_a_spark_whose_connector_can_be_fetched() -> None:
-    """Pip takes the newest that it may: else a user's first run ends with a missing jar."""
+def test_extra_allows_no_spark_without_a_fetchable_connector() -> None:
     (wanted,) = (
         Requirement(text)
         for text in metadata.requires("dagster-rebalance") or ()
@@ -128,8 +118,7 @@ def test_the_extra_ends_with_a_spark_whose_connector_can_be_fetched() -> None:
 
 
 @pytest.mark.spark
-def test_a_connector_that_cannot_be_fetched_is_told_with_the_way_out(tmp_path: Path) -> None:
-    """Spark's own error says that a gateway exited; the cause stands above it, in Ivy's words."""
+def test_unavailable_connector_is_explained(tmp_path: Path) -> None:
     settings = tmp_path / "ivysettings.xml"
     settings.write_text(NOTHING_IS_SERVED.format(folder=tmp_path))
     used = subprocess.run(

@@ -30,8 +30,7 @@ def played(form: str) -> dict[str, Any]:
     return found
 
 
-def test_a_streaming_run_whose_jvm_was_killed_leaves_and_its_batch_was_no_attempt() -> None:
-    """Each batch after it failed as well, until the partitions stopped or had dead letters."""
+def test_streaming_run_leaves_when_its_jvm_dies_without_counting_an_attempt() -> None:
     assert played("stream") == {
         "succeeded": True,
         "batches": [5, 5],
@@ -40,15 +39,13 @@ def test_a_streaming_run_whose_jvm_was_killed_leaves_and_its_batch_was_no_attemp
     }
 
 
-def test_the_run_of_a_batch_whose_jvm_was_killed_is_no_attempt() -> None:
-    """It fails in Dagster, and its process says that it was interrupted."""
+def test_batch_run_counts_no_attempt_when_its_jvm_dies() -> None:
     found = played("batch")
     assert not found["succeeded"]
     assert {"INTERRUPTED", "FINISHED"} <= set(found["marks"])
 
 
-def test_a_session_that_a_body_has_stopped_is_replaced_in_the_next_batch() -> None:
-    """`spark.stop()` stands at the end of many a script."""
+def test_session_stopped_by_an_asset_is_replaced_in_the_next_batch() -> None:
     assert played("stopped") == {
         "succeeded": True,
         "batches": [5, 5, 5],
@@ -57,7 +54,6 @@ def test_a_session_that_a_body_has_stopped_is_replaced_in_the_next_batch() -> No
     }
 
 
-def test_a_process_without_a_local_spark_has_lost_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where pyspark is not imported at all."""
+def test_process_without_pyspark_has_no_dead_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pyspark")
     assert not jvm_has_died()

@@ -52,13 +52,9 @@ def process(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def test_work_of_a_killed_client_is_stopped_from_elsewhere(
+def test_work_of_a_killed_client_is_stopped_by_another_process(
     spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """The server works on for minutes after its client is gone, beside the run that does it again.
-
-    A session belongs to a user, whom the URL may name.
-    """
     run_id = str(uuid.uuid4())
     remote = f"{spark_connect_server.remote}/;user_id=team"
     url = remote_with_session(remote, connect_session_id(run_id))
@@ -70,10 +66,9 @@ def test_work_of_a_killed_client_is_stopped_from_elsewhere(
     wait_until_stopped(tmp_path / "first")
 
 
-def test_a_zombie_can_submit_nothing_more(
+def test_stopped_session_refuses_its_client(
     spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """A process that was taken for dead and wakes up must not write beside its successor."""
     session_id = str(uuid.uuid4())
     with process(
         "tests.spark.connect_client",
@@ -88,13 +83,9 @@ def test_a_zombie_can_submit_nothing_more(
     wait_until_stopped(tmp_path)
 
 
-def test_a_run_that_has_not_connected_yet_is_kept_out(
+def test_session_stopped_before_it_exists_refuses_its_client(
     spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """A process may be taken for dead between its start and its first Spark call.
-
-    Stopping it twice is no error either.
-    """
     session_id = str(uuid.uuid4())
     stop_session(spark_connect_server.remote, session_id)
     stop_session(spark_connect_server.remote, session_id)
@@ -107,10 +98,9 @@ def test_a_run_that_has_not_connected_yet_is_kept_out(
     assert said.count("SESSION_CLOSED") == 2
 
 
-def test_interrupting_a_batch_leaves_the_work_of_others(
+def test_interrupt_of_a_batch_leaves_other_work_running(
     spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """Several batches share a server, and may share a session."""
     session = SparkSession.builder.remote(spark_connect_server.remote).create()
     failures: dict[str, str] = {}
 
@@ -139,10 +129,9 @@ def test_interrupting_a_batch_leaves_the_work_of_others(
     session.stop()
 
 
-def test_a_batch_whose_asset_read_it_in_a_thread_of_its_own_is_interrupted(
+def test_batch_read_in_another_thread_is_interrupted(
     spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """A Connect session keeps tags per thread, and has an error for one that is not there."""
     session = SparkSession.builder.remote(spark_connect_server.remote).create()
 
     def work() -> None:
@@ -159,10 +148,9 @@ def test_a_batch_whose_asset_read_it_in_a_thread_of_its_own_is_interrupted(
     session.stop()
 
 
-def test_work_on_what_was_not_read_through_the_batch_is_interrupted_too(
+def test_work_without_the_tag_of_a_batch_is_interrupted(
     spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """A body may make a frame of its own, of messages for example; the session goes on."""
     spark = KafkaSparkResource(remote=spark_connect_server.remote)
     # Not made by the resource: what that leaves in the process lets it make no classic session.
     session = SparkSession.builder.remote(spark_connect_server.remote).create()
@@ -186,13 +174,9 @@ def _interrupt(spark: KafkaSparkResource, out: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "number"), [("connect", signal.SIGTERM), ("local", signal.SIGINT)]
 )
-def test_a_cancelled_run_stops_its_spark_jobs(
+def test_cancelled_run_stops_its_spark_jobs(
     where: str, number: signal.Signals, spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """Blocked in the JVM, a run would end only with its Spark job.
-
-    SIGINT is Dagster's, and a SparkContext takes it for itself.
-    """
     remote = spark_connect_server.remote if where == "connect" else where
     with process(
         "tests.spark.cancelled_run", remote, tmp_path / "out", str(uuid.uuid4()), str(int(number))

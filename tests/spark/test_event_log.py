@@ -119,28 +119,21 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
     return Story(read, "".join(written), masked_options)
 
 
-def test_each_way_to_log_in_reads_the_range(story: Story) -> None:
-    """What is written about a login that does not work is of no interest."""
+def test_each_login_reads_the_range(story: Story) -> None:
     assert len(story.read) == 4
     assert all(values == [2, 3, 4, 5, 6] for values in story.read.values()), story.read
 
 
-def test_the_documented_expression_masks_what_is_secret_in_the_options(story: Story) -> None:
-    """Spark writes the event log even if the server shows no pages.
-
-    Many people can often read the place where it is written.
-    """
+def test_documented_expression_masks_secrets_in_the_options(story: Story) -> None:
     assert "kafka.security.protocol" in story.event_log, "the requests of the clients are not seen"
     assert "SaveIntoDataSourceCommand" in story.event_log, "the plan of the letters is not seen"
     for secret in (MASKED, KEY_PASSWORD, "PRIVATE KEY"):
         assert secret not in story.event_log
 
 
-def test_spark_masks_what_it_masked_before_as_well(story: Story) -> None:
-    """The url of a JDBC source may have a login in it."""
+def test_default_of_the_redaction_setting_is_kept(story: Story) -> None:
     assert story.masked_options == rf"(?:(?i)url)|{OPTIONS_REDACTION}"
 
 
-def test_a_login_that_the_server_looks_up_is_in_no_request(story: Story) -> None:
-    """Then nothing has to be masked: neither the run nor the plan has it."""
+def test_login_looked_up_by_the_server_is_in_no_request(story: Story) -> None:
     assert LOOKED_UP not in story.event_log

@@ -34,8 +34,7 @@ def write(file: Path, rows: Sequence[Sequence[Any]], **options: Any) -> Path:  #
     return file
 
 
-def test_a_file_whose_footer_only_spark_can_read_has_no_known_schema(tmp_path: Path) -> None:
-    """Spark may have encrypted it, with keys that this process does not have."""
+def test_encrypted_file_has_no_known_schema(tmp_path: Path) -> None:
     folder = tmp_path / "topic_partition=orders-p0"
     folder.mkdir()
     file = folder / "0-5.parquet"
@@ -43,8 +42,7 @@ def test_a_file_whose_footer_only_spark_can_read_has_no_known_schema(tmp_path: P
     assert list(stored_schemas(tmp_path)) == [(file, None)]
 
 
-def test_files_of_one_range_each_are_named_by_it(tmp_path: Path) -> None:
-    """Also one of several row groups; what is empty or hidden is no file of the output."""
+def test_each_file_of_one_range_is_found(tmp_path: Path) -> None:
     one = write(tmp_path / "1.parquet", [FIRST] * 5, row_group_size=2)
     two = write(tmp_path / "2.parquet", [SECOND])
     write(tmp_path / "3.parquet", [])
@@ -53,8 +51,7 @@ def test_files_of_one_range_each_are_named_by_it(tmp_path: Path) -> None:
     assert ranges_by_file(tmp_path, 6) == {one: RangeKey(*FIRST), two: RangeKey(*SECOND)}
 
 
-def test_no_record_is_no_file(tmp_path: Path) -> None:
-    """Spark writes one without records, or none."""
+def test_empty_file_has_no_range(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", [])
     assert ranges_by_file(tmp_path, 0) == {}
 
@@ -70,30 +67,26 @@ def test_no_record_is_no_file(tmp_path: Path) -> None:
         ([FIRST], {"write_statistics": False}),
     ],
 )
-def test_a_file_that_is_not_known_to_be_one_range_is_none(
+def test_file_without_one_proven_range_is_rejected(
     tmp_path: Path, rows: list[tuple[Any, ...]], options: dict[str, Any]
 ) -> None:
-    """Published as one, it would be replaced by a second write of a part of it."""
     write(tmp_path / "1.parquet", rows, **options)
     assert ranges_by_file(tmp_path, len(rows)) is None
 
 
-def test_a_range_in_two_files_is_none(tmp_path: Path) -> None:
-    """No file system replaces both at once; also where only their places are the same."""
+def test_range_in_two_files_is_rejected(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", [FIRST])
     write(tmp_path / "2.parquet", [FIRST])
     assert ranges_by_file(tmp_path, 2) is None
 
 
-def test_records_that_are_not_seen_are_missed(tmp_path: Path) -> None:
-    """Spark may have written on other machines, or a mount may show a file later."""
+def test_missing_records_are_detected(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", [FIRST] * 4)
     assert ranges_by_file(tmp_path, 5) is None
     assert ranges_by_file(tmp_path / "none", 5) is None
 
 
-def test_a_file_that_cannot_be_read_here_is_none(tmp_path: Path) -> None:
-    """Spark has written it, and can gather what is in it: it may be encrypted, or not all here."""
+def test_unreadable_file_is_rejected(tmp_path: Path) -> None:
     whole = write(tmp_path / "1.parquet", [FIRST] * 4).read_bytes()
     (tmp_path / "1.parquet").write_bytes(whole[:-10])
     assert ranges_by_file(tmp_path, 4) is None
@@ -112,6 +105,5 @@ def test_a_file_that_cannot_be_read_here_is_none(tmp_path: Path) -> None:
         ("file://host/out", None),
     ],
 )
-def test_only_a_mounted_path_is_a_folder_here(path: str, folder: Path | None) -> None:
-    """Spark takes the text of a path as it is: nothing in it is decoded."""
+def test_only_a_mounted_path_is_a_local_folder(path: str, folder: Path | None) -> None:
     assert local_folder(path) == folder

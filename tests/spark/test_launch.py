@@ -22,10 +22,9 @@ from dagster_rebalance.spark.session.launch import (
 SECRET = "sword fish=\\ : # ! \"quoted\" 'x' grüße 🐟"  # noqa: S105 - what is looked for
 
 
-def test_a_python_for_workers_that_somebody_has_named_stays(
+def test_workers_use_this_python_unless_pyspark_python_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And the variable is gone where nobody had set it: it is of the process."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     with workers_of_this_python():
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
@@ -36,10 +35,9 @@ def test_a_python_for_workers_that_somebody_has_named_stays(
 
 
 @pytest.mark.parametrize("value", ["", "sc://elsewhere:15002"])
-def test_the_variable_of_pyspark_is_hidden_while_a_session_starts(
+def test_spark_remote_is_unset_while_a_session_starts(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    """Pyspark starts no local session where it is set, also to nothing."""
     monkeypatch.setenv("SPARK_REMOTE", value)
     with only_the_given_server():
         assert "SPARK_REMOTE" not in os.environ
@@ -50,8 +48,7 @@ def test_the_variable_of_pyspark_is_hidden_while_a_session_starts(
     assert "SPARK_REMOTE" not in os.environ
 
 
-def test_sessions_that_fill_one_cache_of_packages_start_one_after_the_other(tmp_path: Path) -> None:
-    """Ivy reads files that another process has not written to their end, and the run fails."""
+def test_package_cache_is_locked_while_a_session_fetches(tmp_path: Path) -> None:
     config = {"spark.jars.packages": "a:b:1", "spark.jars.ivy": str(tmp_path / "ivy")}
 
     def is_free() -> bool:
@@ -67,18 +64,13 @@ def test_sessions_that_fill_one_cache_of_packages_start_one_after_the_other(tmp_
     assert is_free()
 
 
-def test_a_session_that_fetches_nothing_waits_for_nobody(tmp_path: Path) -> None:
-    """Its jars are there already."""
+def test_session_without_packages_takes_no_lock(tmp_path: Path) -> None:
     with one_fetch_at_a_time({"spark.jars.ivy": str(tmp_path / "ivy")}):
         assert not (tmp_path / "ivy").exists()
 
 
 @pytest.mark.spark
-def test_no_secret_is_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
-    """Every user of a machine can read it.
-
-    All settings arrive all the same, also in a second session of the process.
-    """
+def test_command_line_of_the_jvm_has_no_secret(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.spark.private_settings"]
     environment = {**os.environ, "ETL_SECRET": SECRET, "TMPDIR": str(tmp_path)}
     child = subprocess.run(
@@ -100,8 +92,7 @@ def test_no_secret_is_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.conf"))
 
 
-def test_the_file_is_for_its_owner_alone_and_short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has secrets in it. Arguments of the user's own stay behind it."""
+def test_settings_file_is_private_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--verbose pyspark-shell")
     with settings_in_a_file({"spark.a": SECRET}):
         arguments = os.environ["PYSPARK_SUBMIT_ARGS"].split()
@@ -118,8 +109,7 @@ def test_the_file_is_for_its_owner_alone_and_short_lived(monkeypatch: pytest.Mon
     assert not file.exists()
 
 
-def test_a_file_that_spark_would_not_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark takes the last one alone."""
+def test_second_properties_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--properties-file /mine pyspark-shell")
     with (
         pytest.raises(ConfigurationError, match=r"spark-defaults\.conf"),
@@ -136,8 +126,7 @@ def test_a_file_that_spark_would_not_read_is_refused(monkeypatch: pytest.MonkeyP
         "spark.driver.defaultJavaOptions",
     ],
 )
-def test_a_secret_among_the_options_of_a_jvm_is_refused(name: str) -> None:
-    """They are on a command line whatever is done, also when they come from the environment."""
+def test_secret_in_jvm_options_is_refused(name: str) -> None:
     with (
         pytest.raises(ConfigurationError, match=f"{name} has a secret") as refused,
         settings_in_a_file({name: "-Xss4m -Djavax.net.ssl.trustStorePassword=hidden"}),

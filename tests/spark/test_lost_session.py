@@ -13,11 +13,8 @@ from tests.spark.test_ended_work import process
 pytestmark = pytest.mark.spark
 
 
-def test_a_run_whose_server_was_restarted_works_in_a_new_session_that_can_be_ended() -> None:
-    """One batch meets the loss; all others of a streaming run would fail with it.
-
-    The new session has the run's id, too: a process that was taken for dead is kept out of it.
-    """
+def test_run_continues_in_a_new_session_after_a_server_restart() -> None:
+    """The new session has the run's id, so other processes can still end it."""
     run_id = str(uuid.uuid4())
     with (
         SparkConnectServer() as server,

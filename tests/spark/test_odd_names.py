@@ -72,10 +72,10 @@ def span(start: int, until: int) -> OffsetRange:
 
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("name", TABLES)
-def test_odd_names_survive_a_first_write_a_compaction_and_a_rerun(
+def test_odd_names_work_in_writes_reruns_and_compactions(
     session: SparkSession, warehouse: Path, tmp_path: Path, format_: str, name: str
 ) -> None:
-    """A name that SQL misreads fails the first repeat of a range, not its first write."""
+    """A name that SQL misreads fails the first rerun of a range, not its first write."""
     if format_ == "delta":
         table = Table(format_, tmp_path / name, f"{tmp_path}/{name}")
     else:
@@ -93,10 +93,9 @@ def test_odd_names_survive_a_first_write_a_compaction_and_a_rerun(
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_odd_names_survive_a_rerun_into_parquet(
+def test_odd_names_work_in_a_parquet_rerun(
     session: SparkSession, tmp_path: Path, name: str
 ) -> None:
-    """`offset` is a reserved word here, which neither Delta Lake nor Iceberg supports."""
     out = str(tmp_path / name)
     session.conf.set("spark.sql.ansi.enforceReservedKeywords", "true")
     for value in "ab":

@@ -20,11 +20,7 @@ BROKERS = {"bootstrap.servers": "a:9092,b:9092"}
 SECURED = {**BROKERS, "security.protocol": "SASL_SSL"}
 
 
-def test_settings_of_the_member_alone_are_left_out() -> None:
-    """Spark's executors are no group members.
-
-    A group id or a poll interval means nothing to them.
-    """
+def test_settings_of_the_member_are_omitted() -> None:
     member = {
         **BROKERS,
         "group.id": "g",
@@ -38,11 +34,7 @@ def test_settings_of_the_member_alone_are_left_out() -> None:
     }
 
 
-def test_the_isolation_level_is_librdkafkas_default_not_javas() -> None:
-    """Java's default would make Spark read records of aborted transactions.
-
-    The member's offsets step over those records.
-    """
+def test_isolation_level_has_librdkafkas_default() -> None:
     assert spark_kafka_options(BROKERS)["kafka.isolation.level"] == "read_committed"
     assert (
         spark_kafka_options({**BROKERS, "isolation.level": "read_uncommitted"})[
@@ -52,14 +44,12 @@ def test_the_isolation_level_is_librdkafkas_default_not_javas() -> None:
     )
 
 
-def test_an_isolation_level_in_capitals_is_one_that_java_takes() -> None:
-    """The Kafka client ignores the case, so `client_config` may have either."""
+def test_isolation_level_is_lowercased() -> None:
     options = spark_kafka_options({**BROKERS, "isolation.level": "READ_UNCOMMITTED"})
     assert options["kafka.isolation.level"] == "read_uncommitted"
 
 
-def test_a_password_with_quotes_and_backslashes_survives_in_the_login() -> None:
-    """The login is a small language of its own; an unescaped quote would end the password early."""
+def test_password_is_escaped_in_the_login() -> None:
     options = spark_kafka_options(
         {
             **BROKERS,
@@ -77,16 +67,14 @@ def test_a_password_with_quotes_and_backslashes_survives_in_the_login() -> None:
     assert options["kafka.sasl.mechanism"] == "PLAIN"
 
 
-def test_a_line_end_in_a_password_does_not_end_the_login() -> None:
-    """A secret that was read from a file often has one."""
+def test_line_end_in_a_password_is_escaped() -> None:
     options = spark_kafka_options(
         {**SECURED, "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "a\r\nb"}
     )
     assert options["kafka.sasl.jaas.config"].endswith('password="a\\r\\nb";')
 
 
-def test_scram_uses_its_own_login_module_under_either_name_of_the_setting() -> None:
-    """The client knows sasl.mechanism and sasl.mechanisms."""
+def test_scram_login_module_is_used_for_sasl_mechanisms() -> None:
     options = spark_kafka_options(
         {**SECURED, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "x"}
     )
@@ -94,8 +82,7 @@ def test_scram_uses_its_own_login_module_under_either_name_of_the_setting() -> N
     assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
 
 
-def test_certificates_travel_as_text_so_that_executors_need_no_files(tmp_path: Path) -> None:
-    """A path is good on this machine only; executors and Connect servers run elsewhere."""
+def test_certificates_become_text_in_the_options(tmp_path: Path) -> None:
     for name, text in (("ca.pem", CERTIFICATE), ("client.pem", CERTIFICATE), ("key.pem", KEY)):
         (tmp_path / name).write_text(text)
     options = spark_kafka_options(
@@ -121,8 +108,7 @@ def test_certificates_travel_as_text_so_that_executors_need_no_files(tmp_path: P
     assert "MIIE" not in f"{options!r}{options}"
 
 
-def test_no_secret_is_shown() -> None:
-    """Options end up in logs and tracebacks."""
+def test_secrets_are_hidden_in_copies_of_the_options() -> None:
     options = spark_kafka_options(
         {
             **SECURED,
@@ -145,8 +131,7 @@ def test_no_secret_is_shown() -> None:
         assert "hidden" not in f"{copied!r}{copied}"
 
 
-def test_sparks_own_options_pass_through_and_win() -> None:
-    """The way out for everything that cannot be translated; translating twice changes nothing."""
+def test_spark_options_win_over_settings() -> None:
     mine = {
         **SECURED,
         "sasl.mechanism": "PLAIN",
@@ -160,8 +145,7 @@ def test_sparks_own_options_pass_through_and_win() -> None:
     assert spark_kafka_options(options) == options
 
 
-def test_a_login_of_sparks_own_replaces_the_whole_login() -> None:
-    """Then no part of it is in the options, and what has no counterpart in Java needs none."""
+def test_spark_login_replaces_the_whole_login() -> None:
     member = {
         **SECURED,
         "sasl.mechanism": "SCRAM-SHA-512",
@@ -177,8 +161,7 @@ def test_a_login_of_sparks_own_replaces_the_whole_login() -> None:
 
 
 @pytest.mark.parametrize("own", ["kafka.ssl.keystore.key", "kafka.ssl.keystore.location"])
-def test_a_key_of_sparks_own_replaces_the_whole_key(own: str) -> None:
-    """The key of the member need not be readable for Java, and does not travel."""
+def test_spark_key_replaces_the_whole_key(own: str) -> None:
     member = {
         **BROKERS,
         "security.protocol": "SSL",
@@ -190,14 +173,12 @@ def test_a_key_of_sparks_own_replaces_the_whole_key(own: str) -> None:
     assert "hidden" not in " ".join(options.values())
 
 
-def test_options_that_would_connect_in_the_clear_are_refused() -> None:
-    """Spark would be handed the login and the truststore, and ignore both."""
+def test_login_without_a_security_protocol_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"'security\.protocol' is PLAINTEXT"):
         spark_kafka_options({**BROKERS, "kafka.sasl.jaas.config": "${env:LOGIN}"})
 
 
-def test_a_login_by_an_issuer_of_tokens_is_translated(tmp_path: Path) -> None:
-    """Java asks the issuer itself: tokens would be too old for a long read."""
+def test_oidc_login_is_translated(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text(CERTIFICATE)
     options = spark_kafka_options(
         {
@@ -252,13 +233,9 @@ def test_a_login_by_an_issuer_of_tokens_is_translated(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_translated_says_which_setting_and_what_to_set_instead(
+def test_untranslatable_setting_names_the_alternative(
     setting: dict[str, object], says: str
 ) -> None:
-    """If the setting were dropped, Spark would connect less safely than the member.
-
-    Or it would not connect at all, with a message that explains nothing.
-    """
     with pytest.raises(ConfigurationError, match=says):
         spark_kafka_options({**SECURED, **setting})
 
@@ -275,21 +252,18 @@ def test_what_cannot_be_translated_says_which_setting_and_what_to_set_instead(
         },
     ],
 )
-def test_what_java_does_without_being_told_needs_no_option(setting: dict[str, object]) -> None:
-    """It is written out by people who want to be sure."""
+def test_defaults_of_java_become_no_option(setting: dict[str, object]) -> None:
     options = spark_kafka_options({**SECURED, **setting})
     assert not [name for name in options if "verification" in name or "grant" in name]
 
 
-def test_a_ca_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
-    """Java would say that the trust store is empty, an hour of searching later."""
+def test_ca_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ca.der").write_text("not pem")
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location.*has no certificate"):
         spark_kafka_options({**SECURED, "ssl.ca.location": str(tmp_path / "ca.der")})
 
 
-def test_brokers_are_needed() -> None:
-    """Spark's own message for it is a stack trace."""
+def test_missing_brokers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers"):
         spark_kafka_options({})
 
@@ -329,10 +303,7 @@ class Writes:
     ("own", "found"),
     [({}, str(2**31 - 1)), ({"kafka.max.request.size": "5"}, "5")],
 )
-def test_the_topic_decides_how_large_a_letter_of_spark_may_be(
-    own: dict[str, str], found: str
-) -> None:
-    """A letter is larger than its record, and a client that refuses it stops the partition."""
+def test_size_of_a_letter_is_limited_by_its_topic(own: dict[str, str], found: str) -> None:
     frame: Any = Writes()
     write_letters(frame, [], "dead", {**BROKERS, **own})
     assert frame.options_given["kafka.max.request.size"] == found

@@ -65,10 +65,9 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("topic", ["orders", "Orders", "007", "T" * 249, "a._-b"])
-def test_ranges_that_are_in_a_task_each_are_written_as_they_come_and_in_the_same_places(
+def test_gathered_ranges_replace_the_files_of_a_write_as_read(
     session: SparkSession, tmp_path: Path, topic: str, gathered: list[str]
 ) -> None:
-    """A second write whose records had to be gathered must replace the very same files."""
     out = tmp_path / "out"
     assert write_parquet_by_range(one_range_a_task(session, topic), str(out)) == 10
     assert gathered == []
@@ -83,10 +82,9 @@ def test_ranges_that_are_in_a_task_each_are_written_as_they_come_and_in_the_same
     assert list((tmp_path / ".out-staging").iterdir()) == []
 
 
-def test_records_that_move_between_tasks_are_gathered_at_once_the_next_time(
+def test_second_write_of_moved_records_gathers_immediately(
     session: SparkSession, tmp_path: Path, gathered: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first time costs a second write of what Spark has written, and no second run of code."""
     written: list[str] = []
     write = output_module._write
 
@@ -102,10 +100,9 @@ def test_records_that_move_between_tasks_are_gathered_at_once_the_next_time(
     assert len(gathered) == 2
 
 
-def test_one_task_with_two_ranges_is_found_out(
+def test_task_with_two_ranges_is_gathered(
     session: SparkSession, tmp_path: Path, gathered: list[str]
 ) -> None:
-    """Its one file would be one range with the records of both."""
     frame = one_range_a_task(session, "orders").coalesce(1)
     assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10
     assert len(gathered) == 1
@@ -113,20 +110,16 @@ def test_one_task_with_two_ranges_is_found_out(
     assert names == {"0-5.parquet", "5-10.parquet"}
 
 
-def test_records_that_are_not_seen_here_are_gathered_by_spark(
+def test_unseen_files_are_gathered(
     session: SparkSession, tmp_path: Path, gathered: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mounted folder may show a file later than it was written."""
     monkeypatch.setattr(output_module, "ranges_by_file", lambda _folder, _records: None)
     frame = one_range_a_task(session, "orders")
     assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10
     assert len(gathered) == 1
 
 
-def test_a_second_write_without_records_replaces_nothing_and_leaves_nothing_behind(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """Each batch of a filter that lets nothing through would leave a folder."""
+def test_empty_write_as_read_replaces_nothing(session: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "out"
     write_parquet_by_range(one_range_a_task(session, "orders"), str(out))
     assert write_parquet_by_range(one_range_a_task(session, "orders").where("false"), str(out)) == 0
@@ -135,19 +128,15 @@ def test_a_second_write_without_records_replaces_nothing_and_leaves_nothing_behi
 
 
 @pytest.mark.parametrize("topics", [["orders", "returns"], []])
-def test_records_are_counted_where_spark_has_lost_its_observation(
+def test_records_are_counted_without_an_observation(
     session: SparkSession, tmp_path: Path, topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy Spark Connect server leaves it out of its answer."""
     monkeypatch.setattr(output_module, "_observed", lambda frame: (frame, SimpleNamespace(get={})))
     frame = records(session, "orders", "returns").where("true" if topics else "false")
     assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10 * len(topics)
 
 
-def test_every_reader_sees_topics_by_their_names_whatever_these_look_like(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """Readers infer 7 from a folder topic=007, and a null from Hive's name for one."""
+def test_all_readers_see_the_names_of_topics(session: SparkSession, tmp_path: Path) -> None:
     topics = [
         "007",
         "7",
@@ -168,28 +157,25 @@ def test_every_reader_sees_topics_by_their_names_whatever_these_look_like(
 
 
 @pytest.mark.parametrize("topic", ["007", "2024-01-01", "__HIVE_DEFAULT_PARTITION__", "1e3"])
-def test_a_topic_that_looks_like_a_number_stays_text_when_it_is_alone(
+def test_single_topic_that_looks_like_a_number_stays_text(
     session: SparkSession, tmp_path: Path, topic: str
 ) -> None:
-    """Beside a topic that is text, readers take all for text and would hide the defect."""
     write_parquet_by_range(records(session, topic), str(tmp_path / "out"))
     found = read_by_all(session, tmp_path / "out")
     assert found == dict.fromkeys(found, expected(topic))
 
 
-def test_topics_that_differ_by_capitals_have_folders_that_do_not(
+def test_topics_that_differ_in_capitals_have_distinct_folders(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """Some file systems do not tell capitals apart: one topic would replace the other."""
     write_parquet_by_range(records(session, "Orders", "orders", "ORDERS"), str(tmp_path / "out"))
     folders = [folder.name for folder in (tmp_path / "out").iterdir()]
     assert len({folder.lower() for folder in folders}) == 3
 
 
-def test_a_range_that_is_written_again_is_replaced_and_its_neighbour_is_not(
+def test_rewritten_range_is_replaced_without_its_neighbour(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """A second write, with mended code, must leave nothing of what it replaces."""
     out = tmp_path / "out"
     write_parquet_by_range(records(session, "orders"), str(out))
     neighbour = (out / "topic_partition=orders-p0/5-10.parquet").stat()
@@ -202,10 +188,7 @@ def test_a_range_that_is_written_again_is_replaced_and_its_neighbour_is_not(
     assert (after.st_ino, after.st_mtime_ns) == (neighbour.st_ino, neighbour.st_mtime_ns)
 
 
-def test_nothing_is_left_beside_an_output_and_old_left_overs_go(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """A killed writer leaves its staging folder; readers never look there, but disks fill."""
+def test_write_removes_its_and_old_staging_folders(session: SparkSession, tmp_path: Path) -> None:
     killed, working = (tmp_path / ".out-staging" / name for name in ("killed", "working"))
     for folder in (killed, working):
         folder.mkdir(parents=True)
@@ -216,8 +199,7 @@ def test_nothing_is_left_beside_an_output_and_old_left_overs_go(
     assert set((tmp_path / ".out-staging").iterdir()) == {working, ended}
 
 
-def test_no_record_replaces_nothing(session: SparkSession, tmp_path: Path) -> None:
-    """As documented; and Spark must not be asked for a count that never comes."""
+def test_empty_gathered_write_replaces_nothing(session: SparkSession, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     write_parquet_by_range(records(session, "orders"), out)
     assert write_parquet_by_range(records(session, "orders").where("offset < 0"), out) == 0
@@ -225,18 +207,14 @@ def test_no_record_replaces_nothing(session: SparkSession, tmp_path: Path) -> No
     assert list((tmp_path / ".out-staging").iterdir()) == []
 
 
-def test_a_path_with_spaces_and_signs_is_one_folder(session: SparkSession, tmp_path: Path) -> None:
-    """Paths travel as URIs between Spark and this process."""
+def test_path_with_special_characters_is_one_folder(session: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "a b%20" / "ö+#&=" / "out"
     write_parquet_by_range(records(session, "orders"), f"{out}/")
     found = read_by_all(session, out)
     assert found == dict.fromkeys(found, expected("orders"))
 
 
-def test_a_second_part_of_one_read_is_refused_and_the_first_stays(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """Good and bad records in two calls: the second replaced the first in silence."""
+def test_second_part_of_a_read_is_refused(session: SparkSession, tmp_path: Path) -> None:
     frame = records(session, "orders").withMetadata("range_start", {READ_ID: str(tmp_path)})
     out = str(tmp_path / "out")
     write_parquet_by_range(frame.where("offset % 2 = 0").selectExpr("*"), out)
@@ -246,16 +224,14 @@ def test_a_second_part_of_one_read_is_refused_and_the_first_stays(
     assert write_parquet_by_range(frame.where("offset % 2 = 1"), f"{out}-odd") == 5
 
 
-def test_an_output_of_the_first_version_is_refused(session: SparkSession, tmp_path: Path) -> None:
-    """Spark cannot read both layouts in one folder, and a second write would replace nothing."""
+def test_output_of_version_0_1_0_is_refused(session: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "out" / "topic=orders").mkdir(parents=True)
     with pytest.raises(IllegalStateError, match=r"version 0\.1\.0"):
         write_parquet_by_range(records(session, "orders"), str(tmp_path / "out"))
     assert [folder.name for folder in (tmp_path / "out").iterdir()] == ["topic=orders"]
 
 
-def test_a_record_without_its_range_is_refused(session: SparkSession, tmp_path: Path) -> None:
-    """An outer join makes such records; no range would ever replace them."""
+def test_record_without_a_range_is_refused(session: SparkSession, tmp_path: Path) -> None:
     frame = records(session, "orders").selectExpr(
         "topic", "partition", "nullif(range_start, 5) AS range_start", "range_until"
     )
@@ -266,10 +242,7 @@ def test_a_record_without_its_range_is_refused(session: SparkSession, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_frame_with_a_column_of_the_paths_is_refused(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """The readers would find the folder's value in it."""
+def test_column_named_like_the_folders_is_refused(session: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(IllegalStateError, match="topic_partition"):
         write_parquet_by_range(
             records(session, "a").selectExpr("*", "1 AS topic_partition"), str(tmp_path / "out")
@@ -277,10 +250,9 @@ def test_a_frame_with_a_column_of_the_paths_is_refused(
 
 
 @pytest.mark.parametrize("name", ["Topic_Partition", "Value", "DAGSTER_REBALANCE_RANGE"])
-def test_a_column_that_differs_from_another_only_in_capitals_is_refused(
+def test_columns_that_differ_in_capitals_are_refused(
     session: SparkSession, tmp_path: Path, name: str
 ) -> None:
-    """It is written with success where Spark tells capitals apart, and nothing reads it."""
     frame = records(session, "a").selectExpr("*", f"1 AS {name}")
     with pytest.raises(IllegalStateError, match=name):
         write_parquet_by_range(frame, str(tmp_path / "out"))
@@ -288,10 +260,9 @@ def test_a_column_that_differs_from_another_only_in_capitals_is_refused(
 
 
 @pytest.mark.parametrize("seen_by", ["this process", "Spark alone"])
-def test_a_type_that_does_not_fit_the_files_is_refused_before_anything_is_written(
+def test_schema_that_does_not_fit_the_files_is_refused(
     session: SparkSession, tmp_path: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader of the output would fail with each file, also with those that were right."""
     out = tmp_path / "out"
 
     def of_type(name: str, columns: str = "") -> DataFrame:
@@ -313,10 +284,7 @@ def test_a_type_that_does_not_fit_the_files_is_refused_before_anything_is_writte
     assert list((tmp_path / ".out-staging").iterdir()) == []
 
 
-def test_a_narrower_type_is_widened_to_that_of_the_files(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """Also in structs, whose fields may have odd names, and in columns of another order."""
+def test_narrower_type_is_widened(session: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "out"
     wide = one_range_a_task(session, "orders").selectExpr(
         "*", "offset AS id", "named_struct('a-b', offset) AS `o.x`"
@@ -332,10 +300,9 @@ def test_a_narrower_type_is_widened_to_that_of_the_files(
     assert sorted((row["id"], row["o.x"]["a-b"]) for row in rows) == [(n, n) for n in range(10)]
 
 
-def test_a_writer_of_another_schema_at_the_first_moment_is_reported(
+def test_concurrent_first_writers_of_two_schemas_are_reported(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both find the output empty; the second to publish finds the files of the first."""
     out = tmp_path / "out"
     publish = publication.publish
 
@@ -350,10 +317,7 @@ def test_a_writer_of_another_schema_at_the_first_moment_is_reported(
         write_parquet_by_range(one_range_a_task(session, "orders"), str(out))
 
 
-def test_files_that_another_program_wrote_count_as_well(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """Spark's note of the schema is missing in them."""
+def test_schema_of_foreign_files_counts(session: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "out" / "topic_partition=orders-p0"
     folder.mkdir(parents=True)
     pl.DataFrame({"topic": ["orders"], "id": [1]}).write_parquet(folder / "0-1.parquet")
@@ -361,10 +325,7 @@ def test_files_that_another_program_wrote_count_as_well(
         write_parquet_by_range(records(session, "orders"), str(tmp_path / "out"))
 
 
-def test_an_output_on_another_file_system_is_refused_before_spark_works(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """A raw error of the system came after everything was written."""
+def test_output_on_another_file_system_is_refused(session: SparkSession, tmp_path: Path) -> None:
     with TemporaryDirectory(dir="/dev/shm") as elsewhere:
         (tmp_path / "out").symlink_to(elsewhere)
         unread = records(session, "orders").where("isnull(raise_error('read'))")
@@ -372,10 +333,9 @@ def test_an_output_on_another_file_system_is_refused_before_spark_works(
             write_parquet_by_range(unread, str(tmp_path / "out"))
 
 
-def test_a_folder_of_an_output_on_another_file_system_is_reported_in_words(
+def test_partition_on_another_file_system_is_reported(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """One partition was moved to another disk."""
     (tmp_path / "out").mkdir()
     with TemporaryDirectory(dir="/dev/shm") as elsewhere:
         (tmp_path / "out" / "topic_partition=orders-p0").symlink_to(elsewhere)
@@ -383,10 +343,7 @@ def test_a_folder_of_an_output_on_another_file_system_is_reported_in_words(
             write_parquet_by_range(records(session, "orders"), str(tmp_path / "out"))
 
 
-def test_output_without_the_bounds_of_its_ranges_is_refused(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """Keyed by less than the range, a second write would erase its neighbours."""
+def test_frame_without_range_columns_is_refused(session: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(IllegalStateError, match=r"range_start, range_until"):
         write_parquet_by_range(
             session.sql("SELECT 't' AS topic, 0 AS partition"), str(tmp_path / "out")
@@ -396,18 +353,14 @@ def test_output_without_the_bounds_of_its_ranges_is_refused(
 @pytest.mark.parametrize(
     "path", ["s3a://bucket", "/", "/data/{a,b}", "abfss://c@account.dfs.core.windows.net/out"]
 )
-def test_a_path_where_a_file_cannot_be_replaced_is_refused_before_spark_works(
-    session: SparkSession, path: str
-) -> None:
-    """Found out after hours of work, it would cost them."""
+def test_path_without_atomic_replacement_is_refused(session: SparkSession, path: str) -> None:
     with pytest.raises(ConfigurationError, match=r"path of an output|cannot be written to abfss"):
         write_parquet_by_range(records(session, "orders"), path)
 
 
-def test_the_workers_of_a_connect_server_publish_what_the_client_does_not_see(
+def test_workers_of_a_connect_server_publish_unseen_files(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client of a server on another machine has not its disks."""
     if not is_connect(session):
         pytest.skip("a classic session works in this process")
 

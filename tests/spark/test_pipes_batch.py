@@ -13,10 +13,9 @@ BATCH = PipesBatch("b-1", "etl", (OffsetRange("orders", 0, 5, 9),), "read_uncomm
 
 
 @pytest.mark.parametrize("own", [None, "read_committed"])
-def test_records_of_transactions_are_those_of_the_group(
+def test_isolation_level_defaults_to_that_of_the_group(
     own: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the other side says what it wants: it may have to read as another reader does."""
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
         pipes_batch, "read_ranges", lambda *given, **more: asked.append((given, more))
@@ -31,8 +30,7 @@ def test_records_of_transactions_are_those_of_the_group(
     assert more == {"connector_options": {"includeHeaders": "true"}, "allow_plaintext": True}
 
 
-def test_it_is_read_from_extras_and_shows_what_a_batch_of_an_asset_shows() -> None:
-    """In the form that Pipes takes metadata in."""
+def test_batch_from_extras_has_the_metadata_of_a_batch() -> None:
     batch = PipesBatch.from_extras(BATCH.extras)
     assert type(batch) is PipesBatch
     assert batch == BATCH

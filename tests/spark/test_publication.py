@@ -32,8 +32,7 @@ def staged(folder: Path) -> tuple[Path, Path]:
     return source, place
 
 
-def test_an_object_is_replaced_by_a_copy_within_the_store(tmp_path: Path) -> None:
-    """Read and written again by the run, a copy that is cut short would be the new object."""
+def test_object_is_replaced_by_a_copy_within_the_store(tmp_path: Path) -> None:
     source, place = staged(tmp_path / "bucket")
     store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
     moves = {"s3a://bucket/.out-staging/1/new": "s3a://bucket/out/p/0-5.parquet"}
@@ -42,8 +41,7 @@ def test_an_object_is_replaced_by_a_copy_within_the_store(tmp_path: Path) -> Non
     assert not source.parent.exists()
 
 
-def test_an_output_of_the_first_version_in_a_store_is_left_as_it_is(tmp_path: Path) -> None:
-    """Readers cannot read both layouts in one folder."""
+def test_output_of_version_0_1_0_in_a_store_is_unchanged(tmp_path: Path) -> None:
     source, place = staged(tmp_path / "bucket")
     (tmp_path / "bucket" / "out" / "topic=orders").mkdir()
     store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
@@ -53,16 +51,14 @@ def test_an_output_of_the_first_version_in_a_store_is_left_as_it_is(tmp_path: Pa
     assert (source.read_text(), place.read_text()) == ("new", "old")
 
 
-def test_two_buckets_are_two_places_and_two_names_of_a_store_are_one() -> None:
-    """Frames go to a bucket for each region; and a second part must not replace a first."""
+def test_place_depends_on_the_bucket_and_not_on_the_scheme() -> None:
     place = "topic_partition=orders-p0/0-5.parquet"
     assert place_of(f"s3a://lake-eu/orders/{place}") != place_of(f"s3a://lake-us/orders/{place}")
     assert place_of(f"s3a://lake/a%20b/{place}") == place_of(f"s3://lake/a b/{place}")
     assert place_of(f"file:/lake/{place}") == place_of(f"file:///lake/{place}")
 
 
-def test_the_folder_of_a_write_without_records_goes_from_a_store_too(tmp_path: Path) -> None:
-    """Nobody looks for left-overs there, and a filter may let nothing through for months."""
+def test_staging_folder_of_an_empty_write_is_removed_from_a_store(tmp_path: Path) -> None:
     moves = _no_moves("s3a://bucket/a b/out", "s3a://bucket/a b/.out-staging/1")
     assert moves is not None
     staging, root, files = moves
@@ -75,10 +71,9 @@ def test_the_folder_of_a_write_without_records_goes_from_a_store_too(tmp_path: P
 
 
 @pytest.mark.spark
-def test_hadoop_replaces_a_file_by_a_rename_that_overwrites(
+def test_hadoop_replaces_a_file_by_an_overwriting_rename(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """Its plain rename refuses a place that is taken, or moves a folder into another."""
     if is_connect(session):
         with pytest.raises(ConfigurationError, match="Spark Connect"):
             check_scheme(session, "hdfs")

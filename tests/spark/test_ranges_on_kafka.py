@@ -57,13 +57,9 @@ def expected(ranges: list[OffsetRange]) -> list[tuple[str, int, int, int, int]]:
     )
 
 
-def test_exactly_the_ranges_are_read_each_record_with_its_bounds(
+def test_exactly_the_ranges_are_read_with_their_bounds(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The ranges cover two topics; they stand alone, adjoin, or leave a gap in a partition.
-
-    Partition 1 has no range.
-    """
     orders, users = kafka_topic(4, prefix="orders"), kafka_topic(2, prefix="users")
     kafka = produce(kafka_broker, orders, 100, 4)
     produce(kafka_broker, users, 50, 2)
@@ -83,7 +79,6 @@ def test_exactly_the_ranges_are_read_each_record_with_its_bounds(
 def test_records_of_aborted_transactions_are_not_read(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The member's offsets count them and the markers, but nobody may see them."""
     topic = kafka_topic()
     kafka = produce(kafka_broker, topic, 3)
     producer = Producer({**kafka, "transactional.id": topic})
@@ -102,10 +97,9 @@ def test_records_of_aborted_transactions_are_not_read(
     ]
 
 
-def test_offsets_deleted_by_retention_are_said_and_nothing_is_skipped(
+def test_offsets_deleted_by_retention_fail_the_write(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """Processed without them, they would be committed as if they had been."""
     topic = kafka_topic()
     kafka = produce(kafka_broker, topic, 100)
     admin = admin_of(kafka_broker.bootstrap_servers)
@@ -117,17 +111,13 @@ def test_offsets_deleted_by_retention_are_said_and_nothing_is_skipped(
 
 
 @pytest.mark.parametrize("own", [{}, {"kafka.group.id": "etl"}], ids=["drawn", "of the user's"])
-def test_kept_clients_are_those_of_one_log(
+def test_cached_clients_are_reused_for_the_same_log_only(
     own: dict[str, str],
     session: SparkSession,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
 ) -> None:
-    """They give what they have fetched ahead, also of a topic that is not there any more.
-
-    So a topic that was made anew, and a log that was cut off, must get clients of another name,
-    also where the user has given them one.
-    """
+    """Cached clients return prefetched records, even of a deleted topic."""
     topic = kafka_topic()
     kafka = produce(kafka_broker, topic, 20)
 
@@ -148,13 +138,9 @@ def test_kept_clients_are_those_of_one_log(
     assert values(15, 20, "") == ["new"] * 5
 
 
-def test_a_second_write_overwrites_its_ranges_and_no_other(
+def test_second_write_replaces_only_its_ranges(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """Runs write side by side into one folder.
-
-    A batch may be done again after a crash at any point.
-    """
     topic, path = kafka_topic(2), str(tmp_path / "out")
     kafka = produce(kafka_broker, topic, 100, 2)
     first, second = (
@@ -175,13 +161,9 @@ def test_a_second_write_overwrites_its_ranges_and_no_other(
         write_parquet_by_range(frame.where("offset >= 20"), path)
 
 
-def test_a_record_of_no_range_fails_the_read_whatever_let_it_in(
+def test_record_outside_of_the_ranges_fails_the_read(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The read refuses by name the options that win over the offsets.
-
-    It would not know of a new option of Spark.
-    """
     topic = kafka_topic()
     kafka = spark_kafka_options(produce(kafka_broker, topic, 10))
     everything = {"startingTimestamp": "0", "endingTimestamp": "9999999999999"}
@@ -190,14 +172,13 @@ def test_a_record_of_no_range_fails_the_read_whatever_let_it_in(
         frame.select("value").collect()
 
 
-def test_a_batch_asks_a_connect_server_for_the_schema_only_when_it_writes(
+def test_connect_server_is_asked_for_the_schema_only_at_the_write(
     session: SparkSession,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each question is a round trip, in which nothing is read or written."""
     if not is_connect(session):
         pytest.skip("a classic session asks nobody")
     topic = kafka_topic()
@@ -220,10 +201,9 @@ def test_a_batch_asks_a_connect_server_for_the_schema_only_when_it_writes(
     assert sorted(asked) == ["is_streaming", "schema"]
 
 
-def test_headers_are_read_and_a_range_of_several_tasks_is_one_file(
+def test_range_of_several_tasks_is_one_file(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """Each task would write a file of the range, and a replay would leave some of them."""
     topic = kafka_topic()
     kafka = {"bootstrap.servers": kafka_broker.bootstrap_servers}
     producer = Producer(kafka)

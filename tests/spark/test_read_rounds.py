@@ -28,11 +28,7 @@ NO_CONNECTOR = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka. M
         "assign",
     ],
 )
-def test_the_offsets_cannot_be_overridden_by_options(option: str) -> None:
-    """Without failOnDataLoss, a deleted range is committed as processed.
-
-    Timestamps win over offsets.
-    """
+def test_options_cannot_override_the_offsets(option: str) -> None:
 
     class NoSession:
         """Is not reached."""
@@ -46,8 +42,7 @@ def test_the_offsets_cannot_be_overridden_by_options(option: str) -> None:
         )
 
 
-def test_a_deleted_topic_and_a_missing_connector_are_explained() -> None:
-    """Both come as stack traces of the JVM."""
+def test_deleted_topic_and_missing_connector_are_explained() -> None:
     with (
         pytest.raises(BrokerError, match="deleted after the batch was planned"),
         explained_read_errors(),
@@ -60,8 +55,7 @@ def test_a_deleted_topic_and_a_missing_connector_are_explained() -> None:
         raise RuntimeError(NO_CONNECTOR)
 
 
-def test_a_timestamp_that_spark_cannot_hold_is_explained() -> None:
-    """Its source fails on the record, whatever is read of it."""
+def test_timestamp_overflow_is_explained() -> None:
     text = (
         "Lost task 0.0 in stage 0.0 (TID 0): java.lang.ArithmeticException: long overflow\n"
         "\tat java.base/java.lang.Math.multiplyExact(Math.java:1004)\n"
@@ -74,8 +68,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_explained() -> None:
         raise RuntimeError(text)
 
 
-def test_a_partition_of_a_topic_with_dashes_is_named_in_full() -> None:
-    """Spark joins topic and partition with a dash, and so may the topic's name have some."""
+def test_partition_of_a_topic_with_dashes_is_parsed() -> None:
     text = (
         "Could not read records in offset [5, 9) for topic partition my-topic-1-12\n"
         "with consumer group spark"
@@ -85,11 +78,8 @@ def test_a_partition_of_a_topic_with_dashes_is_named_in_full() -> None:
     assert list(caught.value.partitions) == [TopicPartition("my-topic-1", 12)]
 
 
-def test_missing_records_are_said_with_both_causes_and_no_advice_that_skips_new_records() -> None:
-    """After a truncation, the offsets are filled anew.
-
-    An offset that is set past them skips those records.
-    """
+def test_lost_records_are_explained_with_all_causes() -> None:
+    """After a truncation, new records get the same offsets, so the advice must not skip them."""
     text = (
         "Could not read records in offset [5, 50) for topic partition orders-0\n"
         "with consumer group spark"
@@ -102,6 +92,5 @@ def test_missing_records_are_said_with_both_causes_and_no_advice_that_skips_new_
 
 
 def test_other_errors_pass_unchanged() -> None:
-    """A user's own mistake must stay what it is."""
     with pytest.raises(ZeroDivisionError), explained_read_errors():
         _ = 1 / 0

@@ -42,14 +42,12 @@ INT, LONG, TEXT = IntegerType(), LongType(), StringType()
     ],
     ids=["columns", "struct", "array", "map"],
 )
-def test_names_that_differ_only_in_capitals_are_refused(schema: StructType, names: str) -> None:
-    """Spark writes them without an error, and reads nothing of the output afterwards."""
+def test_names_that_differ_in_capitals_are_refused(schema: StructType, names: str) -> None:
     with pytest.raises(IllegalStateError, match=names):
         refuse_ambiguous_names(schema)
 
 
-def test_the_same_name_in_different_structs_is_accepted() -> None:
-    """Each has its own path."""
+def test_same_name_in_different_structs_is_accepted() -> None:
     refuse_ambiguous_names(struct(a=struct(b=INT), B=struct(b=INT)))
 
 
@@ -67,8 +65,7 @@ def test_the_same_name_in_different_structs_is_accepted() -> None:
     ],
     ids=lambda one: one.simpleString(),
 )
-def test_a_narrower_type_fits(now: DataType, then: DataType) -> None:
-    """Each of its values is one of the type of the files."""
+def test_narrower_type_fits(now: DataType, then: DataType) -> None:
     refuse_misfits(struct(x=now), struct(x=then), "out")
 
 
@@ -88,14 +85,12 @@ def test_a_narrower_type_fits(now: DataType, then: DataType) -> None:
     ],
     ids=lambda one: one.simpleString(),
 )
-def test_another_type_is_refused_by_its_name(now: DataType, then: DataType) -> None:
-    """A cast could change values, or take the fields of a struct in the wrong order."""
+def test_other_type_is_refused(now: DataType, then: DataType) -> None:
     with pytest.raises(IllegalStateError, match=r"column 'x' is .*, and .* in the files"):
         refuse_misfits(struct(x=now), struct(x=then), "out")
 
 
-def test_new_and_missing_columns_are_named_up_to_five() -> None:
-    """DuckDB and polars read nothing of such files; a message of 300 columns helps nobody."""
+def test_at_most_five_differences_are_named() -> None:
     new = struct(a=INT, **{f"c{number}": INT for number in range(9)})
     with pytest.raises(
         IllegalStateError, match=r"'b' is missing; column 'c0' is new; .*; and 5 more\. Readers"
@@ -103,7 +98,6 @@ def test_new_and_missing_columns_are_named_up_to_five() -> None:
         refuse_misfits(new, struct(a=INT, b=INT), "out")
 
 
-def test_a_type_as_sql_quotes_the_names_of_its_fields() -> None:
-    """Else `order-id` is a subtraction."""
+def test_ddl_quotes_field_names() -> None:
     type_ = struct(x=struct(**{"order-id": MapType(TEXT, ArrayType(LONG))})).jsonValue()
     assert ddl(type_) == "STRUCT<`x`: STRUCT<`order-id`: MAP<string, ARRAY<bigint>>>>"

@@ -40,16 +40,12 @@ def session(spark_connect_server: SparkConnectServer) -> Iterator[SparkSession]:
         yield on_server
 
 
-def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
+def test_read_needs_only_the_read_right_on_the_topic(
     session: SparkSession,
     spark_connect_server: SparkConnectServer,
     secured_kafka: SecuredKafka,
     tmp_path: Path,
 ) -> None:
-    """The login is one more little language that the password must survive.
-
-    A topic may begin with a dot.
-    """
     topic, user = unique_name("..secured"), unique_name("spark")
     secured_kafka.create_topic(topic)
     producer = Producer(secured_kafka.client_config())
@@ -73,16 +69,12 @@ def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
     assert SECRET not in spark_connect_server.process.log.read_text()
 
 
-def test_a_range_is_read_with_a_certificate_whose_key_has_a_password(
+def test_read_with_a_certificate_and_an_encrypted_key(
     session: SparkSession,
     spark_connect_server: SparkConnectServer,
     secured_kafka: SecuredKafka,
     tmp_path: Path,
 ) -> None:
-    """Certificate and key travel as text.
-
-    Neither the server nor an executor has the files of the run.
-    """
     topic, user = unique_name("certified"), unique_name("spark")
     secured_kafka.create_topic(topic)
     producer = Producer(secured_kafka.client_config())
@@ -100,10 +92,9 @@ def test_a_range_is_read_with_a_certificate_whose_key_has_a_password(
     assert "PRIVATE KEY" not in shown
 
 
-def test_a_refused_password_fails_the_read_and_is_not_shown(
+def test_refused_password_is_not_shown(
     session: SparkSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka
 ) -> None:
-    """The error of a run is stored in Dagster, with all of its causes."""
     wrong = {**secured_kafka.client_config(), "sasl.password": PASSWORD}
     frame = read_ranges(session, [OffsetRange("orders", 0, 0, 5)], wrong)
     with pytest.raises(Exception, match=re.compile("authentication", re.IGNORECASE)) as refused:

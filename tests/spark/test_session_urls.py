@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 ID = "00112233-4455-6677-8899-aabbccddeeff"
 
 
-def test_the_session_of_a_run_has_the_runs_id() -> None:
-    """Who knows the run can end its Spark work, with nothing else written down."""
+def test_session_id_is_the_run_id() -> None:
     assert connect_session_id(ID) == ID
 
 
-def test_a_run_id_that_is_no_uuid_still_gives_one_session() -> None:
-    """Spark accepts UUIDs only; the same run must always get the same one."""
+def test_session_id_is_derived_from_a_run_id_that_is_no_uuid() -> None:
     assert connect_session_id("run-1") == connect_session_id("run-1") != connect_session_id("run-2")
     assert str(uuid.UUID(connect_session_id("run-1"))) == connect_session_id("run-1")
 
@@ -52,8 +50,7 @@ def test_a_run_id_that_is_no_uuid_still_gives_one_session() -> None:
         ("sc://h:1/;user_id=eve", f"sc://h:1/;user_id=eve;session_id={ID}"),
     ],
 )
-def test_the_url_keeps_its_parameters(remote: str, url: str) -> None:
-    """A lost token or user would reach another session, or none."""
+def test_url_keeps_its_parameters(remote: str, url: str) -> None:
     assert remote_with_session(remote, ID) == url
 
 
@@ -70,24 +67,18 @@ def test_the_url_keeps_its_parameters(remote: str, url: str) -> None:
         "sc://h:hidden",
     ],
 )
-def test_what_is_no_connect_url_is_refused(remote: str) -> None:
-    """The client of pyspark would try to reach it for minutes.
-
-    It is not shown: a token in the wrong place is still one.
-    """
+def test_invalid_connect_url_is_refused_without_showing_it(remote: str) -> None:
     with pytest.raises(ConfigurationError, match="sc://host:port") as refused:
         remote_with_session(remote, ID)
     assert "hidden" not in str(refused.value)
 
 
-def test_a_session_id_in_the_configuration_is_refused() -> None:
-    """All runs would share the session: stopping one would stop all."""
+def test_session_id_in_the_url_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="session_id"):
         remote_with_session(f"sc://h/;session_id={ID}", ID)
 
 
-def test_a_server_that_does_not_answer_is_said_soon_and_without_its_token() -> None:
-    """The client of pyspark would retry for minutes; a token does not belong into an error."""
+def test_unreachable_server_is_reported_without_its_token() -> None:
     remote = f"sc://127.0.0.1:{free_port()}/;token=hidden"
     with pytest.raises(ConfigurationError, match=r"sc://127\.0\.0\.1") as unreachable:
         check_reachable(remote, timeout_s=0.2)
@@ -108,16 +99,14 @@ def test_a_server_that_does_not_answer_is_said_soon_and_without_its_token() -> N
         ("sc://spark:15002/;token=hidden", False),
     ],
 )
-def test_a_session_to_another_machine_without_tls_is_in_the_clear(
+def test_session_to_another_machine_without_tls_is_in_the_clear(
     *, remote: str, in_the_clear: bool
 ) -> None:
-    """As pyspark itself decides whether to use TLS."""
     session = connected_to(remote)
     assert connects_in_the_clear(session) == in_the_clear
 
 
-def test_no_login_is_sent_in_the_clear() -> None:
-    """It is refused before anything is sent; who has something else that encrypts says so."""
+def test_login_is_not_sent_in_the_clear() -> None:
     config = {
         "bootstrap.servers": "kafka:9092",
         "security.protocol": "SASL_SSL",

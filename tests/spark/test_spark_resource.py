@@ -31,21 +31,16 @@ CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pysp
         ({"spark.jars": "/jars/spark-sql-kafka-0-10_2.13-4.0.0.jar"}, None),
     ],
 )
-def test_the_connector_is_added_to_the_users_own_packages(
+def test_connector_is_added_to_the_users_packages(
     given: dict[str, Any], packages: str | None
 ) -> None:
-    """If the connector replaced the user's packages, the user's jars would be missing.
-
-    If it was added beside one of theirs, two versions would clash.
-    """
     assert (
         KafkaSparkResource(spark_config=given)._classic_config().get("spark.jars.packages")
         == packages
     )
 
 
-def test_a_session_is_local_unless_a_master_is_given() -> None:
-    """The field wins over the same setting among the settings."""
+def test_session_is_local_by_default() -> None:
     assert KafkaSparkResource()._classic_config()["spark.master"] == "local[*]"
     assert (
         KafkaSparkResource(spark_config={"spark.master": "local[1]"})._classic_config()[
@@ -61,8 +56,7 @@ def test_a_session_is_local_unless_a_master_is_given() -> None:
     )
 
 
-def test_a_server_and_a_master_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them would be ignored in silence. What a variable has is known in the run."""
+def test_remote_and_master_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="both `remote` and `master`"):
         KafkaSparkResource(remote="sc://h", master="yarn")
     late = KafkaSparkResource(remote=dg.EnvVar("SPARK_CONNECT_URL"), master="yarn")
@@ -78,23 +72,20 @@ def test_a_server_and_a_master_contradict_each_other(monkeypatch: pytest.MonkeyP
     assert "both `remote` and `master`" in str(problem.value.__cause__)
 
 
-def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark is optional, and the resource can be configured without it."""
+def test_missing_dagster_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dagster_pyspark", None)
     with pytest.raises(ConfigurationError, match=r"dagster-rebalance\[spark\]"):
         _ = KafkaSparkResource().spark_session
 
 
-def test_a_token_in_the_url_is_not_shown() -> None:
-    """Resources are printed in logs and tracebacks."""
+def test_token_in_the_url_is_not_shown() -> None:
     resource = KafkaSparkResource(
         remote="sc://h/;token=hidden", spark_config={"spark.x.password": "hidden"}
     )
     assert "hidden" not in f"{resource!r}{resource}"
 
 
-def test_a_setting_of_spark_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret of an object store has to come from somewhere else than the code."""
+def test_spark_setting_can_be_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETL_KEY", "resolved")
     seen = []
 
@@ -119,8 +110,7 @@ def test_a_setting_of_spark_can_come_from_the_environment(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "value", [{"env": "ETL_KEY"}, None, ["hidden"], dg.EnvVar.int("ETL_KEY")], ids=repr
 )
-def test_a_setting_of_spark_that_is_no_text_is_refused_and_not_shown(value: object) -> None:
-    """Dagster's own form of a variable would silently become a setting called `... .env`."""
+def test_spark_setting_of_another_type_is_refused_and_not_shown(value: object) -> None:
     with pytest.raises(
         ConfigurationError,
         match=r"spark_config has a \w+ for spark\.a\.b: give text, a number, or dg\.EnvVar",
@@ -129,8 +119,7 @@ def test_a_setting_of_spark_that_is_no_text_is_refused_and_not_shown(value: obje
     assert "hidden" not in str(refused.value)
 
 
-def test_settings_of_spark_are_text_under_their_full_names() -> None:
-    """As Spark spells them."""
+def test_spark_settings_are_flattened_to_text() -> None:
     given: dict[str, Any] = {
         "spark": {"ui.enabled": False, "sql": {"shuffle.partitions": 8}},
         "spark.x": "y",
@@ -142,14 +131,12 @@ def test_settings_of_spark_are_text_under_their_full_names() -> None:
     }
 
 
-def test_options_for_kafkas_client_are_known_by_their_prefix() -> None:
-    """Anything else would be ignored by Spark, without a word."""
+def test_kafka_options_need_their_prefix() -> None:
     with pytest.raises(ConfigurationError, match=r"'sasl\.jaas\.config'.*begin with `kafka\.`"):
         KafkaSparkResource(kafka_options={"sasl.jaas.config": "hidden"})
 
 
-def test_setting_the_resource_up_starts_nothing() -> None:
-    """A sensor sets its resources up at each tick: a session would start in the code server."""
+def test_setup_of_the_resource_starts_no_session() -> None:
     remote = f"sc://127.0.0.1:{free_port()}"
 
     @dg.op
@@ -184,8 +171,7 @@ class Watcher(dg.ConfigurableResource):  # type: ignore[type-arg]
         SEEN.append(("teardown", _is_over(context)))
 
 
-def test_the_session_of_a_run_is_kept_until_its_last_step_has_ended() -> None:
-    """With a process per step, the first one would take the session from the others."""
+def test_session_is_kept_until_the_last_step_has_ended() -> None:
     SEEN.clear()
 
     @dg.op(out=dg.Out(dg.Nothing))
@@ -205,11 +191,7 @@ def test_the_session_of_a_run_is_kept_until_its_last_step_has_ended() -> None:
     assert SEEN == [("first", False), ("second", False), ("teardown", True)]
 
 
-def test_a_session_is_over_although_steps_behind_a_failed_one_never_began() -> None:
-    """Steps that never began have no end.
-
-    Waiting for one would leave the session, with its state, to the server's idle limit.
-    """
+def test_session_is_over_if_steps_after_a_failed_one_never_start() -> None:
     SEEN.clear()
 
     @dg.op(out=dg.Out(dg.Nothing))

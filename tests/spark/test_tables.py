@@ -90,8 +90,7 @@ def expected(*spans: tuple[int, int, str], partition: int = 0) -> list[tuple[int
     ]
 
 
-def test_a_range_that_is_written_again_is_replaced(session: SparkSession, table: Table) -> None:
-    """A replay may have other rows, none, or other bounds; what is beside it stays as it is."""
+def test_rewritten_range_is_replaced(session: SparkSession, table: Table) -> None:
 
     def write(range_: OffsetRange, value: str) -> None:
         table.write(records(session, range_, value), [range_])
@@ -115,8 +114,7 @@ def test_a_range_that_is_written_again_is_replaced(session: SparkSession, table:
     assert [path.name for path in table.folder.rglob("partition=*")], "partitioned"
 
 
-def test_a_compacted_range_is_replaced_in_the_same_way(session: SparkSession, table: Table) -> None:
-    """Its file has rows of other ranges, too."""
+def test_compacted_range_is_replaced(session: SparkSession, table: Table) -> None:
     for start in range(0, 20, 5):
         table.write(records(session, span(start, start + 5), "a"), [span(start, start + 5)])
     table.compact(session)
@@ -126,8 +124,7 @@ def test_a_compacted_range_is_replaced_in_the_same_way(session: SparkSession, ta
     assert table.read(session) == expected((0, 5, "a"), (5, 10, "b"), (10, 20, "a"), (20, 25, "b"))
 
 
-def test_a_new_column_needs_merge_schema_alone(session: SparkSession, table: Table) -> None:
-    """Also in a range of a compacted table, which Iceberg replaces in another way."""
+def test_new_column_needs_only_merge_schema(session: SparkSession, table: Table) -> None:
     for start in (0, 5, 10):
         table.write(records(session, span(start, start + 5), "a"), [span(start, start + 5)])
     table.compact(session)
@@ -141,10 +138,9 @@ def test_a_new_column_needs_merge_schema_alone(session: SparkSession, table: Tab
     assert [value for *_, value in found] == [*5 * "-", *5 * "1", *5 * "-"]
 
 
-def test_a_frame_without_a_column_of_the_table_is_refused(
+def test_frame_without_a_column_of_the_table_is_refused(
     session: SparkSession, table: Table
 ) -> None:
-    """Delta Lake fills it with NULL, and a range that is done again loses its values."""
     table.write(records(session, span(0, 5), "a"), [span(0, 5)])
     less = records(session, span(0, 5), "b").drop("value")
     with pytest.raises((PySparkException, IllegalStateError), match="value"):
@@ -152,8 +148,7 @@ def test_a_frame_without_a_column_of_the_table_is_refused(
     assert table.read(session) == expected((0, 5, "a"))
 
 
-def test_a_column_with_a_default_may_be_missing(session: SparkSession, tmp_path: Path) -> None:
-    """Delta Lake fills it."""
+def test_column_with_a_default_may_be_missing(session: SparkSession, tmp_path: Path) -> None:
     table = Table.of("delta", tmp_path, tmp_path)
     session.sql(
         f"CREATE TABLE {table.sql_name} (topic STRING, partition INT, offset BIGINT, value STRING, "
@@ -164,20 +159,16 @@ def test_a_column_with_a_default_may_be_missing(session: SparkSession, tmp_path:
     assert table.read(session, "kind") == expected((0, 5, "new"))
 
 
-def test_names_that_differ_only_in_capitals_are_refused(
-    session: SparkSession, table: Table
-) -> None:
-    """Before the table is made."""
+def test_columns_that_differ_in_capitals_are_refused(session: SparkSession, table: Table) -> None:
     frame = records(session, span(0, 5), "a").selectExpr("*", "1 AS Value")
     with pytest.raises(IllegalStateError, match="'value' and 'Value'"):
         table.write(frame, [span(0, 5)])
     assert not table.folder.exists()
 
 
-def test_a_compacted_table_that_accepts_any_schema_is_refused_in_words(
+def test_compacted_table_that_accepts_any_schema_is_refused(
     session: SparkSession, warehouse: Path, tmp_path: Path
 ) -> None:
-    """Spark resolves no column of the MERGE; Iceberg's own pages advise the property."""
     table = Table.of("iceberg", warehouse, tmp_path)
     for start in (0, 5):
         table.write(records(session, span(start, start + 5), "a"), [span(start, start + 5)])
@@ -191,10 +182,7 @@ def test_a_compacted_table_that_accepts_any_schema_is_refused_in_words(
     assert table.read(session) == expected((0, 5, "a"), (5, 10, "b"))
 
 
-def test_writers_of_one_range_at_the_same_moment_leave_it_once(
-    server: SparkConnectServer, table: Table
-) -> None:
-    """Two runs meet where the table is made, where it has the range, and where one is late."""
+def test_concurrent_writers_leave_a_range_once(server: SparkConnectServer, table: Table) -> None:
     range_ = span(0, 100)
     start = threading.Barrier(3)
     errors: list[BaseException] = []
@@ -226,10 +214,9 @@ def test_writers_of_one_range_at_the_same_moment_leave_it_once(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_session_without_the_format_is_told_what_it_needs(
+def test_session_without_the_format_is_refused(
     spark_connect_server: SparkConnectServer, format_: str, tmp_path: Path
 ) -> None:
-    """Before anything is read: the frame would fail."""
     table = Table.of(format_, tmp_path, tmp_path)
     with connected(spark_connect_server) as session:
         unread = records(session, span(0, 5), "a").where("isnull(raise_error('read'))")
@@ -237,10 +224,7 @@ def test_a_session_without_the_format_is_told_what_it_needs(
             table.write(unread, [span(0, 5)])
 
 
-def test_a_writer_that_is_killed_before_its_commit_leaves_nothing(
-    warehouse: Path, tmp_path: Path
-) -> None:
-    """One of its files is complete by then. The range is done again, and is there once."""
+def test_killed_server_leaves_no_partial_write(warehouse: Path, tmp_path: Path) -> None:
     range_ = span(0, 100)
     tables = [Table.of(format_, warehouse, tmp_path) for format_ in FORMATS]
     with table_server(warehouse) as server:
@@ -272,10 +256,9 @@ def test_a_writer_that_is_killed_before_its_commit_leaves_nothing(
                 assert table.read(session) == expected((0, 100, "b"))
 
 
-def test_a_run_with_a_local_spark_that_is_killed_before_its_commit_leaves_nothing(
+def test_killed_local_spark_leaves_no_partial_write(
     session: SparkSession, warehouse: Path, tmp_path: Path
 ) -> None:
-    """There the driver, which commits, is killed as well. The next one writes the range anew."""
     tables = [Table.of(format_, warehouse, tmp_path) for format_ in FORMATS]
     for table in tables:
         table.write(records(session, span(0, 50), "a"), [span(0, 50)])

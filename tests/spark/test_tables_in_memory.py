@@ -76,8 +76,7 @@ def replace(
     )
 
 
-def test_rows_are_known_by_their_offsets() -> None:
-    """Ranges that follow each other are one, so that a condition stays short."""
+def test_rows_are_identified_by_offsets() -> None:
     rows = Rows.of([OffsetRange("orders", 0, 8, 9), *RANGES])
     assert rows.spans == (("orders", 0, 5, 9), ("orders", 1, 0, 10))
     assert rows.condition() == (
@@ -86,14 +85,12 @@ def test_rows_are_known_by_their_offsets() -> None:
     )
 
 
-def test_no_ranges_are_refused() -> None:
-    """A condition that is true for no row, or for each, must not be made up."""
+def test_rows_without_ranges_are_refused() -> None:
     with pytest.raises(IllegalStateError, match="give at least one range"):
         Rows.of([])
 
 
-def test_a_commit_that_was_overtaken_is_made_again(pauses: list[int]) -> None:
-    """It has written nothing, and the next one sees what the other writer has added."""
+def test_conflicting_commit_is_retried(pauses: list[int]) -> None:
     errors = [RuntimeError("OVERTAKEN"), RuntimeError("OVERTAKEN by another")]
 
     def write() -> None:
@@ -105,8 +102,7 @@ def test_a_commit_that_was_overtaken_is_made_again(pauses: list[int]) -> None:
     assert pauses == [1, 2]
 
 
-def test_a_writer_that_is_never_first_gives_up(pauses: list[int]) -> None:
-    """Nothing hangs, and the message says what keeps writers apart."""
+def test_commit_that_always_conflicts_fails(pauses: list[int]) -> None:
     written: list[None] = []
 
     def write() -> None:
@@ -120,8 +116,7 @@ def test_a_writer_that_is_never_first_gives_up(pauses: list[int]) -> None:
     assert len(pauses) == tables.ATTEMPTS - 1
 
 
-def test_another_error_is_not_tried_again(pauses: list[int]) -> None:
-    """It is the user's own, and reaches Dagster as it is."""
+def test_other_error_is_not_retried(pauses: list[int]) -> None:
 
     def write() -> None:
         raise ZeroDivisionError
@@ -140,8 +135,7 @@ def test_another_error_is_not_tried_again(pauses: list[int]) -> None:
     ],
     ids=["source", "catalog", "settings"],
 )
-def test_a_session_without_the_format_is_told_what_it_needs(said: str) -> None:
-    """Spark's own message names a class."""
+def test_session_without_the_format_is_refused(said: str) -> None:
 
     def write() -> None:
         raise RuntimeError(said)
@@ -152,8 +146,7 @@ def test_a_session_without_the_format_is_told_what_it_needs(said: str) -> None:
         replace(write)
 
 
-def test_a_second_part_of_a_read_is_refused_for_the_same_table_only() -> None:
-    """It would replace the first one; a replay, and a failed write, are no second part."""
+def test_second_part_of_a_read_is_refused_for_the_same_table() -> None:
     replace(lambda: None, read_id="one")
     with pytest.raises(IllegalStateError, match="would replace the first"):
         replace(lambda: None, read_id="one")
@@ -177,8 +170,7 @@ def test_a_second_part_of_a_read_is_refused_for_the_same_table_only() -> None:
     ],
     ids=["without one", "of fewer offsets", "of another topic"],
 )
-def test_a_range_that_the_frame_was_not_read_from_is_refused(read: list[OffsetRange]) -> None:
-    """Topics decoded one after the other: each write would remove what the one before wrote."""
+def test_range_outside_of_the_read_is_refused(read: list[OffsetRange]) -> None:
     written: list[None] = []
     with pytest.raises(IllegalStateError, match=r"not read from orders-0 \[5, 8\)"):
         replace(lambda: written.append(None), read=read)
@@ -194,16 +186,14 @@ def test_a_range_that_the_frame_was_not_read_from_is_refused(read: list[OffsetRa
     ],
     ids=["the same", "of more ranges", "with other bounds"],
 )
-def test_some_of_the_ranges_of_a_read_can_be_replaced(read: Sequence[OffsetRange]) -> None:
-    """What counts are the offsets: the rows of ranges with other bounds are the same."""
+def test_ranges_inside_of_the_read_are_replaced(read: Sequence[OffsetRange]) -> None:
     written: list[None] = []
     replace(lambda: written.append(None), read=read)
     assert written == [None]
 
 
 @pytest.mark.parametrize("write", [write_delta, write_iceberg])
-def test_a_frame_without_offsets_is_refused(write: Callable[..., None]) -> None:
-    """Before anything is read; what was aggregated is told where to get one."""
+def test_frame_without_offsets_is_refused(write: Callable[..., None]) -> None:
     with pytest.raises(IllegalStateError, match=r"offset are missing.*min\(offset\) AS offset"):
         write(Frame("topic", "partition", "total"), "orders", RANGES)
 
@@ -219,6 +209,5 @@ def test_a_frame_without_offsets_is_refused(write: Callable[..., None]) -> None:
     ],
     ids=["append", "metadata", "protocol", "commit", "merge"],
 )
-def test_what_the_formats_say_of_overtaken_commits_is_known(form: TableFormat, said: str) -> None:
-    """As Delta Lake 4.0 and Iceberg 1.10 say it."""
+def test_conflict_errors_of_the_formats_are_recognized(form: TableFormat, said: str) -> None:
     assert form.conflict.search(said)

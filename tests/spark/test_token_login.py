@@ -22,10 +22,9 @@ SECRET = 'swordfish "of the" issuer'  # noqa: S105 - what must not be shown
 
 
 @pytest.mark.parametrize("session", ["connect"], indirect=True)
-def test_a_range_is_read_with_a_token(
+def test_range_is_read_with_an_oidc_token(
     session: SparkSession, kafka_with_tokens: KafkaWithTokens
 ) -> None:
-    """The settings are those of the member, whose issuer has a certificate of its own authority."""
     kafka, name = kafka_with_tokens, unique_name("bearer")
     kafka.create_topic(name)
     producer = Producer(kafka.client_config())
