@@ -1,7 +1,7 @@
 """A consumer group in memory, with cooperative rebalances, held revokes, fencing and commits.
 
-It implements the ports of `kafka.group_ports`, with a clock that advances only while members poll. It
-stores offsets, not records. The contract tests of the member run on it and on a real broker.
+It implements `kafka.group_ports`, with a clock that advances only while members poll. It stores
+offsets, not records. The contract tests of the member run on it and on a real broker.
 """
 
 from __future__ import annotations

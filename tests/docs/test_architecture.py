@@ -11,12 +11,10 @@ FILE = "ARCHITECTURE.md"
 
 
 def test_the_diagram_is_the_table_of_transitions() -> None:
-    """A diagram that is drawn by hand is wrong after the first change."""
     assert blocks(FILE, "mermaid") == [diagram() + "\n"]
 
 
 def test_the_codemap_is_the_tree_of_folders() -> None:
-    """A map with places that are gone, or that are missing, is worse than none."""
     tree = blocks(FILE, "text")[0]
     named, path = set(), [""]
     for line in tree.splitlines():

@@ -72,7 +72,6 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 def test_each_block_has_a_language_that_is_read_here() -> None:
-    """One without a language is read by nobody."""
     assert {"python", "sh", "yaml", "json", "properties"} >= {
         block.language for block in BLOCKS
     } - DRAWN
@@ -80,7 +79,6 @@ def test_each_block_has_a_language_that_is_read_here() -> None:
 
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_python_compiles_and_imports_what_exists(block: Block) -> None:
-    """A name that has moved is the first thing that a reader runs into."""
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module.split(".")[0] in PLATFORMS:
@@ -96,7 +94,6 @@ def test_python_compiles_and_imports_what_exists(block: Block) -> None:
 
 @pytest.mark.parametrize("block", of("yaml", "json", "properties"), ids=str)
 def test_data_is_read(block: Block, tmp_path: Path) -> None:
-    """By the program that it is for, or one like it."""
     if block.language == "yaml":
         assert yaml.safe_load(block.text)
     elif block.language == "json":
@@ -111,7 +108,6 @@ def test_data_is_read(block: Block, tmp_path: Path) -> None:
 def test_a_shell_can_read_the_commands_and_they_exist(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With their options, as the program itself reads them."""
     subprocess.run(["bash", "-n", "-c", block.text], check=True)  # noqa: S607 - whatever bash is there
     (tmp_path / "login.properties").touch()
     monkeypatch.chdir(tmp_path)

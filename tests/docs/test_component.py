@@ -29,14 +29,12 @@ def attributes_table(model: type[BaseModel]) -> str:
 
 @pytest.mark.parametrize("model", [KafkaBatchComponent.model(), BatchAsset.model()])
 def test_the_tables_are_those_of_the_code(model: type[BaseModel]) -> None:
-    """An attribute that is renamed or added must be so in the documentation."""
     table = attributes_table(model)
     assert table in (ROOT / PAGE).read_text(), f"{PAGE} should have:\n{table}"
 
 
 @pytest.mark.parametrize("form", ["batch", "streaming"])
 def test_the_example_is_a_code_location(form: str) -> None:
-    """As a user pastes it, with the variables unset."""
     complete, streaming = blocks(PAGE, "yaml")
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.defs_folder_path / "orders"
@@ -56,7 +54,6 @@ def test_the_example_is_a_code_location(form: str) -> None:
 
 
 def test_the_python_form_loads() -> None:
-    """As a `component.py`."""
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.defs_folder_path / "orders"
         folder.mkdir()
@@ -67,7 +64,6 @@ def test_the_python_form_loads() -> None:
 
 
 def test_a_component_of_ones_own_takes_its_attributes_from_yaml() -> None:
-    """With those of the component that it is derived from."""
     names: dict[str, Any] = {"__name__": "pasted"}
     run_block(PAGE, block_with(PAGE, "python", "class TableComponent"), names)
     kafka = {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["sales"]}

@@ -26,14 +26,12 @@ def pasted(block: str) -> dict[str, Any]:
 
 
 def test_the_example_with_spark_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the variables unset: none of them is needed to load it."""
     monkeypatch.delenv("REGISTRY_PASSWORD", raising=False)
     names = pasted(block_with(PAGE, "python", "def orders("))
     dg.Definitions.validate_loadable(names["defs"])
 
 
 def test_the_example_without_spark_reads_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """And no tombstone."""
     names = pasted(block_with(PAGE, "python", "def refunds("))
     with http_registry() as registry:
         schema_id = registry.register("orders-value", json.dumps(ORDER))

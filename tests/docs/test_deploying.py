@@ -39,13 +39,11 @@ def _kubernetes() -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("version", ["1.28", "1.34"])
 def test_kubernetes_takes_the_manifests(version: str) -> None:
-    """By the schemas of Kubernetes, and no key is left over."""
     for manifest in _kubernetes():
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_pod_of_a_member_has_the_time_and_the_rights_that_it_needs() -> None:
-    """Killed while it drains, or without the right to delete jobs, it breaks its promises."""
     found = {manifest["kind"]: manifest for manifest in _kubernetes()}
     pod = found["Deployment"]["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] >= NEEDED_S
@@ -63,7 +61,6 @@ def test_the_pod_of_a_member_has_the_time_and_the_rights_that_it_needs() -> None
 
 
 def test_runs_get_the_secrets_of_the_code_server() -> None:
-    """Their pods have the launcher's environment, which knows nothing of this code location."""
     (deployment,) = (one for one in _kubernetes() if one["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     secrets = [source["secretRef"]["name"] for source in container["envFrom"]]
@@ -73,7 +70,6 @@ def test_runs_get_the_secrets_of_the_code_server() -> None:
 
 
 def test_the_compose_file_is_whole() -> None:
-    """Each service that is named exists, and the code server has the time to drain."""
     compose = yaml.safe_load((FILES / "compose.yaml").read_text())
     services = compose["services"]
     for service in services.values():
@@ -95,7 +91,6 @@ def test_the_compose_file_is_whole() -> None:
 
 @pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml", "shop-code.service"])
 def test_the_command_of_the_code_server_is_one_that_dagster_takes(name: str) -> None:
-    """An option with a slip of the hand is found when it is too late."""
     (command,) = _commands(name)
     assert command[:3] == ["dagster", "api", "grpc"]
     said = subprocess.run(
@@ -110,7 +105,6 @@ def test_the_command_of_the_code_server_is_one_that_dagster_takes(name: str) -> 
 
 
 def test_webserver_and_daemon_are_given_the_workspace() -> None:
-    """Dagster looks for it in the current folder, and never in DAGSTER_HOME."""
     services = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
     for name in ("webserver", "daemon"):
         service = services[name]
@@ -137,7 +131,6 @@ def _commands(name: str) -> list[list[str]]:
 
 @pytest.mark.skipif(SYSTEMD is None, reason="needs systemd-analyze")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """With a program that exists on this machine."""
     text = (FILES / "shop-code.service").read_text()
     unit = tmp_path / "shop-code.service"
     unit.write_text(text.replace("/opt/shop/.venv/bin/dagster", "/bin/true"))
@@ -150,7 +143,6 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 def test_dagster_takes_the_settings_of_the_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as it reads them without a database."""
     for name in ("HOST", "USERNAME", "PASSWORD", "DB"):
         monkeypatch.setenv(f"DAGSTER_PG_{name}", "nowhere")
     settings = yaml.safe_load((FILES / "dagster.yaml").read_text())
@@ -168,7 +160,6 @@ def test_dagster_takes_the_settings_of_the_instance(
 
 
 def test_the_recipes_are_code_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each makes a resource whose settings the client takes."""
     for name in ("KAFKA_BROKERS", "CONFLUENT_KEY", "CONFLUENT_SECRET", "BRANCH"):
         monkeypatch.setenv(name, "nowhere:9092")
     found = 0
@@ -181,7 +172,6 @@ def test_the_recipes_are_code_that_loads(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_page_names_each_file_and_the_variable_of_the_guard() -> None:
-    """Nobody looks for a file that is not named."""
     text = (ROOT / PAGE).read_text()
     for file in FILES.iterdir():
         assert f"deploying/{file.name}" in text
@@ -192,7 +182,6 @@ def test_the_page_names_each_file_and_the_variable_of_the_guard() -> None:
 def test_postgres_ends_a_frozen_write_so_that_others_can_write_to_that_run(
     postgres: Postgres,
 ) -> None:
-    """Its lock on the row would keep everybody waiting for as long as the process is frozen."""
     name = unique_name("frozen").replace("-", "_")
     postgres.create_database(name)
     (setting,) = re.findall(r'-c "(ALTER .*)"', block_with(PAGE, "sh", "ALTER DATABASE"))

@@ -13,7 +13,6 @@ CASES = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
 
 
 def test_each_test_that_is_named_exists() -> None:
-    """A promise whose test was renamed or removed is a promise that nobody keeps."""
     existing = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -25,7 +24,6 @@ def test_each_test_that_is_named_exists() -> None:
 
 
 def test_each_line_names_what_shows_it() -> None:
-    """A sentence without a test is a wish."""
     rows = [
         line
         for line in TABLE.splitlines()
@@ -39,7 +37,6 @@ def test_each_line_names_what_shows_it() -> None:
 
 
 def test_the_names_of_the_surface_exist() -> None:
-    """What a reader looks for by name is there."""
     for name in re.findall(r"`([A-Z]\w+)`", TABLE):
         assert hasattr(dagster_rebalance, name) or name in {"RevokeLists", "DeprecationWarning"}, (
             name

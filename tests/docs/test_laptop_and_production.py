@@ -42,7 +42,6 @@ def _loaded(monkeypatch: pytest.MonkeyPatch, environment: str) -> tuple[dg.Defin
 
 
 def test_the_laptop_has_a_group_and_a_spark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty variable is no server: `dg check defs` was green, and each batch failed."""
     _, resources = _loaded(monkeypatch, "laptop")
     assert resources.spark.is_local
     assert resources.kafka.group_id == "orders-laptop"
@@ -50,7 +49,6 @@ def test_the_laptop_has_a_group_and_a_spark_of_its_own(monkeypatch: pytest.Monke
 
 
 def test_production_has_the_login_and_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the same code."""
     _, resources = _loaded(monkeypatch, "production")
     assert not resources.spark.is_local
     assert resources.kafka.group_id == "orders"
@@ -58,7 +56,6 @@ def test_production_has_the_login_and_the_server(monkeypatch: pytest.MonkeyPatch
 
 
 def test_each_variable_of_the_code_is_in_the_table() -> None:
-    """A reader sets the variables of the table."""
     text = (ROOT / PAGE).read_text()
     table = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     named = {name for variables in VARIABLES.values() for name in variables}

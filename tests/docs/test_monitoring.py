@@ -55,13 +55,11 @@ def known() -> dict[str, set[str]]:
 
 
 def test_the_table_of_events_is_that_of_the_code() -> None:
-    """People filter logs by these names."""
     table = log_table()
     assert table in (ROOT / PAGE).read_text(), f"{PAGE} should have:\n{table}"
 
 
 def test_the_table_of_metrics_is_that_of_the_code() -> None:
-    """Dashboards of users are made of these names."""
     table = metric_table()
     assert table in (ROOT / PAGE).read_text(), f"{PAGE} should have:\n{table}"
 
@@ -69,7 +67,6 @@ def test_the_table_of_metrics_is_that_of_the_code() -> None:
 def test_each_metric_comes_out_with_the_attributes_that_are_promised(
     known: dict[str, set[str]],
 ) -> None:
-    """In the spelling of Prometheus, as the page says."""
     for metric in Metric:
         kind = metric.value
         name = kind.name.replace(".", "_") + ("_seconds" if kind.unit == "s" else "")
@@ -110,7 +107,6 @@ def _selectors(query: str) -> Iterator[tuple[str, set[str]]]:
 def test_a_query_asks_only_for_what_there_is(
     where: str, query: str, known: dict[str, set[str]]
 ) -> None:
-    """Prometheus answers nothing to a name with a slip of the hand, and no alert ever comes."""
     selectors = list(_selectors(query))
     assert selectors, where
     for name, labels in selectors:
@@ -152,7 +148,6 @@ def _promtool(*arguments: str) -> None:
 
 
 def test_the_dashboard_can_be_imported_and_shows_each_metric() -> None:
-    """Grafana asks for these keys; a metric that nobody sees is none."""
     dashboard = _dashboard()
     assert dashboard.keys() >= {"title", "uid", "schemaVersion", "templating", "panels"}
     ids = [panel["id"] for panel in dashboard["panels"]]
@@ -165,7 +160,6 @@ def test_the_dashboard_can_be_imported_and_shows_each_metric() -> None:
 
 
 def test_the_names_of_alerts_in_the_documentation_exist() -> None:
-    """docs/operating.md says what to do for each, and for nothing that is no alert any more."""
     rules = yaml.safe_load((ROOT / "docs/monitoring/alerts.yaml").read_text())["groups"][0]["rules"]
     text = (ROOT / "docs/operating.md").read_text()
     named = re.findall(r"^\| `(Kafka\w+)` \|", text, re.MULTILINE)
@@ -173,6 +167,5 @@ def test_the_names_of_alerts_in_the_documentation_exist() -> None:
 
 
 def test_the_recipes_are_code() -> None:
-    """A person pastes them into a module."""
     for text in ("PeriodicExportingMetricReader(", "start_http_server(", "JsonFormatter("):
         compile(block_with(PAGE, "python", text), PAGE, "exec")

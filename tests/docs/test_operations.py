@@ -37,7 +37,6 @@ def shop() -> dg.Definitions:
 
 
 def test_the_schedule_of_the_example_executes_the_checks_of_a_group() -> None:
-    """It is for the time in which no member is there to report them."""
     names: dict[str, Any] = {}
     page = "docs/operating.md"
     run_block(page, block_with(page, "python", "ScheduleDefinition"), names)
@@ -51,14 +50,12 @@ def test_the_schedule_of_the_example_executes_the_checks_of_a_group() -> None:
 
 
 def test_the_order_of_the_example_fits_the_launchpad() -> None:
-    """People paste it there."""
     job = shop().resolve_job_def("kafka_batches_control")
     config = yaml.safe_load(block_with("docs/control.md", "yaml", "action: pause"))
     assert dg.validate_run_config(job, config)
 
 
 def test_the_loop_that_a_signal_ends_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes while the loop is at work, and the consumer is closed behind it."""
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     group = FakeGroup({"orders": 1})

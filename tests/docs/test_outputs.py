@@ -68,7 +68,6 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def test_the_example_of_a_table_writes_each_range_once(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A range that is done again is replaced, also by nothing."""
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
     names = pasted("import write_delta", data=str(tmp_path))
     dg.Definitions.validate_loadable(names["defs"])
@@ -83,7 +82,6 @@ def test_the_example_of_a_table_writes_each_range_once(
 def test_the_example_of_values_between_assets_hands_them_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job behind the assets loads beside them."""
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
     names = pasted("def cleaned", data=str(tmp_path))
     written: list[object] = []
@@ -104,7 +102,6 @@ def test_the_example_of_values_between_assets_hands_them_on(
 
 
 def test_the_settings_for_iceberg_are_taken() -> None:
-    """People copy them first."""
     config = pasted("iceberg.spark.SparkCatalog")["spark"]._classic_config()
     assert config["spark.sql.catalog.lake.type"] == "rest"
     assert "iceberg-spark-runtime-4." in config["spark.jars.packages"]
@@ -113,7 +110,6 @@ def test_the_settings_for_iceberg_are_taken() -> None:
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_the_examples_of_tables_work_with_the_packages_that_are_added(tmp_path: Path) -> None:
-    """In the Spark of this environment; the page named a package for another one."""
     command = [sys.executable, "-m", "tests.docs.resolved_tables", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=850)
     assert done.returncode == 0, done.stderr[-5000:]
@@ -123,7 +119,6 @@ def test_the_examples_of_tables_work_with_the_packages_that_are_added(tmp_path: 
 @pytest.mark.spark
 @pytest.mark.parametrize("provider", ["iceberg", "delta"])
 def test_the_example_of_a_merge_keeps_the_newest_row(session: SparkSession, provider: str) -> None:
-    """Also when an older range is done again."""
     names = pasted("MERGE INTO")
     if provider == "delta":
         names["TABLE"] = "customers"
@@ -154,7 +149,6 @@ def test_the_example_of_a_merge_keeps_the_newest_row(session: SparkSession, prov
 def test_the_compacted_copy_has_each_record_once_whatever_is_done_again(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """A range that is not committed may be done again, and one that is by a person's word."""
     names = pasted("def copy_compacted", "docs/parquet.md")
     out, status = str(tmp_path / "out"), [{"topic": "orders", "partition": 0, "committed": 20}]
     status.append({"topic": "orders", "partition": 1, "committed": None})
@@ -185,7 +179,6 @@ def test_the_compacted_copy_has_each_record_once_whatever_is_done_again(
 def test_the_example_of_a_database_writes_each_range_once(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs that write it at the same moment included."""
     postgres.create_database("shop")
     address = postgres.url("shop").replace("+psycopg2", "")
     monkeypatch.setenv("SHOP_DATABASE", address)

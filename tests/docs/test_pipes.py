@@ -188,25 +188,21 @@ PLATFORMS = {
 @pytest.mark.parametrize("text", PLATFORMS)
 @pytest.mark.usefixtures("played")
 def test_the_example_is_a_code_location(text: str) -> None:
-    """As a user pastes it."""
     dg.Definitions.validate_loadable(pasted(text)["defs"])
 
 
 def test_runs_of_databricks_are_ended(played: Played) -> None:
-    """Of one Dagster run, until Databricks lists them no more."""
     stopping("DatabricksRuns", pasted("class DatabricksRuns")).stop(RUN)
     assert played.workspace.cancelled == [1, 1]
 
 
 def test_pods_are_ended(played: Played) -> None:
-    """Until their node has said that they have."""
     stopping("Pods", pasted("class Pods")).stop(RUN)
     assert played.pods.deleted == ["one", "one"]
 
 
 @pytest.mark.usefixtures("played")
 def test_jobs_of_emr_are_ended() -> None:
-    """By calls that EMR knows, also where the list has several pages."""
     names = pasted("class EmrJobs")
     emr, application = names["emr"], names["APPLICATION"]
     known = emr.meta.service_model.shape_for("JobRunState").enum
@@ -293,7 +289,6 @@ def test_the_job_writes_exactly_its_batch(
     topic: str,
     other_side: Path,
 ) -> None:
-    """From a real Kafka, with the asset of each platform and its settings on the other side."""
     names = pasted(text, dg=dg, KafkaBatch=KafkaBatch)
     client = Client() if named_by else dg.PipesSubprocessClient()
     batch = KafkaBatch.for_testing([OffsetRange(topic, 0, 2, 7)])

@@ -61,7 +61,6 @@ def executed(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("setting", ["on_deadline", "on_lost", "on_failure"])
 def test_every_policy_has_a_row_and_the_default_is_marked(setting: str) -> None:
-    """What a policy means for lost and doubled is the reason to choose it."""
     field = KafkaConsumerResource.model_fields[setting]
     rows = [
         line
@@ -79,7 +78,6 @@ def test_every_policy_has_a_row_and_the_default_is_marked(setting: str) -> None:
 
 
 def test_the_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
-    """Programs read it."""
     kept = Kept()
     DeadLetters(kept, "orders").store(
         StoreDeadLetter(span(0), 1, "b-1", ("r1", "r2")), "the run failed"
@@ -94,7 +92,6 @@ def test_the_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
 
 
 def test_the_settings_of_the_example_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """People copy them first."""
     monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
     settings = executed("on_failure=")["kafka"].process_config_and_initialize().driver_settings()
     chosen = (
@@ -109,7 +106,6 @@ def test_the_settings_of_the_example_are_taken(monkeypatch: pytest.MonkeyPatch) 
 def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Exactly the records that are in no output, under the range by which they are missing."""
     read: list[tuple[list[OffsetRange], str]] = []
     written: list[tuple[str, str]] = []
 

@@ -48,7 +48,6 @@ def _brokers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_example_with_polars_writes_each_range_once(tmp_path: Path) -> None:
-    """A range that is done again is replaced, also by nothing."""
     folder = tmp_path / "orders"
     folder.mkdir()
     names = pasted(block_with(PAGE, "python", "import polars"), tmp_path)
@@ -64,7 +63,6 @@ def test_the_example_with_polars_writes_each_range_once(tmp_path: Path) -> None:
 
 
 def test_the_example_with_duckdb_writes_each_range_once(tmp_path: Path) -> None:
-    """A range that is done again is replaced, also by nothing."""
     names = pasted(block_with(PAGE, "python", "import duckdb"), tmp_path)
     dg.Definitions.validate_loadable(names["defs"])
     for attempt in (batch((0, 5, "pen"), (1, 3, "cup")), batch((0, 5, "pen"), (0, 7, "ink"))):
@@ -75,7 +73,6 @@ def test_the_example_with_duckdb_writes_each_range_once(tmp_path: Path) -> None:
 
 
 def test_the_example_of_an_assets_test_passes(tmp_path: Path) -> None:
-    """Called directly, and materialised."""
     names = pasted(block_with("docs/testing.md", "python", "for_testing("), tmp_path)
     tests = [name for name in names if name.startswith("test_")]
     assert len(tests) == 2

@@ -36,7 +36,6 @@ def _run(block: str) -> dict[str, Any]:
 
 
 def test_the_definitions_of_the_readme_load_and_are_short() -> None:
-    """A newcomer copies them first."""
     block = block_with(README, "python", "build_kafka_batch_defs(")
     assert len(block.splitlines()) < MOST_LINES
     defs: dg.Definitions = _run(block)["defs"]
@@ -47,7 +46,6 @@ def test_the_definitions_of_the_readme_load_and_are_short() -> None:
 
 
 def test_secrets_in_the_readme_come_from_the_environment() -> None:
-    """What is copied from there must not teach to write a password into a file."""
     lines = blocks(README, "python")[0].splitlines()
     given = [
         line for line in lines if re.search(r"username|password|bootstrap_servers|remote", line)
@@ -57,7 +55,6 @@ def test_secrets_in_the_readme_come_from_the_environment() -> None:
 
 
 def test_the_pages_that_the_readme_names_exist() -> None:
-    """A person looks for them by name."""
     text = (ROOT / README).read_text()
     group = GroupAssets.of("GROUP")
     for name in (
@@ -71,7 +68,6 @@ def test_the_pages_that_the_readme_names_exist() -> None:
 
 
 def test_the_users_test_in_the_guide_passes() -> None:
-    """It shows what the kit is for."""
     _run(block_with("docs/testing.md", "python", "FakeGroup"))["test_a_revoke_can_be_delayed"]()
 
 
@@ -114,7 +110,6 @@ def _member(group: FakeGroup) -> RebalanceAwareConsumer:
 
 
 def test_the_consumer_loop_of_the_readme_holds_commits_and_gives_up() -> None:
-    """The loop must be right in its order: a commit after the release would be refused."""
     process = _run(block_with(README, "python", "delay_revoke({"))["process"]
     group = FakeGroup({"orders": 2})
     blue, green = _member(group), _member(group)
@@ -133,7 +128,6 @@ def test_the_consumer_loop_of_the_readme_holds_commits_and_gives_up() -> None:
 
 
 def test_the_commands_of_the_readme_exist() -> None:
-    """Two commands are the promise to a newcomer."""
     shown = re.findall(r"^make ([a-z-]+)", "".join(blocks(README, "sh")), re.MULTILINE)
     assert shown == ["demo", "test"]
     for target in shown:
@@ -141,7 +135,6 @@ def test_the_commands_of_the_readme_exist() -> None:
 
 
 def test_the_extras_of_the_readme_exist() -> None:
-    """A wrong extra installs nothing and says so in one line that nobody reads."""
     extras = metadata("dagster-rebalance").get_all("Provides-Extra") or []
     assert extras
     text = (ROOT / README).read_text()
@@ -157,7 +150,6 @@ def test_the_extras_of_the_readme_exist() -> None:
     ],
 )
 def test_links_between_the_projects_files_lead_somewhere(file: str) -> None:
-    """A file that is renamed leaves them behind."""
     folder = (ROOT / file).parent
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / file).read_text())
     for link in (link for link in links if "://" not in link):
@@ -165,7 +157,6 @@ def test_links_between_the_projects_files_lead_somewhere(file: str) -> None:
 
 
 def test_several_groups_fit_into_one_code_location_as_the_readme_says() -> None:
-    """Each has a name and resource keys of its own; the Spark resource can be shared."""
     spark = KafkaSparkResource()
 
     def one(group: str) -> dg.Definitions:

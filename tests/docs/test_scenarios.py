@@ -27,7 +27,6 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_each_scenario_has_one_line() -> None:
-    """A scenario that was dropped is one that nobody looks for any more."""
     assert len(rows(SCENARIOS)) == COUNT
     assert len(rows(PROMISES)) == PROMISE_COUNT
     told = [scenario for scenario, *_ in rows(PAGE)]
@@ -35,7 +34,6 @@ def test_each_scenario_has_one_line() -> None:
 
 
 def test_each_test_that_is_named_exists() -> None:
-    """A name that was changed shows nothing."""
     defined = [
         name
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -47,7 +45,6 @@ def test_each_test_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize("row", rows(SCENARIOS), ids=lambda row: row[0][:40])
 def test_each_line_has_a_source_and_names_what_shows_it(row: list[str]) -> None:
-    """A line without a test must say why the scenario cannot happen here, in more than a word."""
     _, source, here, shown_by = row
     assert re.search(r"\w", source)
     if not re.search(r"`test_\w+`", shown_by):
@@ -55,7 +52,6 @@ def test_each_line_has_a_source_and_names_what_shows_it(row: list[str]) -> None:
 
 
 def test_each_scenario_that_is_played_on_purpose_is_listed() -> None:
-    """A test of the folder that no line names is either missing here or no scenario."""
     played = {
         name
         for path in (ROOT / "tests" / "scenarios").glob("test_*.py")

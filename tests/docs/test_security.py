@@ -42,7 +42,6 @@ def _made(text: str) -> KafkaConsumerResource:
 
 @pytest.mark.parametrize("text", ["SCRAM-SHA-512", "ssl.key.location"])
 def test_the_settings_of_the_examples_are_taken(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """People copy them first."""
     for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD", "KAFKA_KEY_PASSWORD"):
         monkeypatch.setenv(variable, f"value of {variable}")
     config = _made(text).process_config_and_initialize().consumer_config()
@@ -77,8 +76,6 @@ def test_definitions_with_the_examples_load_before_the_variables_are_set(
 def test_the_logins_by_tokens_are_taken_by_both_clients(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the variables are set, and after."""
-
     @dg.asset
     def orders(kafka_batch: KafkaBatch) -> None:
         """Never run."""
@@ -99,7 +96,6 @@ def test_the_logins_by_tokens_are_taken_by_both_clients(
 
 
 def test_the_functions_of_the_examples_return_what_is_asked_for(tmp_path: Path) -> None:
-    """A password file ends with a line break, which is no part of it."""
     names: dict[str, Any] = {}
     (tmp_path / "password").write_text("hunter2\n")
     text = block_with(PAGE, "python", "def kafka()").replace("/etc/kafka", str(tmp_path))
@@ -108,7 +104,6 @@ def test_the_functions_of_the_examples_return_what_is_asked_for(tmp_path: Path) 
 
 
 def test_the_function_of_the_example_gives_a_token_that_is_taken() -> None:
-    """With the time at which it expires behind it."""
     expires_at = time.time() + 100
     issuer = SimpleNamespace(
         token_for=lambda config: SimpleNamespace(text=f"for {config}", expires_at=expires_at)
@@ -119,7 +114,6 @@ def test_the_function_of_the_example_gives_a_token_that_is_taken() -> None:
 
 
 def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:
-    """They are tried on a real Kafka, and on Spark."""
     made = _made("ssl.key.location")
     assert made.security_protocol == "SSL"
     assert made.client_config.keys() == {
@@ -130,12 +124,10 @@ def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:
 
 
 def test_the_command_for_a_key_is_that_of_the_tests() -> None:
-    """Another encryption is unreadable for Spark."""
     assert block_with(PAGE, "sh", "openssl").startswith(f"openssl pkcs8 {' '.join(KEY_FORM)} -in ")
 
 
 def test_secrets_in_the_examples_come_from_the_environment() -> None:
-    """What is copied from there must not teach to write a password into a file."""
     for block in blocks(PAGE, "python")[:2]:
         for line in block.splitlines():
             if re.search(r"username|password", line):
@@ -156,7 +148,6 @@ def test_the_rights_of_the_commands_are_those_that_the_tests_grant() -> None:
 
 
 def test_the_table_names_the_rights_of_the_member() -> None:
-    """The commands sum the table up."""
     rows = re.findall(
         r"^\| member \| `(\w+)` \| (each topic|the group) \|",
         (ROOT / PAGE).read_text(),
@@ -166,7 +157,6 @@ def test_the_table_names_the_rights_of_the_member() -> None:
 
 
 def test_the_expression_that_masks_secrets_is_the_one_that_is_tested() -> None:
-    """It is tried on the event log of a real server; with another one the password stays in it."""
     assert f"spark.redaction.string.regex  {REDACTION}\n" in block_with(
         PAGE, "text", "spark.redaction"
     )
@@ -175,7 +165,6 @@ def test_the_expression_that_masks_secrets_is_the_one_that_is_tested() -> None:
 def test_the_login_that_the_server_looks_up_has_no_secret_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It takes the place of the translated one, and may stand in the code."""
     names: dict[str, Any] = {"dg": dg, "KafkaSparkResource": KafkaSparkResource}
     run_block(PAGE, block_with(PAGE, "python", "config.providers"), names)
 
@@ -201,7 +190,6 @@ def test_the_login_that_the_server_looks_up_has_no_secret_in_it(
 
 
 def test_the_resources_of_ones_own_definitions_are_closed_to_runs() -> None:
-    """As those of `build_kafka_batch_defs` are."""
     names: dict[str, Any] = {"dg": dg, "kafka": _made("SCRAM-SHA-512")}
     run_block(PAGE, block_with(PAGE, "python", "FixedResource"), names)
 

@@ -65,7 +65,6 @@ def _default(field: FieldInfo) -> str:
     "model", [KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource]
 )
 def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> None:
-    """A setting that is renamed, added or given another default must be so in the documentation."""
     table = settings_table(model)
     assert table in (ROOT / "docs/settings.md").read_text(), (
         f"docs/settings.md should have:\n{table}"
@@ -73,7 +72,6 @@ def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> No
 
 
 def test_the_table_of_client_settings_is_that_of_the_code() -> None:
-    """Each setting that the package gives to a client of librdkafka, with its reason."""
     head = "| setting | value | clients | yours wins | why |\n|---|---|---|---|---|"
     table = "\n".join((head, *map(str, TABLE)))
     assert table in (ROOT / "docs/settings.md").read_text(), (
@@ -82,7 +80,6 @@ def test_the_table_of_client_settings_is_that_of_the_code() -> None:
 
 
 def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
-    """They are promised in words, and none of them stands there that can be set."""
     text = " ".join((ROOT / "docs/settings.md").read_text().split())
     said = re.search(r"- Not settings: (.*?) ##", text)
     assert said is not None

@@ -11,7 +11,6 @@ REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 
 
 def test_the_reference_has_each_public_name_once() -> None:
-    """A name that is added is looked up there first."""
     shown = [
         name
         for page in REFERENCE
@@ -21,7 +20,6 @@ def test_the_reference_has_each_public_name_once() -> None:
 
 
 def test_each_page_is_in_the_navigation() -> None:
-    """MkDocs itself only says so of pages that its own folder has."""
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = set(re.findall(r"[\w./-]+\.md", navigation))
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}

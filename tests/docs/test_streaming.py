@@ -17,7 +17,6 @@ PAGE = "docs/streaming.md"
 
 
 def test_the_example_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user pastes it."""
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
     names: dict[str, Any] = {"__name__": "pasted"}
     run_block(PAGE, block_with(PAGE, "python", "build_kafka_stream_defs"), names)
@@ -27,14 +26,12 @@ def test_the_example_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_conditions_that_it_recommends_exist() -> None:
-    """Dagster refuses to leave out what is no part of a condition."""
     conditions = re.findall(r"`(dg\.\S*\)|\.without\S*\))`", (ROOT / PAGE).read_text())
     _, late, missing = (one for one in conditions if "AutomationCondition" in one)
     assert len(eval(late + missing, {"dg": dg}).children) == 3  # noqa: S307 - as a reader pastes it
 
 
 def test_each_setting_that_it_names_exists() -> None:
-    """A renamed setting must be renamed here, too."""
     text = (ROOT / PAGE).read_text()
     (sentence,) = re.findall(r"- (`max_ranges_per_run`.*?effect\.)", text, re.DOTALL)
     named = set(re.findall(r"`(\w+)`", sentence))

@@ -77,7 +77,6 @@ def check_that_runs_start(dagster: DagsterDeployment) -> None:
 def test_a_dead_run_is_ended_and_its_code_server_starts_the_next_one(
     dagster: DagsterDeployment, how: signal.Signals
 ) -> None:
-    """A frozen process, and one that was killed a moment ago, take no event."""
     with dagster.instance() as instance:
         run = Working(dagster, instance)
         pid = run.pid
@@ -95,7 +94,6 @@ def test_a_dead_run_is_ended_and_its_code_server_starts_the_next_one(
 def test_a_frozen_run_is_cancelled_and_its_code_server_starts_the_next_one(
     dagster: DagsterDeployment,
 ) -> None:
-    """A hold cancels at its deadline whatever has not ended."""
     with dagster.instance() as instance:
         run = Working(dagster, instance)
         os.kill(run.pid, signal.SIGSTOP)

@@ -56,7 +56,6 @@ def materializations(instance: dg.DagsterInstance, key: str) -> list[dg.AssetMat
 def test_async_pipes_and_multi_assets_process_batch_after_batch_of_one_run(
     kafka_broker: KafkaCluster, tmp_path: Path
 ) -> None:
-    """And the run ends as succeeded."""
     kafka_broker.create_topic("forms", 1)
     env = {"E2E_ROOT": str(tmp_path), "KAFKA_BROKERS": kafka_broker.bootstrap_servers}
     location = CodeLocation("shop", "forms_project", Path(__file__).parent / "project", env)

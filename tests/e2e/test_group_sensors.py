@@ -40,7 +40,6 @@ def say_joined(instance: dg.DagsterInstance, location: str, sensor: str, run_id:
 
 
 def test_the_sensors_of_a_group_are_seen_with_their_last_tick(dagster: DagsterDeployment) -> None:
-    """A person reads why there is no member, where Dagster's own pages may show nothing."""
     with dagster.instance() as instance:
         say_joined(instance, "shop", "failing_sensor")
         assert not sensors_of(instance, GROUP), "it was never turned on here"

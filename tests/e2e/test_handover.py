@@ -64,7 +64,6 @@ def test_a_hold_waits_for_its_run_and_is_released_when_it_succeeded(stage: Stage
 
 
 def test_a_queued_run_is_cancelled_instead_of_waited_for(stage: Stage) -> None:
-    """Taking back work that has not started costs nothing, as the next owner requests its range."""
     groups = stage.groups("queued")
     for group in groups:
         group.turn_on("blue")
@@ -88,7 +87,6 @@ def test_a_queued_run_is_cancelled_instead_of_waited_for(stage: Stage) -> None:
 
 
 def test_a_hold_with_nothing_in_flight_is_released_at_once(stage: Stage) -> None:
-    """A revoke without work must not cost a second."""
     groups = stage.groups("idle")
     for group in groups:
         group.open()

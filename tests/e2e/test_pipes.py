@@ -138,7 +138,6 @@ def _all_done_once(groups: list[Group]) -> None:
 def test_records_are_written_once_through_a_kill_and_a_cancel(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
 ) -> None:
-    """A child that outlives its run is ended before the next one begins on the same records."""
     with dagster.instance() as instance:
         groups = [Group(name, kafka_broker, tmp_path, instance) for name in GROUPS]
         for group in groups:

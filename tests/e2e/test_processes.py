@@ -115,7 +115,6 @@ def test_a_run_whose_process_died_is_found_and_done_again(stage: Stage) -> None:
 
 
 def test_ctrl_c_lets_a_run_end_and_commits_it_before_the_member_leaves(stage: Stage) -> None:
-    """A code server lives until its runs have ended; its member uses that time."""
     groups = stage.groups("interrupted", partitions=1)
     _in_flight(groups, "blue", 1)
     server = stage.dagster.locations["blue"].server

@@ -155,7 +155,6 @@ class Ground:
 def test_past_ranges_are_processed_again_while_the_group_goes_on(
     kafka_broker: KafkaCluster, tmp_path: Path
 ) -> None:
-    """Their output is replaced, nothing is there twice, and no committed offset moves."""
     (tmp_path / "version").write_text("v1")
     for group in GROUPS:
         (tmp_path / group).mkdir()

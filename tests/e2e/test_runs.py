@@ -90,7 +90,6 @@ def _check_state(stage: Stage, group: str) -> bool | None:
 
 
 def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage) -> None:
-    """A stop cancels the run that is at work; a pause lets it end. Other partitions work on."""
     group = stage.group("ordered", "consumer", partitions=3)
     group.turn_on("blue")
     group.wait("all runs to work", lambda group: len(group.working()) == 3)
@@ -133,7 +132,6 @@ def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
 
 
 def test_two_assets_of_one_run_get_the_same_batch(stage: Stage) -> None:
-    """The offset is committed when the run succeeded, which is when both assets did."""
     group = stage.group("paired", "classic", partitions=2)
     group.open()
     group.turn_on("blue")

@@ -91,14 +91,12 @@ def test_a_deployment_works_with_read_on_its_topic_and_its_group_alone(story: St
 
 
 def test_a_refused_password_fails_the_tick_and_names_the_settings(story: Story) -> None:
-    """Nobody looks into the log of a code server first."""
     causes = " ".join(cause["message"] for cause in story.refusal["error"]["causes"])
     assert "Authentication failed" in causes
     assert "'sasl.username' and 'sasl.password'" in causes
 
 
 def test_passwords_are_nowhere_in_dagsters_storage_and_in_no_log(story: Story) -> None:
-    """Events, ticks, tags, run configs, snapshots, compute logs, and the logs of every process."""
     written = dict(_everything_written(story))
     assert any(
         SNAPSHOT in content for name, content in written.items() if name.startswith("rows of")

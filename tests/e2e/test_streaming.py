@@ -216,7 +216,6 @@ def detached(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDepl
 def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
 ) -> None:
-    """Nothing is lost, and nothing is done twice but what a killed run had in hand."""
     streams = [Stream(name, kafka_broker, dagster) for name in STREAMS]
     with dagster.instance() as instance:
 
@@ -270,7 +269,6 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
 def test_runs_on_a_cluster_share_the_work_and_leave_when_dagster_shows_that_they_should(
     kafka_broker: KafkaCluster, detached: DagsterDeployment, tmp_path: Path
 ) -> None:
-    """No signal reaches them, and only its heartbeat shows that one is gone."""
     stream = Stream(DETACHED, kafka_broker, detached)
     with detached.instance() as instance:
 

@@ -47,7 +47,6 @@ def _load() -> dg.Definitions:
 
 
 def test_the_project_loads_without_a_broker_or_a_spark() -> None:
-    """A code location that cannot load while Kafka is away could not be deployed."""
     definitions = _load()
     dg.Definitions.validate_loadable(definitions)
     assert [sensor.name for sensor in definitions.sensors or ()] == ["kafka_batches_sensor"]
@@ -57,7 +56,6 @@ def test_the_project_loads_without_a_broker_or_a_spark() -> None:
 
 
 def test_a_missing_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group names assets, so it is needed before anything runs."""
     monkeypatch.delenv("KAFKA_GROUP")
     with pytest.raises(Exception, match="KAFKA_GROUP, which is not set"):
         _load()
@@ -66,7 +64,6 @@ def test_a_missing_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_slowest_partition_of_a_batch_decides_how_long_the_work_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The demo makes some partitions slow, so that a drain has to wait while others go on."""
     slept: list[float] = []
     module = importlib.import_module("example_project.simulated_work")
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=slept.append))

@@ -93,7 +93,6 @@ def worked_on(*examples: ChildProcess) -> Counter[tuple[str, str]]:
 
 @pytest.mark.parametrize("example", ["kip983_loop.py", "asyncio_workers.py"])
 def test_two_of_a_group_hand_over_and_work_on_every_record_once(stage: Stage, example: str) -> None:
-    """A second one joins in the middle of the work, and the first one is ended with Ctrl-C."""
     stage.produce(100)
     first = stage.start(example)
     wait(lambda: len(worked_on(first)) > 50, "the first one to work", first)
@@ -111,7 +110,6 @@ def test_two_of_a_group_hand_over_and_work_on_every_record_once(stage: Stage, ex
 
 
 def test_sums_and_offsets_are_saved_together_whatever_kafka_has_committed(stage: Stage) -> None:
-    """Killed and started again, it goes on where the sums end."""
     stage.produce(100)
     path = stage.folder / "sums.db"
 
@@ -135,7 +133,6 @@ def test_sums_and_offsets_are_saved_together_whatever_kafka_has_committed(stage:
 
 
 def test_no_record_comes_before_its_partition_is_warm(stage: Stage) -> None:
-    """A record of a cold partition would end the example with an error."""
     stage.produce(25)
     example = stage.start("pause_until_warm.py")
     wait(
@@ -213,7 +210,6 @@ runpy.run_path("transactions.py", run_name="__main__")
 def test_ctrl_c_in_the_middle_of_a_commit_copies_everything_once(
     stage: Stage, kafka_topic: TopicFactory
 ) -> None:
-    """The example ends when its commit is whole, and the next one goes on behind it."""
     output = kafka_topic(4)
     stage.produce(25)
     interrupted = stage.folder / "interrupted.py"

@@ -124,7 +124,6 @@ class Pool:
 
 
 def test_threads_that_finish_late_move_no_group_back(stage: Stage) -> None:
-    """One poll tells the loss and the assignment, so that nothing seems to have gone."""
     pool, seen = Pool(8), list[int]()
 
     class Scripted(RebalanceAwareConsumer):
@@ -184,7 +183,6 @@ def scripted(stage: Stage, before: Mapping[int, Callable[[], Any]]) -> Callable[
 
 
 def test_tasks_that_finish_late_move_no_group_back(stage: Stage) -> None:
-    """One poll tells the loss and the assignment, so that nothing seems to have gone."""
     tasks, seen = Tasks(), list[int]()
 
     async def lose() -> None:
@@ -208,7 +206,6 @@ def test_tasks_that_finish_late_move_no_group_back(stage: Stage) -> None:
 
 
 def test_tasks_go_on_when_a_commit_meets_a_rebalance(stage: Stage) -> None:
-    """The partitions are still the consumer's: it polls, and commits again (KIP-429)."""
     tasks = Tasks()
 
     async def refuse() -> None:
@@ -270,7 +267,6 @@ class Transactions:
 def test_copies_of_what_was_lost_and_came_back_begin_behind_the_other_owner(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction is undone; what the poll brings with the loss is read by nobody else."""
     producer, polls = Transactions(stage.group), list[int]()
     monkeypatch.setattr("confluent_kafka.Producer", lambda _config: producer)
 

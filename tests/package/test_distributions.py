@@ -40,12 +40,10 @@ def copied(folder: Path) -> Path:
 
 
 def test_an_index_would_take_both(built: Path) -> None:
-    """Twine looks at the README as an index renders it."""
     run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
 
 
 def test_the_metadata_is_complete(wheel: Path) -> None:
-    """An index shows nothing else."""
     found = metadata(wheel)
     for field in ("Summary", "Author", "License-Expression", "Keywords", "Requires-Python"):
         assert found[field], field
@@ -53,7 +51,6 @@ def test_the_metadata_is_complete(wheel: Path) -> None:
 
 
 def test_the_readme_leads_nowhere_away_from_the_repository(wheel: Path) -> None:
-    """On an index there is nothing beside it; and nothing but targets is lost."""
     shown = str(metadata(wheel).get_payload())
     targets = re.findall(r"\]\(([^)]*)\)", shown)
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
@@ -63,7 +60,6 @@ def test_the_readme_leads_nowhere_away_from_the_repository(wheel: Path) -> None:
 
 
 def test_the_wheel_has_the_package_alone_and_the_sdist_what_its_tests_need(built: Path) -> None:
-    """Tests, proofs and tools are no part of what is installed."""
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
@@ -76,7 +72,6 @@ def test_the_wheel_has_the_package_alone_and_the_sdist_what_its_tests_need(built
 
 
 def test_a_version_is_that_of_its_tag(tmp_path: Path) -> None:
-    """A release is a tag and nothing else."""
     source = copied(tmp_path / "source")
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
     for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "a"), ("tag", "v3.2.1")):
@@ -85,7 +80,6 @@ def test_a_version_is_that_of_its_tag(tmp_path: Path) -> None:
 
 
 def test_a_copy_without_git_and_the_sdist_can_be_built(built: Path, tmp_path: Path) -> None:
-    """A tarball of the repository has no tags; the sdist says which version it is."""
     plain = built_from(copied(tmp_path / "plain"), tmp_path / "plain-dist")
     assert plain["Version"] == "0.2.0.dev0"
     (sdist,) = built.glob("*.tar.gz")

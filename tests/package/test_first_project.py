@@ -124,7 +124,6 @@ def terminal(built: Path, tmp_path: Path) -> Terminal:
 
 
 def test_a_first_project_works_as_the_pages_say(terminal: Terminal) -> None:
-    """Whoever copies them meets exactly this."""
     scaffold, work, configure, broker, dev, produce, look = all_blocks(PROJECT)
     terminal.run(scaffold)
     (terminal.folder / work.file).write_text(work.text)
@@ -154,7 +153,6 @@ def test_a_first_project_works_as_the_pages_say(terminal: Terminal) -> None:
 
 
 def test_the_page_makes_a_project_of_the_dagster_that_is_tested() -> None:
-    """A newer create-dagster asks for a Dagster that an index may not have all parts of yet."""
     (pinned,) = re.findall(r"^dagster==(\S+)", LOCK.read_text(), re.MULTILINE)
     assert f"create-dagster@{pinned} " in all_blocks(PROJECT)[0].text
 

@@ -87,7 +87,6 @@ def test_the_wheel_alone_has_every_public_name_and_passes_the_tests_of_its_core(
 
 @pytest.mark.parametrize("extra", [*MODULES, "cli"])
 def test_an_extra_works_without_the_others(extra: str, wheel: Path, tmp_path: Path) -> None:
-    """A requirement that another extra happens to bring is missed by whoever installs one."""
     programs = environment(tmp_path / "environment", sys.executable)
     install_extra(programs, wheel, extra)
     for module in MODULES.get(extra, ()):
@@ -99,7 +98,6 @@ def test_an_extra_works_without_the_others(extra: str, wheel: Path, tmp_path: Pa
 
 
 def test_the_command_without_its_extra_says_what_to_install(wheel: Path, tmp_path: Path) -> None:
-    """The script is there with every extra."""
     programs = environment(tmp_path / "environment", sys.executable)
     install(programs, wheel)
     done = subprocess.run(

@@ -54,12 +54,10 @@ def entry(*samples: Sample, goal: Goal) -> Entry:
     ],
 )
 def test_the_verdict_follows_from_ratio_and_goal(goal: Goal, ratio: float, met: bool) -> None:  # noqa: FBT001 - a column of the table
-    """A goal that is reached exactly is met."""
     assert entry(Sample(1.0, 1.0, ratio), goal=goal).met is met
 
 
 def test_the_median_of_the_runs_counts() -> None:
-    """One run in which the machine was busy decides nothing; ratios are taken within a run."""
     found = entry(
         Sample(10, 10, 1.0), Sample(1, 10, 0.1), Sample(99, 100, 0.99), goal=Goal(">=", 0.95)
     ).as_json()
@@ -73,7 +71,6 @@ def test_the_median_of_the_runs_counts() -> None:
 
 
 def test_a_list_of_entries_is_written(tmp_path: Path) -> None:
-    """Programs read it; the folder need not exist."""
     write_json([entry(Sample(2, None, 1.0), goal=Goal("<=", 3))], tmp_path / "build" / "bench.json")
     (found,) = json.loads((tmp_path / "build" / "bench.json").read_text())
     assert found.keys() >= FIELDS
@@ -92,7 +89,6 @@ def played(held: int) -> Played:
 
 
 def test_only_retained_partitions_count_and_only_during_the_hold() -> None:
-    """A burst at the end of a hold is what it is to be stopped."""
     assert played(5).steady_rate == pytest.approx(5)
     assert played(4).held_rate == pytest.approx(4)
     assert played(4).ratio == pytest.approx(0.8)
@@ -100,7 +96,6 @@ def test_only_retained_partitions_count_and_only_during_the_hold() -> None:
 
 
 def test_ours_and_the_peers_stand_side_by_side() -> None:
-    """The reader compares them in one line; the ratio is ours over our own steady rate."""
     everyone = {name: played(5 if "ours" in name else 1) for pair in PAIRS for name in pair[:2]}
     for found in entries_of([everyone, everyone]):
         assert found.ours == pytest.approx(5)
@@ -109,7 +104,6 @@ def test_ours_and_the_peers_stand_side_by_side() -> None:
 
 
 def test_a_peer_that_is_not_installed_is_said_to_be_missing() -> None:
-    """The others are measured all the same."""
     here = {name: played(5) for pair in PAIRS for name in pair[:2] if name != AIOKAFKA}
     entries = entries_of([here])
     assert [found.note for found in entries if found.peer is None] == ["aiokafka is not installed"]
@@ -117,7 +111,6 @@ def test_a_peer_that_is_not_installed_is_said_to_be_missing() -> None:
 
 
 def test_the_trackers_marks_are_complete_and_out_of_order() -> None:
-    """Each record of 64 partitions once, the same ones in each repetition."""
     marks = shuffled(640, seed=1)
     assert len({at for at, _ in marks}) == 64
     assert sorted(marks) == sorted(
@@ -129,7 +122,6 @@ def test_the_trackers_marks_are_complete_and_out_of_order() -> None:
 
 
 def test_the_command_measures_what_it_is_asked_for(tmp_path: Path) -> None:
-    """The tracker alone needs no broker."""
     command = [
         sys.executable,
         "-m",
@@ -156,7 +148,6 @@ def test_the_command_measures_what_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_member_without_work_is_measured_at_two_sizes() -> None:
-    """One that is not idle would be measured for something else, and raises."""
     small, large = idle.measure(runs=1, turns=10, step=lambda _text: None)
     assert "1,000" in small.case
     assert "10,000" in large.case
@@ -166,7 +157,6 @@ def test_a_member_without_work_is_measured_at_two_sizes() -> None:
 
 @pytest.mark.broker
 def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -> None:
-    """All of them are asked for partitions, hold them, and retain some."""
     entries = hold.measure(kafka_broker, runs=1, hold_s=1.0, steady_s=1.0, step=lambda _text: None)
     assert [found.case for found in entries] == [case for _, _, case in PAIRS]
     assert all(
@@ -177,7 +167,6 @@ def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -
 
 @pytest.mark.broker
 def test_reading_is_measured_for_ours_and_the_bare_client(kafka_broker: KafkaCluster) -> None:
-    """Each reads every record."""
     bare, careful = poll.measure(kafka_broker, runs=2, records=20_000, step=lambda _text: None)
     assert bare.case != careful.case
     for found in (bare, careful):
@@ -193,7 +182,6 @@ def stored(partition: int, at: float, offset: int, *claims: tuple[int, str]) -> 
 
 
 def test_a_range_takes_from_its_first_claim_to_the_commit_behind_it() -> None:
-    """A claim that is written again, or beside another one, is as old as it was."""
     found = ranges_in(
         [
             stored(0, 1.0, 0),
@@ -214,7 +202,6 @@ def test_a_range_takes_from_its_first_claim_to_the_commit_behind_it() -> None:
 
 
 def test_a_claim_that_is_taken_back_was_never_committed() -> None:
-    """Its range is claimed anew, from then on."""
     found = ranges_in(
         [
             stored(0, 1.0, 0, (10, "a")),
@@ -227,7 +214,6 @@ def test_a_claim_that_is_taken_back_was_never_committed() -> None:
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
-    """The largest one, where there are too few."""
     assert percentile([3, 1, 2], 0.5) == 2
     assert percentile(range(1000), 0.99) == 990
     assert percentile([1, 5], 0.99) == 5
@@ -240,7 +226,6 @@ def test_a_percentile_is_one_of_the_values() -> None:
 def test_a_plot_shows_how_much_better_than_its_goal_a_figure_is(
     tmp_path: Path, goal: Goal, ratio: float, factor: float
 ) -> None:
-    """Whichever way round the goal is; text is escaped."""
     found = Entry("speed", "a < b", "time", "s", goal, [Sample(1, 1, ratio)])
     assert margin(found) == pytest.approx(factor)
     write_svg([found], tmp_path / "images" / "plot.svg")
@@ -249,7 +234,6 @@ def test_a_plot_shows_how_much_better_than_its_goal_a_figure_is(
 
 
 def test_a_revoke_is_from_the_request_to_the_release_of_that_member() -> None:
-    """Another member's assignment, or a second request before the release, is not one more."""
     records: list[GroupRecord]
     every, kept, asked = frozenset(range(4)), frozenset({0, 1}), frozenset({2, 3})
     records = [
@@ -265,7 +249,6 @@ def test_a_revoke_is_from_the_request_to_the_release_of_that_member() -> None:
 
 
 def test_latency_is_told_by_percentiles_and_beside_a_run_for_each_batch() -> None:
-    """Each turn of the streaming run is a sample of its own."""
     turns = [
         [Committed(0, 1, "a", 0.0, took) for took in (0.02, 0.04, 0.3)],
         [Committed(0, 1, "a", 0.0, 0.05)],
@@ -278,14 +261,12 @@ def test_latency_is_told_by_percentiles_and_beside_a_run_for_each_batch() -> Non
 
 
 def test_retained_partitions_are_measured_between_commits_around_the_hold() -> None:
-    """What was produced before the first of them was not worked on during the hold."""
     commits = [Committed(0, 10, "a", at - 1, at) for at in (1.0, 2.0, 3.0, 4.0, 6.0, 7.0)]
     rate = retained_rate(commits, 2.5, 3.5, frozenset({0}), after_s=1.0)
     assert rate == pytest.approx(30 / 4)
 
 
 def test_batches_end_with_their_last_range_and_are_counted_after_the_first() -> None:
-    """What is started before the first batch is no part of the rate; batches may overlap."""
     commits = [
         Committed(0, 10, "a", 0.0, 1.0),
         Committed(0, 10, "b", 1.0, 3.0),
@@ -298,7 +279,6 @@ def test_batches_end_with_their_last_range_and_are_counted_after_the_first() -> 
 
 
 def test_a_streaming_run_stands_beside_each_peer_turn_by_turn() -> None:
-    """Each peer has a goal of its own."""
     found = {STREAM: [0.5, 0.4], structured_streaming.NAME: [0.4, 0.4], BATCHES: [10.0, 20.0]}
     goals = {structured_streaming.NAME: Goal("<=", 1.25), BATCHES: Goal("<=", 0.01)}
     spark, batches = stream_spark.entries_of("stream_micro_batch", "small", "s", found, goals)
@@ -308,7 +288,6 @@ def test_a_streaming_run_stands_beside_each_peer_turn_by_turn() -> None:
 
 
 def test_lost_and_doubled_records_are_counted_one_by_one(tmp_path: Path) -> None:
-    """Ranges may overlap in part; a range that is written again replaces what was there."""
     work = Work("", "orders", str(tmp_path), batch_s=0.0)
     work.process([(0, 0, 5), (0, 3, 8)], "v1")
     work.process([(0, 3, 4), (1, 1, 2), (0, 0, 5)], "v2")
@@ -320,7 +299,6 @@ def test_lost_and_doubled_records_are_counted_one_by_one(tmp_path: Path) -> None
 
 
 def test_polled_records_are_ranges_and_what_a_client_tells_is_none() -> None:
-    """Records of several partitions come mixed."""
     end = Message(
         topic="orders", partition=0, offset=9, error=KafkaError(KafkaError._PARTITION_EOF)
     )
@@ -337,7 +315,6 @@ def test_a_version_has_settled_when_its_processes_do_all_that_is_new(
     process: int,
     settled: bool,  # noqa: FBT001 - a column of the table
 ) -> None:
-    """Old code may come back to a partition, and one process alone is no rolling deploy."""
     rounds = [("v1", 1), ("v2", 1), ("v2", 1), ("v2", process)]
     output = [
         Written(partition, 10 * number, 10 * number + 10, version, by)
@@ -350,7 +327,6 @@ def test_a_version_has_settled_when_its_processes_do_all_that_is_new(
 
 
 def test_a_deploy_is_told_by_all_that_was_lost_and_done_twice() -> None:
-    """One record in one turn is too many; what a peer loses does not count for ours."""
     counted = {STREAM: [(0, 0), (0, 2), (0, 0)], POLLED: [(7, 0)] * 3, BLOCKING: [(0, 5)] * 3}
     entries = duplicates_entries(counted)
     assert [(one.ours, one.peer, one.met) for one in entries] == [
@@ -362,7 +338,6 @@ def test_a_deploy_is_told_by_all_that_was_lost_and_done_twice() -> None:
 
 
 def test_the_longest_gap_of_all_turns_counts() -> None:
-    """The goal is in seconds, whatever a peer takes."""
     gaps_s = {STREAM: [3.6, 2.0], BATCHES: [30.0, 40.0], structured_streaming.NAME: [2.0, 3.0]}
     for found, peer in zip(gap_entries(gaps_s), (40.0, 3.0), strict=True):
         assert (found.ours, found.ratio, found.peer, found.met) == (3.6, 3.6, peer, False)

@@ -42,7 +42,6 @@ def _worker(exchange: Exchange) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_run_at_work_is_seen_and_killed(tmp_path: Path) -> None:
-    """Once: afterwards there is nothing left of it."""
     exchange = Exchange(tmp_path)
     exchange.make()
     with _worker(exchange) as process:
@@ -54,7 +53,6 @@ def test_a_run_at_work_is_seen_and_killed(tmp_path: Path) -> None:
 
 
 def test_another_process_that_got_the_pid_of_a_killed_run_is_left_alone(tmp_path: Path) -> None:
-    """It may be Dagster's daemon, and was."""
     exchange = Exchange(tmp_path)
     exchange.make()
     with _worker(exchange) as process:
@@ -67,7 +65,6 @@ def test_another_process_that_got_the_pid_of_a_killed_run_is_left_alone(tmp_path
 
 
 def test_a_run_that_is_cut_off_opens_nothing_until_it_is_reconnected(tmp_path: Path) -> None:
-    """Neither a file of Dagster's storage nor a connection to it; what it has open stays open."""
     exchange = Exchange(tmp_path)
     exchange.make()
     with _worker(exchange) as process:

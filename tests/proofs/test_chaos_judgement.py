@@ -52,14 +52,12 @@ def _stalls(history: History, *given: Explained) -> list[Span]:
 
 
 def test_a_partition_that_is_worked_on_or_has_nothing_to_read_stands_not_still() -> None:
-    """Between the two batches there was nothing to read, for 30 s."""
     judgement = _judged(WORKED_OFF)
     assert not judgement.stalls
     assert judgement.watched_s == 20.0
 
 
 def test_a_commit_that_comes_late_is_a_stall() -> None:
-    """The run has succeeded, and the partition waits for its member."""
     late = replace(WORKED_OFF, commits=[(10.5, 0), (24.0, 5), (50.4, 5), (60.0, 9)])
     assert _stalls(late) == [Span(19.5, 24.0)]
     (told,) = map(str, judge([late], TICKS, (), UNTIL).stalls)
@@ -71,13 +69,11 @@ def test_a_commit_that_comes_late_is_a_stall() -> None:
 
 
 def test_a_claim_that_comes_late_is_a_stall() -> None:
-    """There was something to read, and nobody took it."""
     late = replace(WORKED_OFF, claims=[(10.5, 5), (54.0, 9)])
     assert _stalls(late) == [Span(50.0, 54.0)]
 
 
 def test_a_batch_may_wait_for_two_ticks_of_its_owner() -> None:
-    """The first one may have been answered before the claim was confirmed."""
     late = replace(
         WORKED_OFF,
         runs=[RunSeen(30.0, 39.5, succeeded=True), WORKED_OFF.runs[1]],
@@ -89,7 +85,6 @@ def test_a_batch_may_wait_for_two_ticks_of_its_owner() -> None:
 
 
 def test_ticks_of_another_member_start_no_runs() -> None:
-    """Without a tick of its owner a batch waits, but not for ever."""
     never = replace(
         WORKED_OFF,
         owners=[(1.0, "id-3")],
@@ -104,7 +99,6 @@ def test_ticks_of_another_member_start_no_runs() -> None:
 def test_a_batch_may_wait_for_each_tick_for_as_long_as_other_code_locations_keep_the_daemon() -> (
     None
 ):
-    """One that is suspended does."""
     late = replace(
         WORKED_OFF,
         ends=[(10.0, 9)],
@@ -121,7 +115,6 @@ def test_a_batch_may_wait_for_each_tick_for_as_long_as_other_code_locations_keep
 
 
 def test_a_batch_whose_run_failed_waits_for_the_next_one() -> None:
-    """It is requested again with the next ticks."""
     again = [
         RunSeen(15.0, 17.0, succeeded=False),
         RunSeen(26.0, 29.0, succeeded=True),
@@ -134,7 +127,6 @@ def test_a_batch_whose_run_failed_waits_for_the_next_one() -> None:
 
 
 def test_a_batch_that_a_new_owner_has_found_waits_for_its_ticks() -> None:
-    """Its run was cancelled by the owner before, in a hold."""
     owners = [(1.0, "id-1"), (16.5, "id-2")]
     taken = replace(
         WORKED_OFF,
@@ -152,7 +144,6 @@ def test_a_batch_that_a_new_owner_has_found_waits_for_its_ticks() -> None:
 
 
 def test_a_batch_that_a_fault_kept_from_its_run_waits_for_the_ticks_behind_it() -> None:
-    """Its owner could not offer it before. A batch whose run has succeeded waits for no tick."""
     fault = Explained(Span(12.0, 27.0), "broker_killed", WORKED_OFF.name, is_fault=True)
     late = replace(
         WORKED_OFF,
@@ -168,7 +159,6 @@ def test_a_batch_that_a_fault_kept_from_its_run_waits_for_the_ticks_behind_it() 
 
 
 def test_a_partition_that_nobody_has_is_no_stall_of_a_member() -> None:
-    """Kafka has not given it to anybody."""
     taken = replace(
         WORKED_OFF,
         claims=[(10.5, 5), (58.5, 9)],
@@ -181,7 +171,6 @@ def test_a_partition_that_nobody_has_is_no_stall_of_a_member() -> None:
 
 
 def test_what_explains_idleness_of_one_partition_explains_nothing_of_another() -> None:
-    """A fault to one member must not hide a stall of the others."""
     late = replace(WORKED_OFF, claims=[(10.5, 5), (54.0, 9)])
     assert not _stalls(late, Explained(Span(49.0, 53.0), "held", "numbers-0"))
     assert _stalls(late, Explained(Span(49.0, 53.0), "held", "numbers-1"))
@@ -232,7 +221,6 @@ def test_a_fault_reaches_as_far_as_what_it_was_done_to(fault: Fault, reach: str 
 
 
 def test_a_hold_explains_what_it_held() -> None:
-    """Its receipt says how long it took."""
     hold = HoldSeen("blue", "drained", "revoke", ("numbers-0",), seconds=4.0, ended_at=24.0, runs=1)
     assert _reasons(holds=(hold,)) == ["held: 20 to 24"]
 
@@ -261,7 +249,6 @@ def test_in_classic_a_rebalance_that_waits_for_one_member_explains_what_others_d
 
 
 def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:
-    """Kafka answers once a second; a member that never hears of them is not excused for long."""
     heard = Event("assigned", "green", "", ("numbers-0",), {}, at=31.0)
     assert _reasons(history=MOVED, assigned=(heard,)) == [
         f"on its way to its new owner: {span}" for span in ("1 to 11", "30 to 31")
@@ -269,7 +256,6 @@ def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:
 
 
 def test_a_broker_fault_may_cost_a_member_the_news_of_its_partitions() -> None:
-    """Kafka does not tell them again before the coordinator moves or the assignment changes."""
     heard = Event("assigned", "green", "", ("numbers-0",), {}, at=55.0)
     on_its_way = "on its way to its new owner: 30 to {}"
     away = Fault(Kind.BROKER_KILLED, "node 1", 29.0, mended_at=35.0)
@@ -313,7 +299,6 @@ def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it()
 
 
 def test_a_member_that_has_just_gone_may_be_given_more() -> None:
-    """Kafka misses it after its session time-out, and so does the list of what it had."""
     fault = Fault(Kind.MEMBER_KILLED, "blue", 20.0, frozenset({5}), 24.0)
     told = (Event("assigned", "blue", "", (), {"member_id": "id-1"}, 12.0),)
 
@@ -331,7 +316,6 @@ def test_a_member_that_has_just_gone_may_be_given_more() -> None:
 
 
 def test_a_broker_fault_may_cost_members_their_heartbeats() -> None:
-    """Their clients know that they have lost it before the coordinator does."""
     killed = Fault(Kind.BROKER_KILLED, "node 1", 20.0, mended_at=26.0)
     history = replace(WORKED_OFF, owners=[(1.0, "id-1"), (35.0, None), (36.0, "id-1")])
     missed = "broker killed and restarted: 20 to 35"
@@ -344,7 +328,6 @@ def test_a_broker_fault_may_cost_members_their_heartbeats() -> None:
 
 
 def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> None:
-    """After 15 s without a tick a member claims nothing more."""
     found = reasons(Evidence((), (), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
     assert [(one.span.begin, one.span.end) for one in found if one.why.startswith("Dagster")] == [
         (20.0, 41.0),
@@ -353,7 +336,6 @@ def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> No
 
 
 def test_a_bystander_waits_for_whoever_keeps_others_from_writing(tmp_path: Path) -> None:
-    """A process that is frozen in the middle of a write to SQLite. Readers do not notice."""
     for name in SQLITE_FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     frozen = sqlite3.connect(tmp_path / SQLITE_FILES[1], isolation_level=None)
@@ -368,7 +350,6 @@ def test_a_bystander_waits_for_whoever_keeps_others_from_writing(tmp_path: Path)
 
 
 def test_what_a_bystander_waited_for_is_no_stall() -> None:
-    """A commit came 4.5 s late, of which the storage took 3 for anybody."""
     late = replace(WORKED_OFF, commits=[(10.5, 0), (24.0, 5), (50.4, 5), (60.0, 9)])
     for slow, stands in ([Span(20.0, 23.0)], []), ([Span(20.0, 21.0)], [Span(21.0, 24.0)]):
         found = reasons(Evidence((), (), (), (), TICKS, slow), [late], UNTIL)
@@ -376,7 +357,6 @@ def test_what_a_bystander_waited_for_is_no_stall() -> None:
 
 
 def test_a_bystander_notes_what_took_long() -> None:
-    """An answer that never came says nothing about time."""
     times = iter([10.0, 10.1, 11.0, 12.0, 13.0])
     problems = iter([None, None, OSError("locked")])
 
@@ -392,7 +372,6 @@ def test_a_bystander_notes_what_took_long() -> None:
 
 
 def test_spans_are_cut_by_holes_that_overlap() -> None:
-    """Reasons overlap all the time."""
     assert without(
         [Span(0, 10), Span(20, 30)], [Span(2, 4), Span(3, 6), Span(9, 21), Span(40, 50)]
     ) == [
@@ -403,7 +382,6 @@ def test_spans_are_cut_by_holes_that_overlap() -> None:
 
 
 def test_offsets_of_two_successful_runs_are_counted() -> None:
-    """Also where a third run has only a part of them, and where the ranges only touch."""
     ranges = [
         OffsetRange("numbers", 0, 0, 10),
         OffsetRange("numbers", 0, 10, 20),
@@ -414,7 +392,6 @@ def test_offsets_of_two_successful_runs_are_counted() -> None:
 
 
 def test_what_the_second_asset_never_saw_is_found() -> None:
-    """A commit after the success of one of two assets loses the records for the other."""
     seen = [OffsetRange("numbers", 0, 0, 5), OffsetRange("numbers", 0, 9, 12)]
     assert uncovered(
         seen, [(TopicPartition("numbers", 0), 5), (TopicPartition("numbers", 0), 15)]
@@ -430,7 +407,6 @@ def _draw(seed: int) -> Draw[Kind]:
 
 
 def test_every_kind_is_drawn_once_in_a_round_in_an_order_that_the_seed_decides() -> None:
-    """A few faults already are of many kinds."""
     kinds = len(Kind)
     drawn = [
         [draw.next(lambda _: True) for _ in range(2 * kinds)]
@@ -442,7 +418,6 @@ def test_every_kind_is_drawn_once_in_a_round_in_an_order_that_the_seed_decides()
 
 
 def test_what_cannot_be_done_now_is_done_as_soon_as_it_can_and_others_meanwhile() -> None:
-    """A broker must not go while another one is away; a run can be killed only when one works."""
     draw, others = _draw(1), set(Kind) - {Kind.BROKER_KILLED}
     assert {draw.next(others.__contains__) for _ in others} == others
     assert {draw.next(others.__contains__) for _ in others} == others
@@ -450,12 +425,10 @@ def test_what_cannot_be_done_now_is_done_as_soon_as_it_can_and_others_meanwhile(
 
 
 def test_nothing_is_drawn_when_nothing_can_be_done() -> None:
-    """The play then waits a moment."""
     assert _draw(1).next(lambda _: False) is None
 
 
 def test_a_commit_is_shown_again_only_if_its_member_was_held_up_when_it_was_recorded_late() -> None:
-    """Any other commit that is shown twice is a defect."""
     commit = OffsetRange("numbers", 3, 0, 65)
     pair = [Recorded("blue", commit, at=11.0), Recorded("green", commit, is_late=True, at=25.0)]
     freeze = Fault(Kind.MEMBER_FROZEN, "blue", began_at=11.1, mended_at=30.0)
@@ -478,7 +451,6 @@ def test_a_commit_is_shown_again_only_if_its_member_was_held_up_when_it_was_reco
 
 
 def test_a_member_that_ends_with_an_error_is_told_with_it() -> None:
-    """Its partitions go to others, so nothing is lost; but they stand still until then."""
     log = [
         "the member blue/kafka_batches_sensor failed",
         "Traceback (most recent call last):",
@@ -497,7 +469,6 @@ def _said(kind: str, member: str, numbers: range, at: float) -> Event:
 
 
 def test_who_has_what_does_not_hang_on_the_order_in_which_members_say_it() -> None:
-    """Blue gave 2 to 5 up, and purple said that it has 3 and 4 before blue said anything."""
     assigned = Assigned()
     for event in (
         _said("assigned", "purple", range(3, 5), 50.2),
@@ -510,7 +481,6 @@ def test_who_has_what_does_not_hang_on_the_order_in_which_members_say_it() -> No
 
 
 def test_what_a_member_had_that_was_killed_belongs_to_the_next_owner() -> None:
-    """It does not say that it has nothing any more."""
     assigned = Assigned()
     assigned.take(_said("assigned", "blue", range(2), 50.0))
     assigned.take(_said("assigned", "green", range(2), 95.0))

@@ -23,7 +23,6 @@ MODULE = "proofs.chaos.project"
 
 @pytest.mark.parametrize("role", ["", STREAMING, FLEETING], ids=["main", "streaming", "fleeting"])
 def test_dagster_loads_the_project_in_each_role(role: str, tmp_path: Path) -> None:
-    """The play needs minutes to start its first code server; this test finds errors at once."""
     (tmp_path / "home").mkdir()
     given = {
         BROKERS_VARIABLE: "nowhere:9092",

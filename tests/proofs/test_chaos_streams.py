@@ -73,7 +73,6 @@ def test_a_journal_tells_what_became_of_each_batch(tmp_path: Path) -> None:
 
 
 def test_two_batches_on_one_offset_at_the_same_time_are_told() -> None:
-    """The ranges need not be the same, only meet."""
     meeting = worked(body(ONE, 10, 14), body(TWO, 13, 15, "numbers-0-9-20"))
     assert at_once(meeting) == [
         f"{FIRST} and {SECOND} worked on numbers-0 [0, 10) at once for 1.0 s"
@@ -84,7 +83,6 @@ def test_two_batches_on_one_offset_at_the_same_time_are_told() -> None:
 
 
 def test_a_process_that_was_killed_or_is_frozen_works_on_nothing() -> None:
-    """One that goes on needs a moment to find that its lease is over."""
     killed = Fault(Kind.RUN_WORKER_KILLED, FIRST, 12.0, mended_at=12.0)
     assert not at_once(worked(body(ONE, 10, None), body(TWO, 30, 31), faults=(killed,)))
     assert at_once(worked(body(ONE, 10, None), body(TWO, 30, 31)))
@@ -96,7 +94,6 @@ def test_a_process_that_was_killed_or_is_frozen_works_on_nothing() -> None:
 
 
 def test_a_range_is_done_again_only_because_of_a_fault() -> None:
-    """It came to its end, and its commit did not."""
     for faults, is_told in (
         ((), True),
         ((Fault(Kind.RUN_WORKER_KILLED, FIRST, 14.5, mended_at=14.5),), False),
@@ -132,19 +129,16 @@ def _stalls(
 
 
 def test_a_partition_that_no_batch_works_on_stands_still() -> None:
-    """Ticks, runs that are live, and claims prove nothing."""
     assert _stalls(*worked(body(ONE, 11, 40), body(ONE, 45, UNTIL))) == [Span(40, 45)]
 
 
 def test_nobody_has_a_partition_for_too_long() -> None:
-    """All runs were killed, and none was started again."""
     history = History("numbers-0", [(2.0, 9)], [], [], [], [(1.0, "id-1"), (5.0, None)])
     found = judge([history], None, (), 200.0).stalls
     assert [stall.span for stall in found] == [Span(2, 5), Span(95, 200)]
 
 
 def test_a_partition_waits_for_its_turn_and_not_for_ever() -> None:
-    """A run works on one batch at a time."""
     other = "numbers-1-0-10"
     mine = (body(ONE, 11, 40), body(ONE, 60, UNTIL))
     assert not _stalls(*worked(*mine[:1], body(ONE, 40, 49, other), body(ONE, 49, UNTIL)))
@@ -169,13 +163,11 @@ def test_a_partition_waits_for_its_turn_and_not_for_ever() -> None:
     ],
 )
 def test_a_fault_explains_only_what_streaming_runs_need(fault: Fault, until: float) -> None:
-    """Neither ticks nor the code server; and a run that is gone no longer than two time-outs."""
     batches = worked(body(ONE, 11, 40), body(TWO, 90, UNTIL))
     assert _stalls(*batches, faults=(fault,)) == [Span(until, 90)]
 
 
 def test_a_fault_explains_nothing_once_another_run_has_worked() -> None:
-    """It has taken the partition over, so what comes later is its own."""
     killed = Fault(Kind.RUN_WORKER_KILLED, FIRST, 40.0, frozenset({0}), 40.0)
     batches = worked(body(ONE, 11, 40), body(TWO, 50, 51), body(TWO, 60, UNTIL))
     assert _stalls(*batches, faults=(killed,)) == [Span(51, 60)]
@@ -183,7 +175,6 @@ def test_a_fault_explains_nothing_once_another_run_has_worked() -> None:
 
 
 def test_what_runs_began_while_they_could_not_reach_the_storage_ends_with_them() -> None:
-    """They stop themselves, and the next owner has to wait until it knows that they are gone."""
     hangs = Fault(Kind.STORAGE_HANGS, "Postgres", 40.0, None, 61.0)
     owned = ((1.0, "id-1"), (60.0, None), (65.0, "id-2"))
     begun = worked(body(ONE, 11, 40), body(ONE, 42, 43), body(TWO, 75, UNTIL))
@@ -193,7 +184,6 @@ def test_what_runs_began_while_they_could_not_reach_the_storage_ends_with_them()
 
 
 def test_what_dagster_shows_of_joined_commits_is_compared_by_offset() -> None:
-    """A late owner does not know where each of them ended."""
     made = [OffsetRange("numbers", 0, start, start + 10) for start in (0, 10, 20)]
     joined = Recorded("blue", OffsetRange("numbers", 0, 0, 20), inner=(10,))
     assert joined.commits == made[:2]
@@ -213,7 +203,6 @@ def test_what_dagster_shows_of_joined_commits_is_compared_by_offset() -> None:
 
 
 def test_the_report_has_a_figure_for_each_of_them() -> None:
-    """So that nobody takes a count of nothing for a proof."""
     batches = worked(body(ONE, 10, 14), body(TWO, 13, 15))
     streams = Streams(batches, [], ["a run failed"])
     assert len(streams.problems) == 3

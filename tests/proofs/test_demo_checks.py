@@ -22,7 +22,6 @@ def _output(rows: list[Row]) -> Check:
 
 
 def test_an_output_with_every_record_once_passes() -> None:
-    """The order of the rows means nothing."""
     assert _output(ROWS[::-1]) == Check(
         "every record exactly once", passed=True, detail="4 records, none lost, none doubled"
     )
@@ -51,12 +50,10 @@ def test_an_output_with_every_record_once_passes() -> None:
     ],
 )
 def test_an_output_with_a_fault_fails_and_names_it(rows: list[Row], sentence: str) -> None:
-    """Equal counts alone would hide a record that is lost while another is doubled."""
     assert _output(rows) == Check("every record exactly once", passed=False, detail=sentence)
 
 
 def test_a_record_that_kafka_confirmed_without_an_offset_is_where_no_other_one_is() -> None:
-    """The answer to the first try of the producer was lost with its broker."""
     produced = {**PRODUCED, 2: (0, None)}
     assert not compare_output(produced, ROWS).wrong
     for elsewhere in (Row(2, 1, 1, 0, 2), Row(2, 0, 0, 0, 2)):
@@ -64,7 +61,6 @@ def test_a_record_that_kafka_confirmed_without_an_offset_is_where_no_other_one_i
 
 
 def test_many_faults_are_counted_and_some_named() -> None:
-    """A list of thousands helps nobody."""
     assert (
         check_output(compare_output({number: (0, number) for number in range(9)}, [])).detail
         == "9 lost (0, 1, 2, 3, 4, ...)"
@@ -72,7 +68,6 @@ def test_many_faults_are_counted_and_some_named() -> None:
 
 
 def test_an_offset_behind_the_end_fails() -> None:
-    """What is not committed would be processed again by the next owner."""
     assert check_committed({0: 5, 1: 7}, {0: 5, 1: 7}).passed
     assert check_committed({0: 5}, {0: 5, 1: 7}) == Check(
         "committed offsets equal end offsets", passed=False, detail="partition 1: 0 of 7"
@@ -84,7 +79,6 @@ COMMITS = [Commit(FIRST, 100.0), Commit(SECOND, 120.0)]
 
 
 def test_each_commit_shown_once_passes() -> None:
-    """Dagster may show them in another order than Kafka has them: those of different members."""
     assert check_materialisations(COMMITS, [], [SECOND, FIRST]).passed
 
 
@@ -108,7 +102,6 @@ def test_each_commit_shown_once_passes() -> None:
 def test_a_commit_not_shown_exactly_once_fails(
     went_back: list[str], materialised: list[OffsetRange], sentence: str
 ) -> None:
-    """Equal counts alone would hide it."""
     assert check_materialisations(COMMITS, went_back, materialised) == Check(
         "one materialisation for each commit", passed=False, detail=sentence
     )
@@ -139,12 +132,10 @@ HOLD = HoldSeen(
 def test_only_commits_of_other_partitions_during_the_hold_are_retained_progress(
     commit: Commit, *, counts: bool
 ) -> None:
-    """The drain itself also commits, and must not pass for progress elsewhere."""
     assert is_retained(commit, HOLD) is counts
 
 
 def test_two_drained_holds_with_progress_elsewhere_pass() -> None:
-    """Holds with nothing to do are welcome but prove nothing."""
     idle = replace(HOLD, outcome="nothing to do", seconds=0.1, retained_records=0)
     assert check_holds([HOLD, idle, HOLD]) == Check(
         "retained partitions went on during holds", passed=True, detail="600 records during 2 holds"
@@ -177,7 +168,6 @@ def test_two_drained_holds_with_progress_elsewhere_pass() -> None:
     ],
 )
 def test_holds_that_prove_nothing_fail(holds: list[HoldSeen], sentence: str) -> None:
-    """The promise is that retained partitions keep their speed while others drain."""
     assert check_holds(holds) == Check(
         "retained partitions went on during holds", passed=False, detail=sentence
     )

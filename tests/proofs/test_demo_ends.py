@@ -44,7 +44,6 @@ def _started(folder: Path, sign: str, *options: str) -> ChildProcess:
     ids=["while it starts", "while it plays", "while the other story starts"],
 )
 def test_ctrl_c_ends_everything(tmp_path: Path, sign: str, options: list[str]) -> None:
-    """A person who has seen enough must not have to look for processes."""
     with _started(tmp_path, sign, *options) as demo:
         demo.send(signal.SIGINT)
         assert demo.wait(60) == 130
@@ -59,7 +58,6 @@ def test_ctrl_c_ends_everything(tmp_path: Path, sign: str, options: list[str]) -
 
 
 def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
-    """It cannot clean up, so each of its children watches for its end."""
     with _started(tmp_path, "starting a streaming run") as demo:
         demo.kill()
         wait_until(

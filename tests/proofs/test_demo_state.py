@@ -91,7 +91,6 @@ def _receipt(*partitions: TopicPartition, outcome: Outcome = Outcome.DRAINED) ->
 
 
 def test_before_the_first_member_nobody_owns_anything(watcher: Watcher) -> None:
-    """Kafka does not know the group then, which is no error."""
     snapshot = watcher.look([5, 5, 0])
     assert [lane.owner for lane in snapshot.lanes] == ["", "", ""]
     assert snapshot.lag == 10
@@ -101,7 +100,6 @@ def test_before_the_first_member_nobody_owns_anything(watcher: Watcher) -> None:
 def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(
     instance: dg.DagsterInstance, watcher: Watcher
 ) -> None:
-    """The receipt of the old owner may be written after the new owner's assignment."""
     blue, green = _member(instance, "blue"), _member(instance, "green")
     blue.record_assigned(PARTITIONS, "id-of-blue")
     assert {lane.owner for lane in watcher.look([0, 0, 0]).lanes} == {"blue"}
@@ -116,7 +114,6 @@ def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(
 def test_what_kafka_takes_from_an_owner_drains(
     instance: dg.DagsterInstance, kafka: Group, watcher: Watcher
 ) -> None:
-    """During a hold Kafka assigns less to the member than it still has."""
     _member(instance, "blue").record_assigned([FIRST, SECOND], "id-of-blue")
     kafka.assigned = {"id-of-blue": [FIRST], "id-of-nobody-known": [THIRD]}
     assert [lane.is_draining for lane in watcher.look([0, 0, 0]).lanes] == [False, True, False]
@@ -125,7 +122,6 @@ def test_what_kafka_takes_from_an_owner_drains(
 def test_all_that_a_leaving_member_owns_drains(
     instance: dg.DagsterInstance, kafka: Group, watcher: Watcher
 ) -> None:
-    """Kafka does not know yet that it leaves."""
     _member(instance, "blue").record_assigned([FIRST, SECOND], "id-of-blue")
     kafka.assigned = {"id-of-blue": [FIRST, SECOND]}
     watcher.leaving.add("blue")
@@ -133,7 +129,6 @@ def test_all_that_a_leaving_member_owns_drains(
 
 
 def test_commits_and_receipts_are_read_once(instance: dg.DagsterInstance, watcher: Watcher) -> None:
-    """The checks count them."""
     blue = _member(instance, "blue")
     for range_ in (OffsetRange("orders", 0, 0, 4), OffsetRange("orders", 0, 4, 9)):
         blue.record_commit(RecordCommit(range_, 1, "batch", "run", 0, None, None))

@@ -45,7 +45,6 @@ def _log(*records: StoredOffset | MemberAssigned) -> WorkLog:
 
 
 def test_a_claim_is_in_hand_until_it_is_committed() -> None:
-    """A commit may carry the next claim."""
     log = _log(_stored(1.0, 0), _stored(2.0, 0, 10, "a"))
     assert log.in_hand == {0: InHand(_range(0, 10), "a", 2.0)}
     assert not log.done
@@ -56,7 +55,6 @@ def test_a_claim_is_in_hand_until_it_is_committed() -> None:
 
 
 def test_a_range_that_another_run_takes_over_is_told_and_keeps_its_first_time() -> None:
-    """What the killed run had in hand waited since that run claimed it."""
     log = _log(_stored(1.0, 0, 10, "a"), _stored(7.0, 0, 10, "a"), _stored(8.0, 0, 10, "b"))
     assert log.again == [InHand(_range(0, 10), "a", 1.0)]
     log.take(_stored(8.5, 10))
@@ -65,7 +63,6 @@ def test_a_range_that_another_run_takes_over_is_told_and_keeps_its_first_time() 
 
 
 def test_who_has_a_partition_is_followed_beside_the_offsets() -> None:
-    """Both stand in the same log."""
     log = _log(MemberAssigned("orders", "member", frozenset({0}), 1.0), _stored(1.0, 0))
     assert log.owners.of(0) == "member"
 
@@ -92,14 +89,12 @@ COMMITS = [
 def test_the_longest_gap_is_that_of_the_partition_that_waited_longest(
     since: float, until: float, gap: tuple[float, int]
 ) -> None:
-    """An average, or a gap of all partitions together, would hide a partition that stands still."""
     commits = [(one.range.partition, one.at) for one in COMMITS]
     found_s, partition = longest_gap(commits, since, until)
     assert (round(found_s, 3), partition) == gap
 
 
 def test_an_act_counts_the_records_that_were_produced_in_it() -> None:
-    """A record that waits for the next act belongs to the one in which it came."""
     produced_at = {
         0: dict.fromkeys(range(30), 100.0),
         1: {offset: 100.0 if offset < 10 else 103.0 for offset in range(20)},
@@ -109,7 +104,6 @@ def test_an_act_counts_the_records_that_were_produced_in_it() -> None:
 
 
 def test_a_gap_belongs_to_the_act_in_which_it_ends() -> None:
-    """A kill at once after a deploy is no gap of the deploy."""
     produced_at = {0: dict.fromkeys(range(30), 100.0), 1: dict.fromkeys(range(20), 100.0)}
     acts = Act("deploy", 99.0, 101.0), Act("kill", 101.0, 108.0)
     found = [figures_of(act, COMMITS, produced_at) for act in acts]
@@ -117,13 +111,11 @@ def test_a_gap_belongs_to_the_act_in_which_it_ends() -> None:
 
 
 def test_waits_of_nothing_are_none() -> None:
-    """The last act produces nothing."""
     assert Waits.of([]) == Waits(0.0, 0.0)
     assert Waits.of([float(number) for number in range(101)]) == Waits(50.0, 99.0)
 
 
 def test_the_rows_of_json_lines_have_the_range_of_their_file(tmp_path: Path) -> None:
-    """A file that is being written is no output yet."""
     folder = tmp_path / "orders-3"
     folder.mkdir()
     line = '{"number": 7, "partition": 3, "offset": 12}\n'
@@ -153,7 +145,6 @@ NAME = "Dagster shows each committed offset once"
 def test_offsets_that_dagster_does_not_show_once_fail(
     recorded: list[OffsetRange], detail: str
 ) -> None:
-    """Equal sums would hide a hole beside an overlap."""
     assert check_recorded(recorded, {0: 20}) == Check(NAME, passed=False, detail=detail)
     assert check_recorded([_range(10, 20), _range(0, 10)], {0: 20}).passed
 
@@ -162,7 +153,6 @@ OLD = StreamingRun(1, "11111111", "v1", Life.LEFT, dg.DagsterRunStatus.SUCCESS)
 
 
 def test_a_run_that_did_not_leave_in_order_fails() -> None:
-    """A deploy must end no run badly."""
     assert check_deploy([OLD, OLD]).passed
     failed = replace(OLD, status=dg.DagsterRunStatus.FAILURE)
     assert check_deploy([OLD, failed]).detail == "run 1 ended as FAILURE"
@@ -170,7 +160,6 @@ def test_a_run_that_did_not_leave_in_order_fails() -> None:
 
 
 def test_a_line_says_all_that_the_table_says() -> None:
-    """Most first looks are at a log without a terminal."""
     lane = Lane(
         0, OLD, is_asked_back=False, committed=10, lag=3, per_second=5, last=None, in_hand=None
     )

@@ -32,14 +32,12 @@ def interrupts() -> Iterator[Interrupts]:
 def test_each_signal_that_asks_for_the_end_interrupts(
     interrupts: Interrupts, number: signal.Signals
 ) -> None:
-    """Ctrl-C, a kill, and a terminal that is closed mean the same."""
     assert interrupts is not None
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
 
 
 def test_a_signal_waits_for_the_end_of_a_call_that_must_not_be_cut(interrupts: Interrupts) -> None:
-    """It must not be forgotten either."""
     done = []
 
     def call() -> None:
@@ -53,7 +51,6 @@ def test_a_signal_waits_for_the_end_of_a_call_that_must_not_be_cut(interrupts: I
 
 
 def test_without_a_signal_a_deferred_call_simply_ends(interrupts: Interrupts) -> None:
-    """It is called every second."""
     with interrupts.deferred():
         pass
 
@@ -101,7 +98,6 @@ def test_no_part_starts_after_it_was_stopped(
 
 
 def test_a_second_ctrl_c_does_not_disturb_the_end(interrupts: Interrupts) -> None:
-    """People press it more than once, and what is being ended must get ended."""
     interrupts.end()
     signal.raise_signal(signal.SIGINT)
 
@@ -109,8 +105,6 @@ def test_a_second_ctrl_c_does_not_disturb_the_end(interrupts: Interrupts) -> Non
 def test_ctrl_c_during_imports_shows_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They take a second, and people change their minds."""
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -14,8 +14,6 @@ from proofs.witness.catalogue import CatalogueReader
 def test_what_was_read_before_the_storage_failed_is_returned_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A member that is suspended in the middle of a write keeps everybody from it."""
-
     def locked(*_: object, **__: object) -> None:
         message = "database is locked"
         raise OSError(message)

@@ -47,12 +47,10 @@ VALUES = {
 
 @pytest.mark.parametrize("version", VALUES)
 def test_an_offset_is_read_in_every_format_that_kafka_has_had(version: int) -> None:
-    """Which one a broker writes depends on its version and its settings."""
     assert parse(_key(), VALUES[version]) == StoredOffset("shop", "orders", 3, 42, 1.5, "claim")
 
 
 def test_long_metadata_does_not_shift_what_follows_it() -> None:
-    """A claim is longer than the 127 bytes that one byte of a varint can say."""
     value = (
         struct.pack(">hqi", 4, 42, 7)
         + b"\xad\x02"
@@ -69,7 +67,6 @@ def test_long_metadata_does_not_shift_what_follows_it() -> None:
     ids=["a target assignment", "a removed offset"],
 )
 def test_other_records_say_nothing(key: bytes, value: bytes | None) -> None:
-    """The topic also holds what members may get, and tombstones."""
     assert parse(key, value) is None
 
 
@@ -89,7 +86,6 @@ def _topic(*partitions: int) -> bytes:
 
 
 def test_a_member_still_has_what_it_must_give_up() -> None:
-    """It has until it says that it gave it up (KIP-848)."""
     value = struct.pack(">hiib", 0, 3, 2, 1) + _topic(0, 200) + _topic(7) + b"\x00"
     assert parse(MEMBER_KEY, value, 1.5) == MemberAssigned(
         "shop", "blue", frozenset({0, 7, 200}), 1.5, asked_back=frozenset({7})
@@ -106,7 +102,6 @@ def test_a_member_still_has_what_it_must_give_up() -> None:
     ],
 )
 def test_a_format_of_the_future_is_not_guessed_at(key: bytes, value: bytes, what: str) -> None:
-    """A wrong offset or owner would make the check worthless."""
     with pytest.raises(BrokerError, match=what):
         parse(key, value)
 
@@ -119,7 +114,6 @@ def _stored(*offsets: int, partition: int = 0) -> list[StoredOffset]:
 
 
 def test_only_an_offset_that_grew_is_a_commit() -> None:
-    """A member also stores a first position, claims and withdrawn claims with the same offset."""
     commits, went_back = commits_in(_stored(0, 0, 10, 10, 10, 25))
     assert commits == [
         Commit(OffsetRange("orders", 0, 0, 10), 2.0),
@@ -129,19 +123,16 @@ def test_only_an_offset_that_grew_is_a_commit() -> None:
 
 
 def test_a_commit_without_a_first_position_counts_from_the_beginning() -> None:
-    """Otherwise the first commit of a partition would be overlooked."""
     assert commits_in(_stored(10))[0] == [Commit(OffsetRange("orders", 0, 0, 10), 0.0)]
 
 
 def test_an_offset_that_went_back_is_told() -> None:
-    """It means that records are processed again."""
     commits, went_back = commits_in(_stored(10, 5, 10))
     assert went_back == ["the offset of orders-0 went back from 10 to 5"]
     assert [commit.range.start for commit in commits] == [0, 5]
 
 
 def test_partitions_do_not_disturb_each_other() -> None:
-    """Their records are mixed in the topic."""
     mixed = [
         one for pair in zip(_stored(0, 10), _stored(4, 4, partition=1), strict=True) for one in pair
     ]
@@ -155,7 +146,6 @@ def test_partitions_do_not_disturb_each_other() -> None:
 def test_what_a_real_group_stored_is_found_in_order(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The formats above are from Kafka's source; this is the real thing."""
     topic, group = kafka_topic(partitions=2, prefix="stored"), unique_name("group")
     consumer = Consumer(
         {

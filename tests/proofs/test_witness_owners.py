@@ -37,7 +37,6 @@ def _found(*log: GroupRecord, **recorded: tuple[int, int, int]) -> list[str]:
 
 
 def test_who_has_a_partition_may_store_its_offset() -> None:
-    """A claim repeats the offset; a commit moves it."""
     assert not _found(_member("id-1", 0), _stored(0, 0), _stored(0, 5), blue=(0, 0, 5))
 
 
@@ -49,12 +48,10 @@ def test_who_has_a_partition_may_store_its_offset() -> None:
     ],
 )
 def test_what_was_stored_while_nobody_had_the_partition_is_told(log: list[GroupRecord]) -> None:
-    """Before the first assignment, and after a member was thrown out."""
     assert _found(*log) == ["offset 5 of orders-0 was stored while nobody had the partition"]
 
 
 def test_a_member_that_gave_a_partition_up_stores_nothing_for_it_any_more() -> None:
-    """It was asked for it, so it knows."""
     log = (
         _member("id-1", 0, 1),
         _member("id-1", 0, 1, asked_back=(1,)),
@@ -85,7 +82,6 @@ def test_a_member_that_was_not_asked_for_a_partition_cannot_know_that_it_was_tak
 
 
 def test_a_commit_by_the_former_owner_is_told() -> None:
-    """A commit also writes the claims: it would erase those of the new owner."""
     log = (_member("id-1", 0), _stored(0, 5), _member("id-1"), _member("id-2", 0), _stored(0, 9))
     assert _found(*log, blue=(0, 5, 9)) == [
         "offset 9 of orders-0 was stored by blue while green had the partition"
@@ -120,7 +116,6 @@ def test_in_classic_a_partition_stays_with_its_owner_until_it_is_assigned_to_ano
 
 
 def test_in_classic_a_member_that_is_gone_has_nothing() -> None:
-    """Its session has timed out, and a new generation began without it."""
     log = (_generation(id_1=(0,)), _generation(id_2=()), _stored(0, 5))
     assert _found(*log) == ["offset 5 of orders-0 was stored while nobody had the partition"]
 
@@ -138,7 +133,6 @@ def test_in_classic_a_member_that_is_gone_has_nothing() -> None:
 def test_what_kafka_wants_back_is_known_until_it_is_given_up(
     log: list[GroupRecord], asked_back: list[int]
 ) -> None:
-    """In both protocols: that is the time in which a member holds a partition."""
     owners = Owners()
     for record in log:
         owners.take(record)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def test_a_batch_that_kafka_has_already_tells_no_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client counts its records from -1, so one of them seems to be the first of the topic."""
     offsets = iter([0, 1, -1, 0, 1, 5])
 
     def produce(

@@ -27,7 +27,6 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def test_a_zombie_requests_no_work_because_its_claim_is_refused() -> None:
-    """Claimed before it is requested: whoever cannot write a claim starts nothing."""
     world = World(partitions=1)
     zombie = world.member(owns=1, settings=SETTINGS)
     zombie.is_fenced = True
@@ -41,7 +40,6 @@ def test_a_zombie_requests_no_work_because_its_claim_is_refused() -> None:
 def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
     instance: dg.DagsterInstance,
 ) -> None:
-    """With the real consumer in between, whose commits the group refuses."""
     bench = Bench(instance, records=0)
     bench.until(
         lambda: (
@@ -69,7 +67,6 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
 
 
 def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
-    """An offer from before the fencing has the heir's key, so Dagster starts one run of the two."""
     world = World(records=100)
     zombie = world.member(owns=1, settings=SETTINGS)
     zombie.is_fenced = True
@@ -85,7 +82,6 @@ def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
 
 
 def test_a_run_that_was_launched_late_finds_its_range_committed_and_refuses_itself() -> None:
-    """The tick that asked for it was interrupted; meanwhile the range was done."""
     world, member, (run_id,) = at_work()
     late = world.dagster.add("b1", world.dagster.runs[run_id].ranges, RunState.WAITING)
     world.succeed(run_id)
@@ -117,7 +113,6 @@ def test_a_run_that_dagster_resumes_after_its_batch_was_done_again_refuses_itsel
 
 
 def test_a_run_is_compared_with_its_claim_when_it_starts_and_not_when_it_was_asked_for() -> None:
-    """In the queue everything may change: an operator moves the offset, and the claim is gone."""
     world = World(records=100)
     member = world.member(owns=1, settings=SETTINGS)
     (run_id,) = member.tick()
@@ -162,7 +157,6 @@ def test_of_two_live_runs_of_a_batch_no_two_succeed() -> None:
 def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partition_is_back() -> (
     None
 ):
-    """The late unassign would give away what was granted since."""
     for reason, outcome in (
         (LostReason.SUPERSEDED, Outcome.SUPERSEDED),
         (LostReason.FENCED, Outcome.LOST),

@@ -19,7 +19,6 @@ HAND_OVER = replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE)
 
 
 def test_partitions_revoked_and_assigned_again_in_one_poll_are_told_in_that_order() -> None:
-    """The other way round the user would work on, and believe to own nothing."""
     group = FakeGroup({"orders": 4})
     diary = Diary()
     blue, green = alone(group, diary), group.member()
@@ -35,7 +34,6 @@ def test_partitions_revoked_and_assigned_again_in_one_poll_are_told_in_that_orde
 
 
 def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() -> None:
-    """Each partition is looked up again and goes on; one left behind would be a silent stall."""
     world = World(partitions=300)
     member = world.member(owns=300, settings=SETTINGS)
     before = {partition: owned.epoch for partition, owned in member.engine.partitions.items()}
@@ -75,7 +73,6 @@ def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() ->
 
 
 def test_at_the_limit_what_is_drained_is_committed_and_only_what_is_stuck_is_handed_over() -> None:
-    """One run that hangs must not cost the others their progress."""
     world, member, (first, second, stuck) = at_work(3)
     revoke(member, 0, 1, 2)
     world.succeed(first)
@@ -92,7 +89,6 @@ def test_at_the_limit_what_is_drained_is_committed_and_only_what_is_stuck_is_han
 
 
 def test_a_run_that_ends_just_after_the_release_is_committed_by_the_next_owner_alone() -> None:
-    """Its old owner has nothing to say any more, and its work is not thrown away."""
     world, member, (run_id,) = at_work(settings=HAND_OVER)
     revoke(member, 0)
     world.wait(25, member)
@@ -128,7 +124,6 @@ def test_a_run_of_an_earlier_ownership_is_waited_for_when_its_partition_comes_ba
 
 
 def test_runs_that_holds_have_taken_back_never_stop_a_partition() -> None:
-    """Only failed work counts as an attempt, however often the partition goes and comes back."""
     world = World(records=100)
     member = world.member(owns=1, settings=SETTINGS)
     for _ in range(2 * SETTINGS.max_attempts):
@@ -145,7 +140,6 @@ def test_runs_that_holds_have_taken_back_never_stop_a_partition() -> None:
 
 
 def test_failures_before_a_rebalance_count_after_it_and_those_of_another_batch_do_not() -> None:
-    """Attempts belong to a batch, which Dagster remembers; the memory of a member is not asked."""
     world, member, (run_id,) = at_work()
     for _ in range(SETTINGS.max_attempts - 1):
         world.dagster.move(run_id, RunState.FAILED)

@@ -20,7 +20,6 @@ TEN_MINUTES_S = 600.0
 def test_ticks_that_stay_away_for_less_than_the_lease_change_nothing_for_the_work_in_flight() -> (
     None
 ):
-    """Membership, commits and records are the member loop's; a tick only takes offers."""
     world, member, runs = at_work(2, settings=replace(SETTINGS, lease_s=60))
     world.wait(30, member)
     for run_id in runs:
@@ -33,7 +32,6 @@ def test_ticks_that_stay_away_for_less_than_the_lease_change_nothing_for_the_wor
 
 
 def test_ticks_that_stay_away_for_ten_minutes_cost_the_membership_and_no_work() -> None:
-    """The member drains and leaves, once; the one that the next tick makes goes on behind it."""
     world, member, (run_id,) = at_work(settings=replace(SETTINGS, lease_s=60))
     world.wait(65, member)
     assert member.left is None, "its run is at work"
@@ -51,7 +49,6 @@ def test_ticks_that_stay_away_for_ten_minutes_cost_the_membership_and_no_work() 
 
 
 def test_a_success_that_is_learned_ten_minutes_late_is_committed_once() -> None:
-    """The runs themselves are read, again and again; no event has to arrive."""
     world, member, (run_id,) = at_work()
     member.fails.add(commands.ReadRuns)
     world.succeed(run_id)
@@ -67,7 +64,6 @@ def test_a_success_that_is_learned_ten_minutes_late_is_committed_once() -> None:
 def test_a_success_that_is_learned_after_the_partition_went_is_not_committed_by_its_old_owner() -> (
     None
 ):
-    """The next one finds the run through the claim."""
     world, member, (run_id,) = at_work()
     (asked,) = {type(command): command for command in member.given(commands.ReadRuns)}.values()
     assert isinstance(asked, commands.ReadRuns)
@@ -81,7 +77,6 @@ def test_a_success_that_is_learned_after_the_partition_went_is_not_committed_by_
 
 
 def test_a_range_that_fails_keeps_everything_behind_it_uncommitted_until_it_succeeds() -> None:
-    """Whatever has succeeded behind it: a commit past a gap would lose the gap."""
     limits = BatchLimits(max_records_per_range=10, max_claims_per_partition=3, max_ranges_per_run=1)
     world = World(records=30)
     member = world.member(owns=1, settings=replace(SETTINGS, limits=limits, max_attempts=5))
@@ -103,7 +98,6 @@ def test_a_range_that_fails_keeps_everything_behind_it_uncommitted_until_it_succ
 
 
 def test_the_lag_of_a_partition_that_stands_still_goes_on_growing() -> None:
-    """A number that froze with the partition would hide how much is waiting."""
     world, member, (run_id,) = at_work(settings=replace(SETTINGS, max_attempts=1))
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(2, member)
@@ -115,7 +109,6 @@ def test_the_lag_of_a_partition_that_stands_still_goes_on_growing() -> None:
 
 
 def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
-    """Three members are replaced one by one while records keep coming and runs are at work."""
     world = World(records=20, partitions=6)
     members = {
         0: world.member(settings=SETTINGS),

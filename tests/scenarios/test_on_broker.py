@@ -172,7 +172,6 @@ def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(
 def test_closing_does_not_wait_for_a_member_that_never_polls(
     stage: KafkaStage, actor: NewActor
 ) -> None:
-    """It keeps the whole group in a rebalance, which must not keep anybody from leaving."""
     blue = actor(stage).subscribe()
     play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")
     silent = Consumer({**stage.config, "partition.assignment.strategy": "cooperative-sticky"})
@@ -410,7 +409,6 @@ class BeginAndPause(CommitOnRevoke):
 def test_a_partition_that_is_paused_as_it_is_assigned_begins_where_it_should_when_it_is_resumed(
     group: Readers,
 ) -> None:
-    """The client may take the pause for newer than the assignment, and forget the offset in it."""
     group.produce(100)
     with group.reader().consumer as before:
         wait_until(lambda: before.poll(0.1), timeout_s=12, what="an assignment", interval_s=0)

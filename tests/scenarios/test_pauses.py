@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paused() -> None:
-    """Already in the callback of their assignment, which comes before their first record."""
     group = FakeGroup({"orders-eu": 1})
     seen_paused: list[bool] = []
     consumer = RebalanceAwareConsumer(

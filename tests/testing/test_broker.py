@@ -108,34 +108,29 @@ def three_nodes() -> Iterator[KafkaCluster]:
 
 
 def test_records_go_in_and_come_out(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
-    """The least that a broker does."""
     topic = kafka_topic(partitions=2)
     produce(kafka_broker, topic, "a", "b", partition=1)
     assert read_all(kafka_broker, topic, 2, partition=1) == ["a", "b"]
 
 
 def test_topics_of_one_session_have_different_names(kafka_topic: TopicFactory) -> None:
-    """Tests share a broker, and must not see each other's records."""
     assert kafka_topic() != kafka_topic()
 
 
 def test_a_topic_that_exists_is_refused_in_a_sentence(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """A test that reuses a name must not read another test's records."""
     topic = kafka_topic()
     with pytest.raises(BrokerError, match=f"refused to create topic {topic}: .*exists"):
         kafka_broker.create_topic(topic)
 
 
 def test_a_topic_is_not_made_by_asking_for_it(kafka_broker: KafkaCluster) -> None:
-    """A typo in a topic's name must be an error in a test, not an empty topic."""
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
     assert admin.list_topics("no-such-topic", timeout=10).topics["no-such-topic"].error is not None
 
 
 def test_a_topic_can_grow(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
-    """New partitions during a hold are one of the ways in which a rebalance goes wrong."""
     topic = kafka_topic(partitions=2)
     kafka_broker.add_partitions(topic, 3)
     assert kafka_broker.leaders(topic) == [1, 1, 1]
@@ -144,7 +139,6 @@ def test_a_topic_can_grow(kafka_broker: KafkaCluster, kafka_topic: TopicFactory)
 
 
 def test_a_node_has_its_records_after_a_crash_and_after_a_restart() -> None:
-    """A crash of the broker must be tried without losing the test's data."""
     with KafkaCluster() as kafka:
         address = kafka.bootstrap_servers
         kafka.create_topic("orders")
@@ -161,7 +155,6 @@ def test_a_node_has_its_records_after_a_crash_and_after_a_restart() -> None:
 def test_a_suspended_node_answers_nothing_until_it_is_resumed(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """A broker that hangs differs from one that is gone: connections stay open."""
     topic = kafka_topic()
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
     producer.produce(topic, "first")
@@ -178,7 +171,6 @@ def test_a_suspended_node_answers_nothing_until_it_is_resumed(
 def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(
     three_nodes: KafkaCluster,
 ) -> None:
-    """Consumers must be tried against a coordinator that moves."""
     three_nodes.create_topic("orders", 3)
     assert set(three_nodes.leaders("orders")) == {1, 2, 3}
     produce(three_nodes, "orders", "before")
@@ -217,7 +209,6 @@ def test_three_nodes_hand_leaderships_over_when_one_is_shut_down(three_nodes: Ka
 
 
 def test_nothing_is_left_when_the_process_that_started_kafka_is_killed() -> None:
-    """A test run that is killed must not leave brokers behind."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     address, pid = parent.stdout.readline().split()
@@ -233,7 +224,6 @@ def test_nothing_is_left_when_the_process_that_started_kafka_is_killed() -> None
 
 
 def test_the_data_is_gone_when_kafka_is() -> None:
-    """Test runs must not fill the disk."""
     with KafkaCluster() as kafka:
         folder = kafka.logs[0].parent.parent
         assert folder.is_dir()
@@ -241,14 +231,12 @@ def test_the_data_is_gone_when_kafka_is() -> None:
 
 
 def test_a_setting_that_kafka_refuses_is_an_error_with_kafkas_own_words() -> None:
-    """The log is gone with the folder, so the error must hold what it said."""
     with pytest.raises(DagsterRebalanceError, match=r"num\.partitions"):
         KafkaCluster(settings={"num.partitions": "many"}).start()
 
 
 @pytest.mark.parametrize("nodes", [0, 2, 4])
 def test_only_one_or_three_nodes_are_offered(nodes: int) -> None:
-    """Two nodes cannot outvote one that has failed."""
     with pytest.raises(ConfigurationError, match=f"1 or 3 nodes, not {nodes}"):
         KafkaCluster(nodes=nodes)
 
@@ -257,7 +245,6 @@ def test_only_one_or_three_nodes_are_offered(nodes: int) -> None:
 def test_a_version_that_cannot_be_started_is_refused(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It becomes part of a path and of what is fetched; the variable is read like the argument."""
     with pytest.raises(
         ConfigurationError, match=re.escape(f"cannot start version '{version}' of Kafka")
     ):
@@ -270,7 +257,6 @@ def test_a_version_that_cannot_be_started_is_refused(
 def test_the_version_of_kafka_is_chosen_by_argument_variable_or_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In this order; the variable reaches the fixtures."""
     monkeypatch.delenv(VERSION_VARIABLE, raising=False)
     assert KafkaCluster().version == KAFKA_VERSION
     monkeypatch.setenv(VERSION_VARIABLE, "3.9.1")
@@ -279,7 +265,6 @@ def test_the_version_of_kafka_is_chosen_by_argument_variable_or_default(
 
 
 def test_a_port_in_use_is_refused_before_anything_starts() -> None:
-    """The readiness check would else be answered by a stranger."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_port()))
         taken.listen()
@@ -289,7 +274,6 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
 
 
 def test_a_node_that_does_not_exist_is_named(kafka_broker: KafkaCluster) -> None:
-    """A typo in a test must not look like a failure of Kafka."""
     with pytest.raises(ConfigurationError, match=r"no node 2 in this Kafka; there are: 1\."):
         kafka_broker.kill(2)
 
@@ -297,7 +281,6 @@ def test_a_node_that_does_not_exist_is_named(kafka_broker: KafkaCluster) -> None
 def test_a_machine_without_a_java_that_fits_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The most likely reason why a newcomer's first run fails."""
     monkeypatch.setattr(java, "INSTALLED_IN", ())
     monkeypatch.setenv(
         "PATH", os.defpath.replace("/usr/bin", str(tmp_path)).replace("/bin", str(tmp_path))

@@ -33,7 +33,6 @@ def java(tmp_path: Path) -> Java:
 
 
 def test_the_first_one_makes_it_and_the_next_one_uses_it(java: Java, jars: list[Path]) -> None:
-    """It is there only when it is whole."""
     archive = ClassArchive.of("tool-1", java, jars, ["-flag"])
     assert archive.path is not None
     assert archive.using == []
@@ -53,7 +52,6 @@ def test_the_first_one_makes_it_and_the_next_one_uses_it(java: Java, jars: list[
 
 
 def test_a_java_that_was_killed_has_made_none(java: Java, jars: list[Path]) -> None:
-    """The next one makes it."""
     archive = ClassArchive.of("tool-1", java, jars, ())
     assert archive.making()
     archive.keep()
@@ -62,7 +60,6 @@ def test_a_java_that_was_killed_has_made_none(java: Java, jars: list[Path]) -> N
 
 
 def test_it_fits_one_java_with_its_flags_and_its_jars(java: Java, jars: list[Path]) -> None:
-    """Java would ignore another one, and nothing would ever be faster."""
     first = ClassArchive.of("tool-1", java, jars, ()).path
     assert ClassArchive.of("tool-1", java, jars, ["-flag"]).path != first
     (java.home / "lib" / "modules").write_text("updated")
@@ -72,7 +69,6 @@ def test_it_fits_one_java_with_its_flags_and_its_jars(java: Java, jars: list[Pat
 def test_a_java_without_an_archive_of_its_own_classes_can_have_none(
     java: Java, jars: list[Path]
 ) -> None:
-    """Such builds exist."""
     (java.home / "lib" / "server" / "classes.jsa").unlink()
     archive = ClassArchive.of("tool-1", java, jars, ())
     assert (archive.path, archive.using, archive.making()) == (None, [], [])
@@ -90,7 +86,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.broker
 def test_kafka_starts_from_the_archive_that_its_first_start_has_made(cache: Path) -> None:
-    """The memory of its process has the file."""
     for archives in (0, 1):
         with KafkaCluster() as kafka:
             (pid,) = kafka.pids
@@ -104,7 +99,6 @@ def test_kafka_starts_from_the_archive_that_its_first_start_has_made(cache: Path
 def test_a_kafka_that_was_killed_before_its_end_is_stopped_as_often_as_one_likes(
     cache: Path,
 ) -> None:
-    """It has made no archive."""
     kafka = KafkaCluster().start()
     kafka.kill()
     kafka.stop()

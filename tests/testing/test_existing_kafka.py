@@ -26,7 +26,6 @@ PAGE = "docs/testing.md"
 def test_a_project_tests_against_a_kafka_that_runs_already(
     kafka_broker: KafkaCluster, tmp_path: Path
 ) -> None:
-    """As the page says it, in a folder of its own; without Java, and nothing is left behind."""
     (tmp_path / "conftest.py").write_text(block_with(PAGE, "python", "pytest_plugins"))
     (tmp_path / "test_orders.py").write_text(block_with(PAGE, "python", "kafka_topic(partitions"))
     before = _topics(kafka_broker)
@@ -47,7 +46,6 @@ def test_a_project_tests_against_a_kafka_that_runs_already(
 def test_a_kafka_that_does_not_answer_is_named_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the first test that asks for a topic waits for nothing."""
     monkeypatch.setattr("dagster_rebalance.testing.existing_kafka.REQUEST_LIMIT_S", 0.2)
     kafka = ExistingKafka(brokers=f"127.0.0.1:{free_port()}")
     with pytest.raises(BrokerError, match="unset KAFKA_BROKERS"):

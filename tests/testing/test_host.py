@@ -54,5 +54,4 @@ def test_the_folder_of_a_killed_kit_is_removed_by_the_next_one(tmp_path: Path) -
 
 
 def test_a_folder_is_for_its_owner_alone() -> None:
-    """A secured broker keeps its keys there."""
     assert private_folder("kafka").stat().st_mode & 0o777 == 0o700

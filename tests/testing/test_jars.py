@@ -89,7 +89,6 @@ def cached(tmp_path: Path) -> Path:
 
 
 def test_a_set_is_fetched_with_all_it_needs_and_then_taken_from_the_cache(repository: Path) -> None:
-    """The second use must need no network; what is excluded is not even looked for."""
     told: list[str] = []
     first = fetch(TOOL, tell=told.append)
     assert [jar.name for jar in first] == ["part-1.0.jar", "tool-1.0.jar"]
@@ -102,7 +101,6 @@ def test_a_set_is_fetched_with_all_it_needs_and_then_taken_from_the_cache(reposi
 
 @pytest.mark.usefixtures("repository")
 def test_a_fetch_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
-    """Without the manifest, which is written last, nobody knows what is missing."""
     fetch(TOOL)
     (cached(tmp_path) / jars.MANIFEST).unlink()
     (cached(tmp_path) / "part-1.0.jar").unlink()
@@ -113,7 +111,6 @@ def test_a_fetch_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("repository")
 def test_leftovers_of_a_fetch_that_was_killed_do_not_get_in_the_way(tmp_path: Path) -> None:
-    """The jars of a killed fetch may be half written."""
     partial = tmp_path / "cache" / f"{TOOL.name}.partial" / "jars"
     partial.mkdir(parents=True)
     (partial / "half-1.0.jar").write_bytes(b"half")
@@ -123,7 +120,6 @@ def test_leftovers_of_a_fetch_that_was_killed_do_not_get_in_the_way(tmp_path: Pa
 
 @pytest.mark.usefixtures("repository")
 def test_a_jar_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
-    """A full disk leaves such jars; Java's own message about them helps nobody."""
     fetch(TOOL)
     jar = cached(tmp_path) / "part-1.0.jar"
     sound = jar.read_bytes()
@@ -137,7 +133,6 @@ def test_a_jar_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) ->
 
 
 def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path: Path) -> None:
-    """What is run on a developer's machine is what was reviewed, whoever serves it."""
     fetch(TOOL)
     jars.PINS.mkdir()
     (cached(tmp_path) / jars.MANIFEST).rename(jars.PINS / f"{TOOL.name}.sha256")
@@ -152,7 +147,6 @@ def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path
 
 
 def test_a_pinned_set_is_fetched_by_what_its_pin_says(repository: Path, tmp_path: Path) -> None:
-    """A broker is up in seconds: nobody has to be asked what needs what, one file after another."""
     fetch(TOOL)
     jars.PINS.mkdir()
     (cached(tmp_path) / jars.MANIFEST).rename(jars.PINS / f"{TOOL.name}.sha256")
@@ -165,7 +159,6 @@ def test_a_pinned_set_is_fetched_by_what_its_pin_says(repository: Path, tmp_path
 
 @pytest.mark.usefixtures("repository")
 def test_a_jar_that_nobody_serves_is_an_error_that_says_what_to_do() -> None:
-    """The first thing to go wrong behind a company's mirror."""
     absent = JarSet("absent", (Coordinates("org.example", "absent", "1.0"),))
     with pytest.raises(
         DagsterRebalanceError, match=r"org\.example:absent(.|\n)*DAGSTER_REBALANCE_MAVEN"
@@ -177,7 +170,6 @@ def test_a_jar_that_nobody_serves_is_an_error_that_says_what_to_do() -> None:
 def test_a_repository_that_does_not_answer_is_an_error_that_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without a network, too."""
     monkeypatch.setenv(jars.REPOSITORY_VARIABLE, "http://127.0.0.1:1")
     with pytest.raises(DagsterRebalanceError, match=r"Check the network"):
         fetch(TOOL)
@@ -185,7 +177,6 @@ def test_a_repository_that_does_not_answer_is_an_error_that_says_what_to_do(
 
 @pytest.mark.usefixtures("repository")
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ivysettings.xml stood in such a variable in 0.1.0."""
     monkeypatch.setenv(jars.REPOSITORY_VARIABLE, "/etc/ivysettings.xml")
     with pytest.raises(ConfigurationError, match="must begin with http"):
         fetch(TOOL)
@@ -203,7 +194,6 @@ def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_mirror_in_the_settings_of_maven_is_used(
     mirrored: str, address: str | None, tmp_path: Path
 ) -> None:
-    """Who works behind a mirror has named it there already."""
     settings = tmp_path / "settings.xml"
     assert jars.mirror(settings) is None
     settings.write_text(SETTINGS.format(mirrored))
@@ -211,7 +201,6 @@ def test_the_mirror_in_the_settings_of_maven_is_used(
 
 
 def test_settings_of_maven_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    """Python's own word for it names no file."""
     settings = tmp_path / "settings.xml"
     settings.write_text("<settings>")
     with pytest.raises(ConfigurationError, match=r"settings\.xml, which may name a mirror"):
@@ -219,7 +208,6 @@ def test_settings_of_maven_that_cannot_be_read_are_named(tmp_path: Path) -> None
 
 
 def test_the_pin_of_the_broker_says_where_each_jar_is() -> None:
-    """Else a first broker needs minutes."""
     pin = Path(jars.__file__).parent / "pins" / f"{kafka_jars('4.1.1').name}.sha256"
     places = [line.split()[1] for line in pin.read_text().splitlines()]
     assert len(places) == 46
@@ -228,7 +216,6 @@ def test_the_pin_of_the_broker_says_where_each_jar_is() -> None:
 
 @pytest.mark.usefixtures("repository")
 def test_two_who_ask_at_once_fetch_once() -> None:
-    """Test runs in parallel share the cache."""
     told: list[str] = []
     found: list[list[Path]] = []
     threads = [

@@ -32,7 +32,6 @@ def make_java(home: Path, says: str) -> Path:
     ],
 )
 def test_a_java_from_17_to_23_is_taken(tmp_path: Path, says: str) -> None:
-    """Vendors print the version in different words."""
     path = make_java(tmp_path, says)
     assert find_java({"JAVA_HOME": str(tmp_path)}, ()).path == path
 
@@ -48,7 +47,6 @@ def test_a_java_from_17_to_23_is_taken(tmp_path: Path, says: str) -> None:
 def test_a_java_that_does_not_fit_is_named_with_what_to_do(
     tmp_path: Path, says: str, found: str
 ) -> None:
-    """Somebody with the wrong Java must read which one was looked at, and what to install."""
     path = make_java(tmp_path, says)
     with pytest.raises(
         ConfigurationError,
@@ -61,13 +59,11 @@ def test_a_java_that_does_not_fit_is_named_with_what_to_do(
 
 
 def test_a_machine_without_java_is_told_what_to_install() -> None:
-    """The first thing that a newcomer may meet."""
     with pytest.raises(ConfigurationError, match="found: none"):
         find_java({"PATH": ""}, ())
 
 
 def test_a_java_that_fits_is_found_behind_one_that_does_not(tmp_path: Path) -> None:
-    """Many machines have a newer default than Spark can use, and the right one beside it."""
     make_java(tmp_path / "default", 'openjdk version "25.0.1"')
     fits = make_java(tmp_path / "jvm" / "java-17", 'openjdk version "17.0.15"')
     found = find_java({"PATH": str(tmp_path / "default" / "bin")}, (tmp_path / "jvm",))
@@ -77,7 +73,6 @@ def test_a_java_that_fits_is_found_behind_one_that_does_not(tmp_path: Path) -> N
 def test_the_command_prints_the_path_or_the_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bootstrap script asks it, and shows its sentence."""
     monkeypatch.setattr(java, "INSTALLED_IN", ())
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.postgres
 
 
 def test_dagster_keeps_its_storage_in_it(postgres: Postgres) -> None:
-    """What teams run Dagster on: the default, SQLite, hides what connections over a network do."""
     name = unique_name("instance").replace("-", "_")
     postgres.create_database(name)
     with dg.instance_for_test(overrides=postgres.dagster_settings(name)) as instance:
@@ -29,7 +28,6 @@ def test_dagster_keeps_its_storage_in_it(postgres: Postgres) -> None:
 
 
 def test_a_silent_proxy_answers_nothing_until_it_speaks_again(postgres: Postgres) -> None:
-    """A connection that is refused is the easy case: this one stays open."""
     name = unique_name("silent").replace("-", "_")
     postgres.create_database(name)
     with (

@@ -88,7 +88,6 @@ def grandchild_of(log: Path) -> int:
 
 
 def test_stop_ends_a_child_that_obeys(tmp_path: Path) -> None:
-    """The usual case: TERM is enough, and the exit code says so."""
     child = start(SLEEP, tmp_path)
     child.stop(timeout_s=10)
     assert child.exit_code == -signal.SIGTERM
@@ -96,7 +95,6 @@ def test_stop_ends_a_child_that_obeys(tmp_path: Path) -> None:
 
 
 def test_stop_ends_by_force_what_ignores_it(tmp_path: Path) -> None:
-    """A program that ignores TERM must not keep a test run from ending."""
     child = start(STUBBORN, tmp_path)
     child.stop(timeout_s=0.2)
     assert child.exit_code == -signal.SIGKILL
@@ -104,7 +102,6 @@ def test_stop_ends_by_force_what_ignores_it(tmp_path: Path) -> None:
 
 
 def test_stop_ends_grandchildren_in_sessions_of_their_own(tmp_path: Path) -> None:
-    """Dagster's daemon and its runs survive the death of what started them."""
     child = start(FAMILY, tmp_path)
     grandchild = grandchild_of(child.log)
     child.stop(timeout_s=0.5)
@@ -113,7 +110,6 @@ def test_stop_ends_grandchildren_in_sessions_of_their_own(tmp_path: Path) -> Non
 
 
 def test_a_suspended_child_does_nothing_any_more(tmp_path: Path) -> None:
-    """A Kafka broker that was still stopping answered a producer: CI failed by it."""
     child = start(BUSY, tmp_path)
     for _ in range(10):
         child.suspend()
@@ -125,7 +121,6 @@ def test_a_suspended_child_does_nothing_any_more(tmp_path: Path) -> None:
 
 
 def test_stop_ends_a_suspended_child(tmp_path: Path) -> None:
-    """A stopped process does not see TERM until it is woken."""
     child = start(SLEEP, tmp_path)
     child.suspend()
     child.stop(timeout_s=10)
@@ -135,7 +130,6 @@ def test_stop_ends_a_suspended_child(tmp_path: Path) -> None:
 def test_ctrl_c_while_a_child_starts_ends_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner has no name for it yet, and removes its folder, which it would make again."""
     started = []
 
     def interrupted(child: ChildProcess) -> bytes:
@@ -151,7 +145,6 @@ def test_ctrl_c_while_a_child_starts_ends_it_at_once(
 
 
 def test_stop_twice_is_stop_once(tmp_path: Path) -> None:
-    """Clean-up code may run after a test has stopped the child itself."""
     child = start(SLEEP, tmp_path)
     child.stop()
     child.stop()
@@ -160,7 +153,6 @@ def test_stop_twice_is_stop_once(tmp_path: Path) -> None:
 
 
 def test_kill_ends_the_program_alone(tmp_path: Path) -> None:
-    """A crash of a code server leaves its runs alive; a test of adoption needs just that."""
     child = start(FAMILY, tmp_path)
     grandchild = grandchild_of(child.log)
     child.kill()
@@ -172,7 +164,6 @@ def test_kill_ends_the_program_alone(tmp_path: Path) -> None:
 
 
 def test_a_program_that_ends_by_itself_has_its_own_exit_code(tmp_path: Path) -> None:
-    """The guard in between must not change what the program said."""
     child = ChildProcess(
         "child", [sys.executable, "-c", "raise SystemExit(7)"], log=tmp_path / "log"
     )
@@ -213,7 +204,6 @@ def test_nothing_is_left_when_the_parent_is_killed(
 def test_a_program_that_ends_before_it_is_ready_is_an_error_with_its_last_words(
     tmp_path: Path,
 ) -> None:
-    """Whoever reads the error must not have to look for a log file that is gone by then."""
     child = ChildProcess(
         "the web server",
         [sys.executable, "-c", "raise SystemExit('no such folder: /nowhere')"],
@@ -231,7 +221,6 @@ def test_a_program_that_ends_before_it_is_ready_is_an_error_with_its_last_words(
 
 
 def test_a_program_that_is_never_ready_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    """The same for a program that hangs."""
     child = start(SLEEP, tmp_path)
     with pytest.raises(
         DagsterRebalanceError, match=r"timed out after 0.1 s waiting for child to be ready(.|\n)*up"
@@ -241,7 +230,6 @@ def test_a_program_that_is_never_ready_is_an_error_with_its_last_words(tmp_path:
 
 
 def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:
-    """The guard starts it, so the caller cannot get a FileNotFoundError."""
     child = ChildProcess("child", ["/no/such/program"], log=tmp_path / "log")
     with pytest.raises(DagsterRebalanceError, match=r"cannot run /no/such/program: .*No such file"):
         child.wait_until_ready(lambda: False, timeout_s=20)
@@ -249,7 +237,6 @@ def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> Non
 
 
 def test_the_deadline_tells_what_was_seen_last() -> None:
-    """A sentence that is made at the deadline can hold the last value."""
     seen: list[int] = []
     with pytest.raises(DagsterRebalanceError, match=r"waiting for 5 records; there are [1-9]"):
         wait_until(

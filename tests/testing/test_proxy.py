@@ -13,7 +13,6 @@ from dagster_rebalance.testing.proxy import Proxy
 
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_the_end_of_a_proxy_ends_its_connections_and_its_threads(*, is_silent: bool) -> None:
-    """A socket that stays open is a warning of Python, in whatever test runs by then."""
     before = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as target:
         target.settimeout(20)
@@ -35,7 +34,6 @@ def test_the_end_of_a_proxy_ends_its_connections_and_its_threads(*, is_silent: b
 
 
 def test_a_proxy_that_nobody_reached_ends_as_well() -> None:
-    """Its thread waits for a first connection."""
     before = set(threading.enumerate())
     with Proxy(1) as proxy:
         assert proxy.accepted == 0
@@ -43,7 +41,6 @@ def test_a_proxy_that_nobody_reached_ends_as_well() -> None:
 
 
 def test_a_proxy_ends_while_it_accepts_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for no thread before that is started: CI failed by it."""
     start = threading.Thread.start
     accepted = threading.Event()
 

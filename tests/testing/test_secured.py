@@ -22,7 +22,6 @@ pytestmark = pytest.mark.broker
 
 
 def test_a_user_reads_what_was_allowed_and_sees_nothing_else(secured_kafka: SecuredKafka) -> None:
-    """A Kafka that let everybody through would make every test of an ACL pass."""
     allowed, hidden, user = unique_name("allowed"), unique_name("hidden"), unique_name("user")
     for topic in (allowed, hidden):
         secured_kafka.create_topic(topic)
@@ -45,7 +44,6 @@ def test_a_user_reads_what_was_allowed_and_sees_nothing_else(secured_kafka: Secu
 
 
 def test_its_passwords_are_in_no_repr_and_in_no_log(secured_kafka: SecuredKafka) -> None:
-    """A failed test prints its fixtures, and CI keeps the logs."""
     secured_kafka.add_user(unique_name("user"), "a-password-of-a-test")
     shown = repr(secured_kafka) + "".join(log.read_text() for log in secured_kafka.logs)
     for password in (secured_kafka.client_config()["sasl.password"], "a-password-of-a-test"):
@@ -53,7 +51,6 @@ def test_its_passwords_are_in_no_repr_and_in_no_log(secured_kafka: SecuredKafka)
 
 
 def test_its_files_are_for_nobody_else(secured_kafka: SecuredKafka) -> None:
-    """The folder holds the admin's password and the key of the certificate."""
     assert stat.S_IMODE(secured_kafka.certificate.parent.stat().st_mode) == stat.S_IRWXU
 
 

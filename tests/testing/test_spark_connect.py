@@ -47,7 +47,6 @@ def test_a_client_reads_a_topic(
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    """Its log is gone with its folder, so the error must hold what it said."""
     with pytest.raises(
         DagsterRebalanceError, match=r"Spark Connect ended with exit code 1(.|\n)*Master must"
     ):
@@ -55,7 +54,6 @@ def test_a_server_that_cannot_start_says_why() -> None:
 
 
 def test_a_killed_server_takes_no_connections_any_more() -> None:
-    """A crash of Spark must be tried with a server of the test's own."""
     with SparkConnectServer() as server:
         assert accepts_connections(server.port)
         server.kill()
@@ -63,6 +61,5 @@ def test_a_killed_server_takes_no_connections_any_more() -> None:
 
 
 def test_a_server_that_was_not_started_cannot_be_killed() -> None:
-    """The message names the missing call."""
     with pytest.raises(IllegalStateError, match="not started"):
         SparkConnectServer().kill()

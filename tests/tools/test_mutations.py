@@ -70,12 +70,10 @@ def _edited(line: str) -> set[str]:
 def test_each_place_is_edited_in_every_way_and_words_and_types_in_none(
     line: str, becomes: set[str]
 ) -> None:
-    """An edit that cannot be noticed would teach people to skip the list of survivors."""
     assert _edited(line) == becomes
 
 
 def test_an_edit_has_the_lines_of_its_statement_without_the_body() -> None:
-    """Tests that reach the body alone need not have seen the condition decide."""
     lines = {
         one.lines
         for one in mutations("a.py", MODULE)
@@ -85,7 +83,6 @@ def test_an_edit_has_the_lines_of_its_statement_without_the_body() -> None:
 
 
 def test_an_edit_is_known_again_where_lines_were_added_above_it() -> None:
-    """Equivalent edits stay listed while the module around them grows."""
     earlier, later = (
         mutations("a.py", MODULE),
         mutations("a.py", MODULE.replace("LIMIT_S =", "\nFIRST = None\nLIMIT_S =")),
@@ -106,7 +103,6 @@ def test_a_seed_draws_the_same_edits_again_and_of_each_kind() -> None:
 
 
 def test_the_tests_of_the_module_come_first_and_slow_ones_last() -> None:
-    """Most edits are noticed by the first test that looks."""
     reached = frozenset(
         {"tests/test_b.py::test_slow", "tests/test_b.py::test_quick", "tests/test_a.py::test_own"}
     )
@@ -123,6 +119,5 @@ def test_the_tests_of_the_module_come_first_and_slow_ones_last() -> None:
 
 
 def test_an_edit_that_no_test_reaches_is_left_to_the_other_tests_of_its_module() -> None:
-    """Defaults and constants run at import, for whichever test comes first."""
     reach = Reach({"a.py": {15: frozenset({"tests/test_a.py::test_own"})}}, {})
     assert all(reach.of(one) == ["tests/test_a.py::test_own"] for one in mutations("a.py", MODULE))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll() -> None:
-    """It plays the whole port, so that a member loop that commits so could be simulated, too."""
     world, partition = World(2), TopicPartition(TOPIC, 0)
     world.clockwork.run(5)
     (process,) = world.processes
@@ -30,7 +29,6 @@ def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll(
 
 
 def test_one_poll_tells_all_that_has_happened_since_the_one_before() -> None:
-    """A member may get partitions and be asked for others in one turn of its member loop."""
     world = World(2)
     world.clockwork.run(5)
     member = world.processes[0].member

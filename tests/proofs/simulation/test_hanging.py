@@ -29,7 +29,6 @@ def begun(clockwork: Clockwork, told: list[str], *, fails: bool = False) -> None
 
 
 def test_the_others_go_on_while_something_hangs() -> None:
-    """Time passes for the member that waits, too: its member loop does not wait for the storage."""
     clockwork, told = Clockwork(1), list[str]()
     begun(clockwork, told)
     clockwork.after(5, None, lambda: told.append("another"))
@@ -41,7 +40,6 @@ def test_the_others_go_on_while_something_hangs() -> None:
 
 
 def test_a_violation_in_what_hung_ends_the_schedule() -> None:
-    """It is raised where the work goes on, not in a thread that nobody listens to."""
     clockwork = Clockwork(1)
     begun(clockwork, [], fails=True)
     with pytest.raises(Violation, match="seen"):
@@ -49,7 +47,6 @@ def test_a_violation_in_what_hung_ends_the_schedule() -> None:
 
 
 def test_what_still_hangs_at_the_end_is_given_up() -> None:
-    """Thousands of schedules would leave thousands of threads."""
     clockwork, told = Clockwork(1), list[str]()
     before = threading.active_count()
     begun(clockwork, told)

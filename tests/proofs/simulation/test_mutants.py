@@ -26,7 +26,6 @@ def test_the_simulator_finds_each_mutant_within_4000_schedules(
     what: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A simulation that finds nothing shows nothing, unless it is known to find what is there."""
     mutant(monkeypatch)
     violation = play(seed, **where(mutant)).violation
     if not violation:
@@ -47,5 +46,4 @@ def test_the_simulator_finds_each_mutant_within_4000_schedules(
 def test_the_schedules_that_find_mutants_find_nothing_in_the_package(
     seed: int, played: tuple[tuple[str, bool], ...]
 ) -> None:
-    """It is the mutants that they find."""
     assert play(seed, **dict(played)).violation == ""

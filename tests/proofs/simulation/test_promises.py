@@ -51,7 +51,6 @@ def commit(world: World, member_id: str, stored: OffsetAndMetadata) -> None:
 
 
 def test_a_commit_for_what_belongs_to_another_member_is_seen(world: World) -> None:
-    """Kafka itself would take it: it looks at the member and its epoch only."""
     before, member_id = world.group.stored[PARTITION], world.group.owner(PARTITION)
     assert member_id is not None
     world.group.seats[member_id].owned.discard(PARTITION)
@@ -60,13 +59,11 @@ def test_a_commit_for_what_belongs_to_another_member_is_seen(world: World) -> No
 
 
 def test_a_member_that_asks_for_a_commit_of_what_it_does_not_own_is_seen(world: World) -> None:
-    """Also where the coordinator would refuse it."""
     with pytest.raises(Violation, match="was told not to own"):
         owner(world).member.commit({TopicPartition(TOPIC, 99): OffsetAndMetadata(1)})
 
 
 def test_a_commit_that_goes_back_is_seen(world: World) -> None:
-    """What was done would be done again."""
     with pytest.raises(Violation, match="goes back"):
         commit(
             world,
@@ -76,7 +73,6 @@ def test_a_commit_that_goes_back_is_seen(world: World) -> None:
 
 
 def test_a_commit_of_what_no_run_has_done_is_seen(world: World) -> None:
-    """Those offsets would be lost."""
     with pytest.raises(Violation, match="no run has succeeded on it: it is lost"):
         commit(
             world, owner(world).member.member_id, OffsetAndMetadata(world.group.ends[PARTITION] + 1)
@@ -84,7 +80,6 @@ def test_a_commit_of_what_no_run_has_done_is_seen(world: World) -> None:
 
 
 def test_a_claim_that_disappears_is_seen(world: World) -> None:
-    """A run that works on it could not be adopted."""
     stored = world.group.stored[PARTITION]
     claim = Claim(stored.offset + 1_000, "b")
     world.group.stored[PARTITION] = encode(
@@ -95,7 +90,6 @@ def test_a_claim_that_disappears_is_seen(world: World) -> None:
 
 
 def test_a_second_run_at_work_on_the_same_offsets_is_seen(world: World) -> None:
-    """Whatever the two find out about each other later."""
     dagster = world.dagster
     for _ in range(2):
         dagster.start("b", (OffsetRange(TOPIC, 0, 0, 5),))
@@ -106,7 +100,6 @@ def test_a_second_run_at_work_on_the_same_offsets_is_seen(world: World) -> None:
 
 
 def test_a_second_success_on_the_same_offsets_is_seen(world: World) -> None:
-    """Whoever reads the output would have them twice."""
     start, until, _ = world.dagster.outputs.done[PARTITION][0]
     world.dagster.start("b", (OffsetRange(TOPIC, 0, start, until),))
     with pytest.raises(Violation, match="was materialised by"):
@@ -114,7 +107,6 @@ def test_a_second_success_on_the_same_offsets_is_seen(world: World) -> None:
 
 
 def test_an_offset_that_no_run_has_done_is_seen_at_the_end(world: World) -> None:
-    """Also where no commit told."""
     world.dagster.outputs.done[PARTITION] = [
         entry for entry in world.dagster.outputs.done[PARTITION] if entry[0] > 0
     ]
@@ -123,7 +115,6 @@ def test_an_offset_that_no_run_has_done_is_seen_at_the_end(world: World) -> None
 
 
 def test_a_commit_that_is_not_recorded_is_seen_at_the_end(world: World) -> None:
-    """People look for it in Dagster."""
     # A commit and its record are a moment apart: it may be in between just now.
     while any(owned.unrecorded for owned in owner(world).engine.partitions.values()):
         world.clockwork.run(0.1)
@@ -134,14 +125,12 @@ def test_a_commit_that_is_not_recorded_is_seen_at_the_end(world: World) -> None:
 
 
 def test_a_commit_that_is_recorded_twice_is_seen_at_the_end(world: World) -> None:
-    """Whoever counts would count twice."""
     world.dagster.recorded[PARTITION].append(world.dagster.recorded[PARTITION][0])
     with pytest.raises(Violation, match="is recorded 2 times"):
         world.check_is_recorded()
 
 
 def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
-    """Nobody believes it any more."""
     world.dagster.stopped[PARTITION], world.dagster.stopped_said_by = (
         "an old reason",
         owner(world).incarnation,
@@ -151,7 +140,6 @@ def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
 
 
 def test_a_stop_that_is_not_shown_is_seen(world: World) -> None:
-    """The check in Dagster is what people rely on."""
     process = owner(world)
     process.engine.partitions[PARTITION] = process.engine.partitions[PARTITION].changed(
         Change.STOP_CAUSED
@@ -163,7 +151,6 @@ def test_a_stop_that_is_not_shown_is_seen(world: World) -> None:
 
 
 def test_records_that_came_in_place_of_lost_ones_must_be_worked_off(world: World) -> None:
-    """A log that was cut off and has grown again looks as if it had always been there."""
     world.is_calm = True  # nothing more is produced
     end = world.group.ends[PARTITION]
     world.cut_off(PARTITION, world.dagster.outputs.done[PARTITION][0][1] - 1)
@@ -173,7 +160,6 @@ def test_records_that_came_in_place_of_lost_ones_must_be_worked_off(world: World
 
 
 def test_a_commit_that_begins_anew_where_the_offset_vanished_is_seen(world: World) -> None:
-    """Nothing moves by itself: what the group had committed is remembered."""
     world.vanished[PARTITION] = world.group.stored.pop(PARTITION)
     with pytest.raises(Violation, match="goes back"):
         commit(world, owner(world).member.member_id, OffsetAndMetadata(0))
@@ -182,8 +168,6 @@ def test_a_commit_that_begins_anew_where_the_offset_vanished_is_seen(world: Worl
 def test_a_violation_within_a_request_is_not_taken_for_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The member loop catches whatever Dagster's storage raises, and tries again."""
-
     def record(*_: object) -> None:
         msg = "seen"
         raise Violation(msg)

@@ -21,7 +21,6 @@ SEED = 450
 def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_refuses_itself() -> (
     None
 ):
-    """Dagster executes a run again with all of its ranges, so a person cannot ask for only one."""
     world = World(SEED)
     assert world.weather.settings.limits.max_ranges_per_run > 1
     world.group.ends.update({MOVED: 5, LEFT: 5})

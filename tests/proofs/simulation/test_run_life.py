@@ -60,7 +60,6 @@ def test_a_run_that_is_cut_off_and_ends_its_output_in_silence_has_not_succeeded(
 
 
 def test_a_run_that_is_cut_off_stops_before_anybody_takes_it_for_dead(world: World) -> None:
-    """Its lease is shorter than the time-out of the members."""
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 100)
     world.clockwork.run(world.weather.settings.pulse.heartbeat_timeout_s)
@@ -68,7 +67,6 @@ def test_a_run_that_is_cut_off_stops_before_anybody_takes_it_for_dead(world: Wor
 
 
 def test_a_run_that_reaches_the_storage_again_within_its_lease_works_on(world: World) -> None:
-    """A database that is away for a moment costs nothing."""
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 2)
     world.clockwork.run(20)
@@ -79,7 +77,6 @@ def test_a_run_that_reaches_the_storage_again_within_its_lease_works_on(world: W
 def test_a_run_that_others_have_ended_in_dagster_is_live_until_its_process_has_stopped(
     world: World, state: RunState
 ) -> None:
-    """Force-terminated, or taken for failed: Dagster's word is an opinion."""
     run_id = at_work(world)
     world.weather.runs_retry = 0.0
     world.dagster.mark_ended(run_id, state)
@@ -96,7 +93,6 @@ def test_a_run_that_others_have_ended_in_dagster_is_live_until_its_process_has_s
 
 
 def test_a_run_that_has_given_another_sign_is_not_ended(world: World) -> None:
-    """It began after its member had taken it for one that never would."""
     run_id = at_work(world)
     assert not world.dagster.end_dead(run_id, "")
     assert not world.dagster.call_over(run_id, "")
@@ -104,7 +100,6 @@ def test_a_run_that_has_given_another_sign_is_not_ended(world: World) -> None:
 
 
 def test_a_run_that_was_deleted_is_known_by_the_note_of_its_work(world: World) -> None:
-    """Until nothing of it works any more: who looks at its range must not begin."""
     run_id = at_work(world)
     claim = ("b", RANGE)
     world.dagster.notes[claim] = run_id
@@ -117,7 +112,6 @@ def test_a_run_that_was_deleted_is_known_by_the_note_of_its_work(world: World) -
 
 
 def test_ending_a_run_that_works_and_cannot_say_so_is_seen(world: World) -> None:
-    """That is what the lease is for."""
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 100)
     with pytest.raises(Violation, match="although it works and cannot give a sign of life"):
@@ -127,7 +121,6 @@ def test_ending_a_run_that_works_and_cannot_say_so_is_seen(world: World) -> None
 def test_spark_work_that_outlives_its_process_counts_as_work_until_it_is_ended(
     world: World,
 ) -> None:
-    """A Spark Connect server goes on for minutes after its client was killed."""
     run_id = at_work(world)
     world.weather.spark_outlives = True
     world.dagster.die(run_id)
@@ -139,7 +132,6 @@ def test_spark_work_that_outlives_its_process_counts_as_work_until_it_is_ended(
 
 
 def test_a_range_is_done_when_each_asset_has_it(world: World) -> None:
-    """Also in two runs."""
     world.weather.assets = ("orders", "totals")
     partition = RANGE.topic_partition
     for asset in world.weather.assets:
@@ -154,7 +146,6 @@ def test_a_range_is_done_when_each_asset_has_it(world: World) -> None:
 
 
 def test_a_launch_that_fails_begins_nothing(world: World) -> None:
-    """Dagster shows a failed run of which no process has ever lived."""
     world.weather.launches_fail = 1.0
     run_id = world.dagster.create("b", (RANGE,))
     world.dagster._move(run_id, RunState.WAITING)
@@ -165,7 +156,6 @@ def test_a_launch_that_fails_begins_nothing(world: World) -> None:
 
 
 def test_a_run_may_take_longer_to_its_first_sign_than_a_member_waits(world: World) -> None:
-    """A slow resource stands before the batch; most runs are quick."""
     world.weather.stalls = 0.2
     seconds = [world.weather.reaching_its_check() for _ in range(200)]
     assert max(seconds) > world.weather.settings.pulse.start_timeout_s
@@ -173,7 +163,6 @@ def test_a_run_may_take_longer_to_its_first_sign_than_a_member_waits(world: Worl
 
 
 def test_a_request_without_a_run_key_makes_a_second_run(world: World) -> None:
-    """Run keys count within one code location; another one with the same group knows them not."""
     world.clockwork.run(5)
     (process,) = world.processes
     batch_request, known = BatchRequest("b-late", 1, (RANGE,)), set(world.dagster.runs)

@@ -45,7 +45,6 @@ def test_random_schedules_break_no_promise() -> None:
 
 
 def test_schedules_that_nobody_has_played_break_no_promise() -> None:
-    """Seeds that are played each time show the same each time."""
     first = fresh_seed()
     played = [play_all_of(seed) for seed in range(first, first + FRESH)]
     assert [(one.seed, one.violation) for one in played if one.violation] == [], (
@@ -54,7 +53,6 @@ def test_schedules_that_nobody_has_played_break_no_promise() -> None:
 
 
 def test_a_fresh_seed_is_shown(tmp_path: Path) -> None:
-    """Whoever finds something must be able to see it again."""
     result = CliRunner().invoke(
         build_app(COMMANDS, ["simulate"]),
         ["simulate", "--schedules", "1", "--output", str(tmp_path / "sim.json")],
@@ -66,13 +64,10 @@ def test_a_fresh_seed_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_seed_gives_the_same_trace_again() -> None:
-    """Otherwise a violation could not be looked into."""
     assert play(9) == play(9)
 
 
 def test_a_schedule_is_the_same_at_any_depth_of_its_caller() -> None:
-    """Actors wait inside each other; one that fails for want of frames alone proves nothing."""
-
     def below(frames: int) -> Played:
         return below(frames - 1) if frames else play_all_of(17)
 
@@ -80,12 +75,10 @@ def test_a_schedule_is_the_same_at_any_depth_of_its_caller() -> None:
 
 
 def test_the_schedules_cover_all_protocols() -> None:
-    """Each has rules of its own."""
     assert {World(seed).weather.protocol for seed in range(20)} == set(PROTOCOLS)
 
 
 def test_simulate_writes_its_figures(tmp_path: Path) -> None:
-    """They are what a release is judged by."""
     output = tmp_path / "build" / "sim.json"
     result = CliRunner().invoke(
         build_app(COMMANDS, ["simulate"]),
@@ -101,7 +94,6 @@ def test_simulate_writes_its_figures(tmp_path: Path) -> None:
 def test_a_violation_is_told_with_its_seed_and_played_again_with_its_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever finds one must be able to see it again, step by step."""
     no_start_check(monkeypatch)
     options = [
         "simulate",
@@ -124,14 +116,12 @@ def test_a_violation_is_told_with_its_seed_and_played_again_with_its_trace(
 
 @pytest.mark.parametrize(("protocol", "seed"), [("consumer", 18), ("cooperative", 8), ("eager", 9)])
 def test_memory_does_not_grow_over_1000_rebalances(protocol: str, seed: int) -> None:
-    """A member lives for months, so it must forget past partitions, runs and rebalances."""
     assert World(seed).weather.protocol == protocol
     early, late = _sizes_after(seed, 100, 1_000)
     assert late <= early * 1.05
 
 
 def test_memory_that_grows_with_rebalances_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One forgotten object for each is enough."""
     keep_every_hold(monkeypatch)
     early, late = _sizes_after(6, 100, 1_000)
     assert late > early * 1.05

@@ -41,7 +41,6 @@ def ended(world: World, run_id: str) -> None:
 def test_a_run_that_is_killed_between_its_output_and_its_status_has_not_succeeded(
     world: World,
 ) -> None:
-    """All assets may be there, and the event of the success: the status alone is read."""
     world.weather.torn = 1.0
     world.weather.assets = ("orders", "totals")
     seen = set()
@@ -64,7 +63,6 @@ def test_a_run_that_is_killed_between_its_output_and_its_status_has_not_succeede
 
 
 def test_a_process_that_is_killed_behind_its_first_sign_has_not_begun(world: World) -> None:
-    """The mark comes behind the sign, so its end is no attempt, and it is over at once."""
     world.weather.torn = 1.0
     run_id = world.dagster.create("b", (RANGE,))
     world.dagster._move(run_id, RunState.STARTED)
@@ -77,7 +75,6 @@ def test_a_process_that_is_killed_behind_its_first_sign_has_not_begun(world: Wor
 
 
 def test_the_mark_of_a_refusal_is_read_once_its_run_has_ended(world: World) -> None:
-    """The tags may be lost: another writer had read them before."""
     run_id = at_work(world)
     world.dagster.processes[run_id].has_refused = True
     (shown,) = world.dagster.seen(["b"], live_too=False)
@@ -88,7 +85,6 @@ def test_the_mark_of_a_refusal_is_read_once_its_run_has_ended(world: World) -> N
 
 
 def test_a_member_that_marks_a_run_and_never_cancels_it_has_taken_it_back(world: World) -> None:
-    """It may be killed in between; the run works on, and a failure of it is no attempt."""
     run_id = at_work(world)
     world.dagster.take_back(run_id, only_unstarted=True)
     assert not world.dagster.runs[run_id].is_taken_back, "it has started meanwhile"
@@ -98,7 +94,6 @@ def test_a_member_that_marks_a_run_and_never_cancels_it_has_taken_it_back(world:
 
 
 def test_a_tick_takes_the_mail_while_the_pump_is_in_the_middle_of_a_turn(world: World) -> None:
-    """The two share a mailbox, and nothing else."""
     world.clockwork.run(5)
     (process,) = world.processes
     told: list[bool] = []
@@ -116,7 +111,6 @@ def test_a_tick_takes_the_mail_while_the_pump_is_in_the_middle_of_a_turn(world: 
 
 
 def test_a_member_goes_on_while_a_launcher_hangs(world: World) -> None:
-    """Runs are ended in a thread of their own."""
     world.weather.launchers_last_s = 100.0
     world.weather.launchers_hang = 1.0
     while not world.dagster.runs:
@@ -132,7 +126,6 @@ def test_a_member_goes_on_while_a_launcher_hangs(world: World) -> None:
 
 
 def test_a_replica_that_joins_beside_the_member_for_which_it_made_way_is_seen() -> None:
-    """Otherwise two replicas would hand partitions to each other for ever."""
     world = World(QUIET, replicas=True)
     (replicas,) = world._replicas.values()
     world.clockwork.run(40)
@@ -144,7 +137,6 @@ def test_a_replica_that_joins_beside_the_member_for_which_it_made_way_is_seen() 
 
 
 def test_a_member_that_hangs_is_abandoned_and_leaves_when_it_wakes_up() -> None:
-    """It writes nothing any more; another one has its place meanwhile."""
     world = World(QUIET, replicas=True)
     world.clockwork.run(40)
     (hangs,) = [process for process in world.processes if not process.is_gone]
@@ -158,7 +150,6 @@ def test_a_member_that_hangs_is_abandoned_and_leaves_when_it_wakes_up() -> None:
 
 
 def test_the_clocks_of_members_runs_and_people_say_nothing_to_each_other() -> None:
-    """Only each one's own seconds do."""
     world = World(QUIET, replicas=True, orders=True)
     world.clockwork.run(10)
     assert len({process.clock_base for process in world.processes}) == len(world.processes) > 1

@@ -35,7 +35,6 @@ def proved(schedules: int, seed: int, workers: int) -> tuple[Proof, list[Played]
 
 
 def test_the_figures_and_what_is_told_do_not_depend_on_the_number_of_workers() -> None:
-    """Whoever has more cores must find the same."""
     proof, told = proved(45, 6_000, 2)
     assert (proof, told) == proved(45, 6_000, 1)
     assert [played.seed for played in told] == list(range(6_000, 6_045))
@@ -45,7 +44,6 @@ def test_the_figures_and_what_is_told_do_not_depend_on_the_number_of_workers() -
 def test_violations_are_collected_from_all_chunks_with_their_traces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A trace is only worth its way from another process where something was violated."""
     commit_out_of_order(monkeypatch)
     proof, told = proved(45, 1, 1)
     assert [played for played in told if played.violation] == list(proof.violations)
@@ -73,7 +71,6 @@ def play_on(proving: ChildProcess) -> None:
 def test_ctrl_c_ends_the_workers_without_a_word_from_them_while(
     proving: ChildProcess, until: Callable[[ChildProcess], None]
 ) -> None:
-    """It reaches all processes of a terminal, at any time."""
     until(proving)
     os.killpg(proving.pid, signal.SIGINT)
     wait_until(lambda: proving.is_gone, timeout_s=60, what="the workers to end")
@@ -81,7 +78,6 @@ def test_ctrl_c_ends_the_workers_without_a_word_from_them_while(
 
 
 def test_workers_end_with_the_process_that_started_them(proving: ChildProcess) -> None:
-    """Nobody else would ever tell them to."""
     play_on(proving)
     proving.kill()
     wait_until(lambda: proving.is_gone, timeout_s=60, what="the workers to end")
