@@ -12,13 +12,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from dagster_rebalance.cli.target import CommandConfig, login_hint, read_client_config
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.kafka.client.confluent import create_client
 from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S, ClientKind
 from dagster_rebalance.kafka.client.errors import (
-    Attempt,
+    Operation,
     broker_error,
     kafka_error,
 )
-from dagster_rebalance.kafka.client.factory import made
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
@@ -72,14 +72,14 @@ def produce(
 def _fill(settings: Settings, topic: str, records: int, keys: int) -> int:
     """Produce the records, wait for their delivery, and return the topic's number of partitions."""
     partitions = len(Cluster(settings).partitions_for(topic))
-    attempt = Attempt(f"storing records in topic '{topic}'", settings.brokers)
+    operation = Operation(f"storing records in topic '{topic}'", settings.brokers)
     failures: list[KafkaError] = []
 
     def on_delivery(error: KafkaError | None, _record: Message[bytes, bytes]) -> None:
         if error is not None:
             failures.append(error)
 
-    producer = made(Producer, settings.connection(ClientKind.RECORDS))
+    producer = create_client(Producer, settings.connection(ClientKind.RECORDS))
     try:
         for number in range(records):
             key, value = record(number, keys)
@@ -88,23 +88,23 @@ def _fill(settings: Settings, topic: str, records: int, keys: int) -> int:
             producer.poll(0)
         undelivered = producer.flush(DELIVERY_LIMIT_S)
     except KafkaException as problem:
-        raise broker_error(kafka_error(problem), attempt) from problem
+        raise broker_error(kafka_error(problem), operation) from problem
     if failures:
-        raise _delivery_error(failures[0], attempt)
+        raise _delivery_error(failures[0], operation)
     if undelivered:
         msg = f"{undelivered} of {records} records were not stored within {DELIVERY_LIMIT_S:.0f} s"
         raise BrokerError(msg, retriable=True)
     return partitions
 
 
-def _delivery_error(error: KafkaError, attempt: Attempt) -> BrokerError:
+def _delivery_error(error: KafkaError, operation: Operation) -> BrokerError:
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         msg = (
-            f"{attempt.doing} failed: {error.str()} ({error.name()}); grant the principal the ACL "
+            f"{operation.name} failed: {error.str()} ({error.name()}); grant the principal the ACL "
             "WRITE on the topic"
         )
         return BrokerError(msg)
-    return broker_error(error, attempt)
+    return broker_error(error, operation)
 
 
 def _try_produce(

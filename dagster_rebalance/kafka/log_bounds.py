@@ -1,8 +1,7 @@
-"""Read what Kafka knows of partitions, and whether it fits what is stored.
+"""Read the bounds and committed offsets of partitions, and verify that they fit each other.
 
-Kafka knows the first offset that exists, the next one, what the group has committed, and whether
-that fits the log. This module owns that a leader which is away keeps only its own partitions
-waiting: it answers for the others, and asks that leader again a little later.
+If a leader is unavailable, only its own partitions wait: the others have an answer at once, and
+that leader is retried a little later.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
 """How long a member waits at most for an answer that only some of its partitions need."""
 _LONGEST_PATIENCE_S = 6.0
-"""To verify an offset takes about seven round trips, because each look begins with a new
-connection."""
-_AGAIN_S = 1.5
-_PATIENCE_AGAIN_S = 0.5
-"""How often a leader that did not answer is asked again, and how long for. Short, so that the other
-partitions do not feel it."""
+"""Verifying an offset takes about seven round trips, because it begins with a new connection."""
+_RETRY_AFTER_S = 1.5
+_RETRY_PATIENCE_S = 0.5
+"""The interval and the limit of retries of a silent leader. Short, because the other partitions
+wait for it."""
 _SELDOM_S = 30.0
-"""How often to ask for what moves slowly: the first offset, and what lies behind an open
-transaction."""
+"""How often to query values that change slowly: the first offset, and the high watermark, which
+matters behind an open transaction."""
 
 
 def read_bounds(
@@ -46,13 +44,9 @@ def read_bounds(
     timeout_s: float = READ_LIMIT_S,
     known_starts: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, Bounds]:
-    """The bounds of all partitions.
+    """Return the bounds of all partitions, within `timeout_s`.
 
-    Args:
-        consumer: Asks Kafka.
-        partitions: Of which partitions.
-        timeout_s: How long the leaders may take together.
-        known_starts: First offsets that are not asked for.
+    First offsets in `known_starts` are not queried.
 
     Raises:
         BrokerError: Some of them have no answer.
@@ -76,40 +70,37 @@ def find(
     patience_s: float = READ_LIMIT_S,
     start: Start = StartFrom.EARLIEST,
 ) -> dict[TopicPartition, Found]:
-    """Return what the core judges of partitions whose bounds are known.
-
-    The result leaves out partitions whose leaders do not verify in time.
+    """Return the facts from which the core judges partitions, without those that wait for a leader.
 
     Args:
-        consumer: Asks Kafka.
-        bounds: The partitions.
-        recorded: The last recorded commits, as far as they are known.
+        consumer: Queries Kafka.
+        bounds: The bounds of the partitions.
+        recorded: The last recorded commits, if known.
         timeout_s: How long the coordinator, or any broker, may take.
         patience_s: How long the leaders may take together.
-        start: Where the group begins with what it has committed nothing for.
+        start: Where the group starts in a partition without a committed offset.
 
     Raises:
         BrokerError: Kafka refuses, or its coordinator does not answer.
     """
     stored, refused = committed(consumer, bounds, timeout_s)
     bounds = {partition: found for partition, found in bounds.items() if partition in stored}
-    doubts = {
-        partition: position_to_verify(stored[partition], found)
+    positions = {
+        partition: position
         for partition, found in bounds.items()
+        if (position := position_to_verify(stored[partition], found)) is not None
     }
-    asked = {partition: position for partition, position in doubts.items() if position is not None}
     is_truncated, unread = allowed(
         lambda those: (
-            consumer.cluster.truncated({p: asked[p] for p in those}, patience_s) if those else {}
+            consumer.cluster.truncated({p: positions[p] for p in those}, patience_s)
+            if those
+            else {}
         ),
-        asked,
+        positions,
     )
     refused |= unread
-    ids = (
-        consumer.cluster.topic_ids({partition.topic for partition in bounds}, timeout_s)
-        if bounds
-        else {}
-    )
+    topics = {partition.topic for partition in bounds}
+    ids = consumer.cluster.topic_ids(topics, timeout_s) if bounds else {}
     timed = {p for p in bounds if stored[p] is None} if isinstance(start, StartTime) else set()
     not_older = _not_older(consumer, timed, start, patience_s)
     return refusals(refused) | {
@@ -122,42 +113,42 @@ def find(
             not_older.get(partition),
         )
         for partition, found in bounds.items()
-        if (partition not in asked or partition in is_truncated)
+        if (partition not in positions or partition in is_truncated)
         and (partition not in timed or partition in not_older)
     }
 
 
 def allowed(
-    ask: Callable[[list[TopicPartition]], dict[TopicPartition, _Answer]],
+    query: Callable[[list[TopicPartition]], dict[TopicPartition, _Answer]],
     partitions: Iterable[TopicPartition],
 ) -> tuple[dict[TopicPartition, _Answer], dict[TopicPartition, str]]:
-    """Ask Kafka about partitions; those of topics that it refuses have a reason in place of one.
+    """Query partitions, without those of topics that Kafka refuses.
 
-    Args:
-        ask: Asks about some of them.
-        partitions: The partitions.
+    Returns:
+        The answers, and the reasons of the refused partitions.
 
     Raises:
         BrokerError: Kafka refuses everything, or does not answer.
     """
     wanted = list(partitions)
     try:
-        return ask(wanted), {}
+        return query(wanted), {}
     except BrokerError as error:
         refused = [p for p in wanted if p.topic in error.topics]
         if error.retriable or not refused:
             raise
-        found, more = allowed(ask, [p for p in wanted if p.topic not in error.topics])
+        found, more = allowed(query, [p for p in wanted if p.topic not in error.topics])
         return found, {**dict.fromkeys(refused, str(error)), **more}
 
 
 def committed(
     consumer: RebalanceAwareConsumer, partitions: Iterable[TopicPartition], timeout_s: float
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, str]]:
-    """Read what the group has committed; a partition that Kafka does not tell it of has a reason.
+    """Read the group's committed offsets.
 
-    Kafka does not tell it of topics that it refuses, and of partitions with an offset in an open
-    transaction.
+    Returns:
+        The offsets, and the reasons of the other partitions: those of refused topics, and those
+        with an offset in an open transaction.
 
     Raises:
         BrokerError: Kafka refuses everything, or does not answer.
@@ -166,15 +157,15 @@ def committed(
     try:
         return allowed(lambda those: consumer.committed(those, timeout_s), wanted)
     except BrokerError as error:
-        kept = error.partitions
-        if not kept or not error.retriable:
+        waiting = error.partitions
+        if not waiting or not error.retriable:
             raise
-        found, more = committed(consumer, [p for p in wanted if p not in kept], timeout_s)
-        return found, {**dict.fromkeys(kept, str(error)), **more}
+        found, more = committed(consumer, [p for p in wanted if p not in waiting], timeout_s)
+        return found, {**dict.fromkeys(waiting, str(error)), **more}
 
 
 def refusals(refused: Mapping[TopicPartition, str]) -> dict[TopicPartition, Found]:
-    """What is to be judged of partitions for which Kafka refuses to answer."""
+    """Return the facts of partitions for which Kafka refuses to answer."""
     return {p: Found(None, ANY_BOUNDS, refused=reason) for p, reason in refused.items()}
 
 
@@ -184,7 +175,7 @@ def _not_older(
     start: Start,
     patience_s: float,
 ) -> dict[TopicPartition, int | None]:
-    """The first records that are not older than a time, as far as leaders answer."""
+    """Return the first offsets that are not older than a time, from the leaders that answer."""
     if not partitions or not isinstance(start, StartTime):
         return {}
     try:
@@ -198,18 +189,17 @@ def _not_older(
 
 
 class BoundsReader:
-    """Reads bounds for somebody who cannot wait for every leader.
+    """Reads bounds for a caller that cannot wait for every leader.
 
     Args:
-        consumer: Asks Kafka.
+        consumer: Queries Kafka.
         clock: A monotonic clock.
-        note: Gets a sentence when a leader does not answer.
-        start: Where the group begins with what it has committed nothing for.
-        bounds_patience_s: How long leaders may take to say where their partitions begin and end.
+        note: Receives a sentence if a leader does not answer.
+        start: Where the group starts in a partition without a committed offset.
+        bounds_patience_s: How long leaders may take to report the bounds.
 
     Attributes:
-        refused: The partitions for which Kafka refused to answer the last time, each with the
-            reason.
+        refused: The partitions that Kafka refused in the last query, each with the reason.
     """
 
     def __init__(
@@ -225,7 +215,7 @@ class BoundsReader:
         self._consumer = consumer
         self._clock = clock
         self._note = note
-        self._ask_again_at: dict[TopicPartition, float] = {}
+        self._retry_at: dict[TopicPartition, float] = {}
         self.refused: dict[TopicPartition, str] = {}
         self._seldom_at: dict[TopicPartition, float] = {}
         self._starts: dict[TopicPartition, int] = {}
@@ -236,13 +226,9 @@ class BoundsReader:
         partitions: Collection[TopicPartition],
         recorded: Mapping[TopicPartition, LastRecorded],
     ) -> dict[TopicPartition, Found]:
-        """What is to be judged of the partitions whose leaders answer.
+        """Return the facts of the partitions whose leaders answer, as the function `find`.
 
-        Leaders that do not verify a committed offset in time are waited for longer the next time.
-
-        Args:
-            partitions: Of which partitions.
-            recorded: The last recorded commits, as far as they are known.
+        Leaders that do not verify a committed offset in time get more time in the next call.
 
         Raises:
             BrokerError: Kafka refuses, or its coordinator does not answer.
@@ -257,39 +243,33 @@ class BoundsReader:
             self._patience_s = PATIENCE_S
         elif self._patience_s < _LONGEST_PATIENCE_S:
             self._note(
-                f"the leaders of {named(unverified)} did not verify the committed offset, or say "
-                f"where to begin, within {self._patience_s:g} s"
+                f"the leaders of {named(unverified)} did not verify the committed offset, or "
+                f"report the start position, within {self._patience_s:g} s"
             )
             self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
         return found
 
     def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of the partitions whose leaders answer.
-
-        A later call asks for the others again.
+        """Return the bounds of the partitions whose leaders answer; a later call retries others.
 
         Raises:
-            BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
+            BrokerError: Kafka refuses, and waiting would not help, or no leader answers.
         """
         return self._read_all(partitions, {})
 
     def read_beyond(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the same with the first offsets of a little while ago.
+        """Return the same with cached first offsets and, every 30 s, with the high watermarks.
 
-        Now and then the call reads the high watermarks, too. Only a high watermark shows what lies
-        behind an open transaction.
+        Only a high watermark shows the records behind an open transaction.
 
         Raises:
-            BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
+            BrokerError: Kafka refuses, and waiting would not help, or no leader answers.
         """
         now = self._clock()
         due = [
-            p
-            for p in partitions
-            if now >= self._seldom_at.get(p, now) and p not in self._ask_again_at
+            p for p in partitions if now >= self._seldom_at.get(p, now) and p not in self._retry_at
         ]
-        # First, so that a record that is produced in between does not look like one of an open
-        # transaction.
+        # First: a record that is produced in between must not look like one of an open transaction.
         marks = self._high_watermarks(due)
         self._seldom_at |= dict.fromkeys(due, now + _SELDOM_S)
         for partition in due:
@@ -301,12 +281,10 @@ class BoundsReader:
         return found | marked
 
     def _high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        if not partitions:
+            return {}
         try:
-            return (
-                self._consumer.cluster.high_watermarks(partitions, self._bounds_patience_s)
-                if partitions
-                else {}
-            )
+            return self._consumer.cluster.high_watermarks(partitions, self._bounds_patience_s)
         except BrokerError as error:
             if not (error.retriable or error.topics):
                 raise
@@ -316,12 +294,11 @@ class BoundsReader:
         self, partitions: Collection[TopicPartition], starts: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, Bounds]:
         now = self._clock()
-        doubtful = [p for p in partitions if p in self._ask_again_at]
-        due = [p for p in doubtful if self._ask_again_at[p] <= now]
-        found = self._read(
-            [p for p in partitions if p not in self._ask_again_at], self._bounds_patience_s, starts
+        regular = [p for p in partitions if p not in self._retry_at]
+        due = [p for p in partitions if p in self._retry_at and self._retry_at[p] <= now]
+        return self._read(regular, self._bounds_patience_s, starts) | self._read(
+            due, _RETRY_PATIENCE_S, starts
         )
-        return found | self._read(due, _PATIENCE_AGAIN_S, starts)
 
     def _read(
         self,
@@ -339,16 +316,13 @@ class BoundsReader:
                 raise
             if not error.retriable:
                 self.refused |= dict.fromkeys(silent, str(error))
-            if silent - self._ask_again_at.keys():
+            if silent - self._retry_at.keys():
                 self._note(str(error))
-            self._ask_again_at |= dict.fromkeys(silent, self._clock() + _AGAIN_S)
-            return self._read(
-                [partition for partition in partitions if partition not in silent],
-                patience_s,
-                starts,
-            )
+            self._retry_at |= dict.fromkeys(silent, self._clock() + _RETRY_AFTER_S)
+            answering = [partition for partition in partitions if partition not in silent]
+            return self._read(answering, patience_s, starts)
         for partition, bounds in found.items():
-            self._ask_again_at.pop(partition, None)
+            self._retry_at.pop(partition, None)
             self.refused.pop(partition, None)
             self._starts[partition] = bounds.start
         return found

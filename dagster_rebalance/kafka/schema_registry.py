@@ -1,8 +1,7 @@
-"""Reads schemas of a schema registry, through confluent-kafka's own client.
+"""Read schemas of a schema registry, with confluent-kafka's client; each schema once.
 
-Owns which answer means that there is no such schema, which is the fault of a record, and which
-means that the registry could not be asked, which must never be taken for one. Fetches each schema
-once. Never shows a login, and hands none on: what it returns is plain text.
+Distinguishes a missing schema, which is a fault of the record, from a registry that could not be
+queried. A login never appears in a message or a result.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _DEFAULTS = {"timeout": 10, "max.retries": 2, "retries.wait.ms": 200, "retries.m
 _NUMBERS = frozenset({*_DEFAULTS, "cache.capacity", "cache.latest.ttl.sec"})
 _NO_SUCH_ID = 40403
 _NO_SUCH_SUBJECT = frozenset({40401, 40402})
-_ASK_AGAIN_S = 30.0
+_MISSING_FOR_S = 30.0
 _LIMIT_S = 60.0
-"""The client's own limit begins anew with each byte of an answer that comes slowly."""
+"""The limit of a whole answer: the client's own limit restarts with each received byte."""
 _UNAUTHORIZED = frozenset({401, 403})
 _PASSING = frozenset({408, 429})
 _SERVER_ERRORS = 500
@@ -42,16 +41,16 @@ _BUILT_IN = (
     "confluent_kafka.schema_registry.confluent.meta_pb2",
     "confluent_kafka.schema_registry.confluent.types.decimal_pb2",
 )
-"""What Protobuf schemas import without a reference. Each registers its file when imported."""
+"""The files that Protobuf schemas import without a reference, registered by an import."""
 
 
 class Registry:
     """A schema registry.
 
     Args:
-        settings: Of confluent-kafka's `SchemaRegistryClient`; numbers may be text.
+        settings: The settings of confluent-kafka's `SchemaRegistryClient`; numbers may be text.
         clock: A monotonic clock.
-        limit_s: How long an answer may take altogether, in seconds.
+        limit_s: How long a whole answer may take.
     """
 
     def __init__(
@@ -63,9 +62,9 @@ class Registry:
         self._settings = settings
         self._limit_s = limit_s
         self._clock = clock
-        self._made: Any = None
-        self._closes: Callable[[], object] = int
-        # An id is one of the context that the subject is of.
+        self._registry_client: Any = None
+        self._close_client: Callable[[], object] = int
+        # An id belongs to the context of its subject.
         self._by_id: dict[tuple[SchemaType, int, str | None], SchemaText] = {}
         self._kinds: dict[tuple[int, str | None], str] = {}
         self._versions: dict[tuple[SchemaType, str, int | None], Any] = {}
@@ -76,53 +75,54 @@ class Registry:
         )
 
     def by_id(self, kind: SchemaType, schema_id: int, subject: str | None = None) -> SchemaText:
-        """The schema with an id.
+        """Return the schema with an id.
 
         Args:
-            kind: The format that is asked for.
+            kind: The expected format.
             schema_id: The id.
-            subject: Of the records, whose context has the id. Without it, the default context has.
+            subject: The subject of the records, whose context has the id; by default, the default
+                context.
 
         Raises:
-            BrokerError: The registry could not be asked.
+            BrokerError: The registry could not be queried.
             ConfigurationError: The settings of the registry cannot work.
-            UndecodableError: There is none, it is one of another format, or has what is not
-                supported. A record names any id that it likes, so all of that is its own fault.
+            UndecodableError: There is no such schema, it has another format, or it uses an
+                unsupported feature. The producer of the record chose the id.
         """
         found = self._by_id.get((kind, schema_id, subject))
         if found is None:
             try:
-                found = self._fetched(kind, schema_id, subject)
+                found = self._fetch(kind, schema_id, subject)
             except _UnusableError as problem:
                 raise UndecodableError(str(problem)) from problem
             self._by_id[kind, schema_id, subject] = found
         return found
 
     def of_subject(self, kind: SchemaType, subject: str, version: int | None) -> SchemaText:
-        """The schema of a version of a subject; of the latest where none is given.
+        """Return the schema of a version of a subject; by default, of the latest.
 
         Raises:
-            BrokerError: The registry could not be asked.
-            ConfigurationError: There is none, it is one of another format, or has what is not
-                supported.
+            BrokerError: The registry could not be queried.
+            ConfigurationError: There is no such schema, it has another format, or it uses an
+                unsupported feature.
         """
         what = f"subject {subject}" if version is None else f"version {version} of {subject}"
         try:
             schema = self._version(kind, subject, version)
             if _kind(schema) != kind:
-                msg = f"{what} has a schema of {_kind(schema)}, and {kind} is asked for"
+                msg = f"{what} has a schema of {_kind(schema)}, and {kind} is expected"
                 raise ConfigurationError(msg)
             return self._whole(kind, schema, what)
         except _UnusableError as problem:
             raise ConfigurationError(str(problem)) from problem
 
     def close(self) -> None:
-        """Close the connections. The next question opens new ones."""
-        if self._made is not None:
-            self._closes()
-            self._made = None
+        """Close the connections. The next query opens new ones."""
+        if self._registry_client is not None:
+            self._close_client()
+            self._registry_client = None
 
-    def _fetched(self, kind: SchemaType, schema_id: int, subject: str | None) -> SchemaText:
+    def _fetch(self, kind: SchemaType, schema_id: int, subject: str | None) -> SchemaText:
         unknown = f"the registry knows no schema with the id {schema_id}"
         place = schema_id, subject
         if self._clock() < self._missing.get(place, float("-inf")):
@@ -131,16 +131,18 @@ class Registry:
         with_format = {"fmt": "serialized"} if kind == "PROTOBUF" else {}
         if self._kinds.get(place, kind) == kind:
             try:
-                schema = self._asked(
-                    kind, what, lambda it: it.get_schema(schema_id, subject, **with_format)
+                schema = self._query(
+                    kind,
+                    what,
+                    lambda registry: registry.get_schema(schema_id, subject, **with_format),
                 )
-            except _NotThereError as problem:
-                self._missing[place] = self._clock() + _ASK_AGAIN_S
+            except _NotFoundError as problem:
+                self._missing[place] = self._clock() + _MISSING_FOR_S
                 raise UndecodableError(unknown) from problem
             self._kinds[place] = _kind(schema)
             if _kind(schema) == kind:
                 return self._whole(kind, schema, what)
-        msg = f"its schema {schema_id} is of {self._kinds[place]}, and {kind} is asked for"
+        msg = f"its schema {schema_id} is of {self._kinds[place]}, and {kind} is expected"
         raise UndecodableError(msg)
 
     def _version(self, kind: SchemaType, subject: str, version: int | None) -> Any:  # noqa: ANN401 - the client's own type
@@ -148,16 +150,16 @@ class Registry:
             return self._versions[kind, subject, version]
         fmt = "serialized" if kind == "PROTOBUF" else None
         try:
-            found = self._asked(
+            found = self._query(
                 kind,
                 f"subject {subject}",
-                lambda it: (
-                    it.get_latest_version(subject, fmt=fmt)
+                lambda registry: (
+                    registry.get_latest_version(subject, fmt=fmt)
                     if version is None
-                    else it.get_version(subject, version, deleted=True, fmt=fmt)
+                    else registry.get_version(subject, version, deleted=True, fmt=fmt)
                 ),
             ).schema
-        except _NotThereError as problem:
+        except _NotFoundError as problem:
             msg = (
                 f"the schema registry at {self.name} has no {'subject' if version is None else ''}"
                 f"{'' if version is None else f'version {version} of subject'} {subject}: name the "
@@ -175,7 +177,7 @@ class Registry:
         ):
             msg = (
                 f"{what} of the schema registry at {self.name} has rules (data contracts), which "
-                "are not carried out here: decode kafka_batch.messages() with confluent-kafka's "
+                "are not applied here: decode kafka_batch.messages() with confluent-kafka's "
                 "own deserializer"
             )
             raise _UnusableError(msg)
@@ -197,27 +199,27 @@ class Registry:
                 yield from self._references(kind, found, seen)
                 yield reference.name, found.schema_str
 
-    def _asked(self, kind: SchemaType, what: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - the client's own type
+    def _query(self, kind: SchemaType, what: str, query: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - the client's own type
         try:
-            answer = self._in_time(ask, self._client)
+            answer = self._in_time(query, self._client)
         except (ConfigurationError, BrokerError):
             raise
-        except Exception as problem:  # noqa: BLE001 - those of an HTTP client, of TLS, of JSON
+        except Exception as problem:  # noqa: BLE001 - errors of HTTP, TLS or JSON
             raise self._error(what, problem) from None
         schema = getattr(answer, "schema", answer)
         if not getattr(schema, "schema_str", None):
-            self.close()  # the client would remember the answer
+            self.close()  # the client would cache the answer
             raise self._error(what, ValueError("the answer has no schema"))
         if _kind(schema) != kind:
-            self.close()  # the client would give this text to who asks for it in another form
+            self.close()  # the client would return this text for another format, too
         return answer
 
-    def _in_time(self, ask: Callable[[Any], Any], client: Any) -> Any:  # noqa: ANN401 - the client's own types
+    def _in_time(self, query: Callable[[Any], Any], client: Any) -> Any:  # noqa: ANN401 - the client's own types
         thread = OwnerThread("schema registry")
-        answer = thread.submit(lambda: ask(client))
+        answer = thread.submit(lambda: query(client))
         thread.stop()
         if not wait([answer], self._limit_s).done:
-            self._made = None  # it is in use, and closed when nobody has it any more
+            self._registry_client = None  # it is in use; its finalizer closes it
             msg = f"no whole answer came within {self._limit_s:g} s"
             raise TimeoutError(msg)
         return answer.result()
@@ -226,9 +228,11 @@ class Registry:
         status = getattr(problem, "http_status_code", None)
         code = getattr(problem, "error_code", None)
         if code == _NO_SUCH_ID or code in _NO_SUCH_SUBJECT:
-            return _NotThereError(what)
-        begin = f"{what} could not be read from the schema registry at {self.name}, and nothing"
-        begin += " was committed: "
+            return _NotFoundError(what)
+        begin = (
+            f"{what} could not be read from the schema registry at {self.name}, and nothing was "
+            "committed: "
+        )
         if status in _UNAUTHORIZED:
             return BrokerError(
                 f"{begin}it refuses the login or the right to read (HTTP {status}): check "
@@ -236,17 +240,17 @@ class Registry:
             )
         if status is not None:
             is_passing = status in _PASSING or status >= _SERVER_ERRORS
-            said = "" if code in (None, -1) else f", {str(problem)[:200]}"
-            hint = "" if is_passing or said else ": is the url that of a schema registry?"
-            return BrokerError(f"{begin}HTTP {status}{said}{hint}", retriable=is_passing)
-        said = f"{type(problem).__name__} {str(problem)[:200]}".strip()
-        if isinstance(problem, ValueError):  # no JSON, or not what a registry says
-            return BrokerError(f"{begin}it does not answer as a schema registry does ({said})")
-        return BrokerError(f"{begin}{said}", retriable=True)
+            text = "" if code in (None, -1) else f", {str(problem)[:200]}"
+            hint = "" if is_passing or text else ": is the url that of a schema registry?"
+            return BrokerError(f"{begin}HTTP {status}{text}{hint}", retriable=is_passing)
+        text = f"{type(problem).__name__} {str(problem)[:200]}".strip()
+        if isinstance(problem, ValueError):  # no JSON, or not the JSON of a registry
+            return BrokerError(f"{begin}it does not answer as a schema registry does ({text})")
+        return BrokerError(f"{begin}{text}", retriable=True)
 
     @property
     def _client(self) -> Any:  # noqa: ANN401 - an optional library
-        if self._made is None:
+        if self._registry_client is None:
             try:
                 registry = import_module("confluent_kafka.schema_registry")
             except ImportError as problem:
@@ -260,24 +264,24 @@ class Registry:
                 for name in _NUMBERS & config.keys():
                     config[name] = float(config[name])
                 client = registry.SchemaRegistryClient(config)
-            except Exception as problem:  # noqa: BLE001 - of many kinds, TLS's among them
+            except Exception as problem:  # noqa: BLE001 - of many kinds, such as TLS
                 msg = (
                     f"the settings of the schema registry at {self.name} cannot work: "
                     f"{type(problem).__name__} {problem}"
                 )
                 raise ConfigurationError(msg) from None
-            self._made = client
-            # Who forgets the registry, such as a test of an asset, leaves no socket open.
-            self._closes = weakref.finalize(self, getattr(client, "close", int))
-        return self._made
+            self._registry_client = client
+            # A registry that was not closed, as in a test of an asset, leaves no socket open.
+            self._close_client = weakref.finalize(self, getattr(client, "close", int))
+        return self._registry_client
 
 
-class _NotThereError(Exception):
-    """The registry has answered that there is no such schema."""
+class _NotFoundError(Exception):
+    """The registry has no such schema."""
 
 
 class _UnusableError(Exception):
-    """The registry has answered with a schema that cannot be used here, or lacks a part of one."""
+    """The schema cannot be used here, or lacks a part."""
 
 
 def _kind(schema: Any) -> str:  # noqa: ANN401 - the client's own type
@@ -285,35 +289,35 @@ def _kind(schema: Any) -> str:  # noqa: ANN401 - the client's own type
 
 
 def _with_built_in(references: Mapping[str, str], text: str, what: str) -> dict[str, str]:
-    """The files that a Protobuf schema needs, each behind those that it needs itself.
+    """Return the files that a Protobuf schema needs, each after its dependencies.
 
     Raises:
-        _UnusableError: The registry has given the schema as a text, or a file is missing.
+        _UnusableError: The registry returned the schema as text, or a file is missing.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool  # noqa: PLC0415 - optional
 
     found: dict[str, str] = {}
 
-    def add_needs(serialised: str) -> None:
+    def add_dependencies(serialised: str) -> None:
         file = descriptor_pb2.FileDescriptorProto()
         try:
             file.ParseFromString(base64.b64decode(serialised, validate=True))
         except Exception as problem:
             msg = (
-                f"{what} is not a serialised Protobuf schema: the registry must know "
-                "format=serialized, as Confluent's does"
+                f"{what} is not a serialised Protobuf schema: the registry must support "
+                "`?format=serialized` (Confluent's does)"
             )
             raise _UnusableError(msg) from problem
         for name in file.dependency:
             if name in found:
                 continue
             inner = references.get(name) or built_in(name)
-            add_needs(inner)
+            add_dependencies(inner)
             found[name] = inner
 
     def built_in(name: str) -> str:
         for module in _BUILT_IN:
-            with suppress(ImportError):  # some are of packages that not all have
+            with suppress(ImportError):  # some packages are optional
                 import_module(module)
         try:
             file = descriptor_pool.Default().FindFileByName(name)
@@ -322,5 +326,5 @@ def _with_built_in(references: Mapping[str, str], text: str, what: str) -> dict[
             raise _UnusableError(msg) from problem
         return base64.b64encode(file.serialized_pb).decode()
 
-    add_needs(text)
+    add_dependencies(text)
     return found

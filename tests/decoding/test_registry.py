@@ -95,17 +95,17 @@ def test_query_in_another_format_leaves_the_cache_valid(registry: HttpRegistry) 
     )
     client = asked(registry)
     for _ in range(2):
-        with pytest.raises(UndecodableError, match="is of PROTOBUF, and AVRO is asked for"):
+        with pytest.raises(UndecodableError, match="is of PROTOBUF, and AVRO is expected"):
             client.by_id("AVRO", schema_id)
-        with pytest.raises(ConfigurationError, match="of PROTOBUF, and JSON is asked for"):
+        with pytest.raises(ConfigurationError, match="of PROTOBUF, and JSON is expected"):
             client.of_subject("JSON", "orders-value", None)
-        with pytest.raises(ConfigurationError, match="of PROTOBUF, and AVRO is asked for"):
+        with pytest.raises(ConfigurationError, match="of PROTOBUF, and AVRO is expected"):
             client.of_subject("AVRO", "orders-value", 1)
     for _ in range(2):
         found = client.by_id("PROTOBUF", schema_id)
         assert client.of_subject("PROTOBUF", "orders-value", None) == found
         assert client.of_subject("PROTOBUF", "orders-value", 1) == found
-    with pytest.raises(UndecodableError, match="is of PROTOBUF, and AVRO is asked for"):
+    with pytest.raises(UndecodableError, match="is of PROTOBUF, and AVRO is expected"):
         client.by_id("AVRO", schema_id)
     assert len(registry.requests) == len(set(registry.requests))
 
@@ -198,7 +198,7 @@ def test_unsupported_schema_is_refused(registry: HttpRegistry) -> None:
     rules = {"domainRules": [{"name": "r", "kind": "TRANSFORM", "mode": "READ", "type": "ENCRYPT"}]}
     encrypted = registry.register("cards-value", ORDER, ruleSet=rules)
     client = asked(registry)
-    with pytest.raises(UndecodableError, match="is of JSON, and AVRO is asked for"):
+    with pytest.raises(UndecodableError, match="is of JSON, and AVRO is expected"):
         client.by_id("AVRO", other)
     with pytest.raises(ConfigurationError, match="has a schema of JSON, and AVRO"):
         client.of_subject("AVRO", "orders-value", None)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from dagster_rebalance.kafka.client.confluent import from_committed, from_confluent, to_commit
 from dagster_rebalance.kafka.client.settings import validated
-from dagster_rebalance.kafka.client.types import as_committed, ours, to_commit
 from dagster_rebalance.kafka.member import leave
 from dagster_rebalance.kafka.member import session as session_module
 from dagster_rebalance.kafka.member.member import Member
@@ -111,11 +111,11 @@ class ScriptedConsumer(confluent_kafka.Consumer):
     def _store(self, offsets: list[confluent_kafka.TopicPartition]) -> None:
         errors = []
         for tp in offsets:
-            code = self.refused.get(ours(tp))
+            code = self.refused.get(from_confluent(tp))
             if code is not None:
                 errors.append(KafkaError(code))
             elif self.refused and isinstance(self.stored, dict):
-                self.stored[ours(tp)] = as_committed(tp)
+                self.stored[from_confluent(tp)] = from_committed(tp)
         if errors:
             raise KafkaException(errors[-1])
 
@@ -128,13 +128,13 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         stored = self.stored
         if isinstance(stored, int):
             raise KafkaException(KafkaError(stored))
-        if not self.kept_back.isdisjoint(map(ours, partitions)):
+        if not self.kept_back.isdisjoint(map(from_confluent, partitions)):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        wanted = [(tp, stored.get(ours(tp))) for tp in partitions]
+        wanted = [(tp, stored.get(from_confluent(tp))) for tp in partitions]
         return [
-            RefusedPartition.of(tp, self.unreadable[ours(tp)])
-            if ours(tp) in self.unreadable
-            else to_commit(ours(tp), found)
+            RefusedPartition.of(tp, self.unreadable[from_confluent(tp)])
+            if from_confluent(tp) in self.unreadable
+            else to_commit(from_confluent(tp), found)
             if found
             else tp
             for tp, found in wanted
@@ -209,10 +209,12 @@ class ScriptedMember:
 
     def pass_time(self) -> None:
         """Let the session's thread go round, also behind a poll that returns a message."""
-        if self.session.ended is None and self.session.hold is None:
+        if self.session.end_reason is None and self.session.hold is None:
             seen = self.client.polls
             wait_until(
-                lambda: self.client.polls > seen + 2 or self.session.ended or self.session.hold,
+                lambda: (
+                    self.client.polls > seen + 2 or self.session.end_reason or self.session.hold
+                ),
                 timeout_s=LIMIT_S,
                 what="the session's thread",
                 interval_s=0.001,

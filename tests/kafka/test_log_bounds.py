@@ -170,7 +170,7 @@ def test_leaders_that_are_far_away_are_waited_for_longer() -> None:
     found = [list(reader.find([tp(0)], {})) for _ in range(3)]
     assert found == [[], [tp(0)], []]
     assert waited == [1.5, 3.0, 1.5]
-    said = "did not verify the committed offset, or say where to begin, within"
+    said = "did not verify the committed offset, or report the start position, within"
     assert notes == [f"the leaders of orders-0 {said} 1.5 s"] * 2
 
 

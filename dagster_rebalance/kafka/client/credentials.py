@@ -1,8 +1,7 @@
-"""User and password of a user's function (`credentials_cb`), which may change while clients live.
+"""User and password returned by `credentials_cb`, which may change while clients live.
 
-Owns when the function is asked, and that each client hears of what is new from the thread that owns
-it. Connections that are logged in stay so; the next one that a client makes logs in with what is
-new. Never shows a password.
+Each client receives a new login from the thread that owns the client. Existing connections keep
+their login; the next connection uses the new one. A password never appears in a message.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ ASK_EVERY_S = 30.0
 
 
 class Client(Protocol):
-    """What a client of confluent-kafka can do here."""
+    """The part of a confluent-kafka client that changes its login."""
 
     def set_sasl_credentials(self, username: str, password: str, /) -> None:
         """Log in with these from the next connection on."""
 
 
 class Credentials:
-    """Asks the user's function now and then, in a thread of its own. Safe for several threads.
+    """Calls the user's function every 30 s, in the background. Thread-safe.
 
     Args:
         function: Returns the user and the password.
@@ -53,21 +52,20 @@ class Credentials:
         self._is_asking = False
 
     def current(self) -> tuple[str, str]:
-        """The user and the password; the first time the function is waited for.
+        """Return the user and the password; only the first call waits for the function.
 
         Raises:
             BrokerError: The function failed.
             ConfigurationError: It returned something else.
         """
         if self._known is None:
-            self._known = self._asked()
+            self._known = self._call()
             self._ask_at = self._clock() + ASK_EVERY_S
         elif self._is_due():
             self._start(self._renew)
         return self._known
 
     def _is_due(self) -> bool:
-        """Whether to ask now. One that has not answered yet is waited for, and told of."""
         with self._lock:
             now = self._clock()
             if now < self._ask_at:
@@ -84,33 +82,30 @@ class Credentials:
 
     def _renew(self) -> None:
         try:
-            found = self._asked()
-            if found != self._known:
+            login = self._call()
+            if login != self._known:
                 logger.info("the next connections to Kafka log in with a new user or password")
-            self._known = found
+            self._known = login
         except (BrokerError, ConfigurationError) as problem:
             logger.warning("the last user and password stay in use: %s", problem)
         finally:
             self._is_asking = False
 
-    def _asked(self) -> tuple[str, str]:
+    def _call(self) -> tuple[str, str]:
         try:
-            found = self._function()
+            login = self._function()
         except (Exception, SystemExit) as problem:
-            msg = (
-                f"no user and password to log in with: 'credentials_cb' failed "
-                f"({type(problem).__name__}: {problem}); see to what it needs"
-            )
+            msg = f"'credentials_cb' raised {type(problem).__name__}: {problem}; cannot log in"
             raise BrokerError(msg, retriable=True) from problem
-        match found:
+        match login:
             case (str(user), str(password)) if user and password:
                 return user, password
-        msg = "'credentials_cb' does not return a user and a password, as two texts"
+        msg = "'credentials_cb' must return a user and a password, as two texts"
         raise ConfigurationError(msg)
 
 
 class Login:
-    """What one client logs in with. Only to be used by the thread that owns the client.
+    """The login of one client. Used only by the thread that owns the client.
 
     Args:
         credentials: None for a client whose login does not change.
@@ -120,13 +115,15 @@ class Login:
     def __init__(self, credentials: Credentials | None, client: Client) -> None:
         self._credentials = credentials
         self._client = client
-        self._has: tuple[str, str] | None = None
+        self._current: tuple[str, str] | None = None
 
     def renew(self) -> None:
-        """Tell the client what is new, if anything is."""
-        if self._credentials is not None and self._has != (now := self._credentials.current()):
-            self._client.set_sasl_credentials(*now)
-            self._has = now
+        """Pass a new user and password to the client, if there are any."""
+        if self._credentials is not None and self._current != (
+            latest := self._credentials.current()
+        ):
+            self._client.set_sasl_credentials(*latest)
+            self._current = latest
 
 
 def _in_thread(function: Callable[[], None]) -> None:

@@ -1,7 +1,6 @@
 """The librdkafka settings that the package sets for its clients, each with its reason.
 
-Owns every setting that differs from librdkafka's default. `docs/settings.md` shows the table.
-Which of the user's settings reach a client is decided in `settings`.
+`docs/settings.md` shows the table. `settings` decides which of the user's settings reach a client.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ClientKind(Enum):
-    """A client of Kafka that the package makes."""
+    """The Kafka clients that the package creates."""
 
     MEMBER = "member"
     FETCHER = "fetcher"
@@ -31,11 +30,6 @@ DELIVERY_LIMIT_S = 30.0
 """After this time a producer reports a record that could not be stored."""
 
 
-class _Derived(Enum):
-    VALUE = "derived"
-
-
-_DERIVED = _Derived.VALUE
 _CONSUMERS = (
     ClientKind.MEMBER,
     ClientKind.FETCHER,
@@ -54,23 +48,23 @@ class ClientDefault:
     Attributes:
         name: The name of the setting in librdkafka.
         clients: The clients that get it.
-        value: Its value.
         reason: Why librdkafka's default does not fit.
-        shown: The value for the documentation, where it is derived.
-        is_fixed: Whether the value replaces one of the user's.
+        value: Its value, unless it is derived.
+        derived: The documented value of a setting that `client_config` gets from its caller.
+        is_fixed: Whether the value replaces the user's.
         unless: A prefix: if the user sets a name that begins with it, the default is left out.
     """
 
     name: str
     clients: tuple[ClientKind, ...]
-    value: object
     reason: str
-    shown: str = ""
+    value: object = None
+    derived: str = ""
     is_fixed: bool = False
     unless: str = ""
 
     def __str__(self) -> str:
-        value = self.shown or f"`{str(self.value).lower()}`"
+        value = self.derived or f"`{str(self.value).lower()}`"
         clients = (
             "all" if self.clients == tuple(ClientKind) else ", ".join(c.value for c in self.clients)
         )
@@ -84,262 +78,220 @@ TABLE: tuple[ClientDefault, ...] = (
     ClientDefault(
         "reconnect.backoff.max.ms",
         tuple(ClientKind),
+        "As in Apache's client. With librdkafka's 10 s, reading from a restarted broker resumes up "
+        "to 10 s later.",
         value=1000,
-        reason=(
-            "As in Apache's client. With librdkafka's 10 s, the partitions of a broker that is "
-            "back stand still for up to 10 s more."
-        ),
         unless="reconnect.",
     ),
     ClientDefault(
         "socket.keepalive.enable",
         tuple(ClientKind),
+        "As in Apache's client. Detects a firewall that drops idle connections.",
         value=True,
-        reason="As in Apache's client. A firewall that drops an idle connection is noticed.",
     ),
     ClientDefault(
         "check.crcs",
         _READERS,
+        "As in Apache's client. A damaged batch is refused instead of read. Costs up to 10 % "
+        "of the CPU time of reading.",
         value=True,
-        reason=(
-            "As in Apache's client. A damaged batch is refused instead of read. Costs up to 10 % "
-            "of the CPU time of reading."
-        ),
     ),
     ClientDefault(
         "fetch.queue.backoff.ms",
         (ClientKind.FETCHER,),
+        "After librdkafka's buffer was full, its next fetch waits for this time. With 1,000 "
+        "ms, `poll` reads a quarter of the records per second.",
         value=5,
-        reason=(
-            "After librdkafka's buffer was full, its next fetch waits for this time. With 1,000 "
-            "ms, `poll` reads a quarter of the records per second."
-        ),
     ),
     ClientDefault(
         "fetch.queue.backoff.ms",
         (ClientKind.RANGE_READER,),
+        "The buffer of a range reader is small, and full often.",
         value=1,
-        reason="The buffer of a range reader is small, and full often.",
     ),
     ClientDefault(
         "queued.max.messages.kbytes",
         (ClientKind.RANGE_READER,),
+        "Records that are fetched ahead stay in memory, and are dropped at the end of a range.",
         value=16_384,
-        reason=(
-            "Records that are fetched ahead stay in memory, and are dropped at the end of a range."
-        ),
     ),
     ClientDefault(
         "queued.min.messages",
         (ClientKind.RANGE_READER,),
+        "Records that are fetched ahead stay in memory, and are dropped at the end of a range.",
         value=20_000,
-        reason=(
-            "Records that are fetched ahead stay in memory, and are dropped at the end of a range."
-        ),
     ),
     ClientDefault(
         "fetch.wait.max.ms",
         (ClientKind.RANGE_READER,),
+        "At the end of the log, the leader waits for this time before it answers. A range "
+        "that ends there without a record ends with this answer.",
         value=2,
-        reason=(
-            "At the end of the log, the leader waits for this time before it answers. A range "
-            "that ends there without a record ends with this answer."
-        ),
     ),
     ClientDefault(
         "fetch.wait.max.ms",
         (ClientKind.LOG_CHECK,),
+        "At the end of the log, the leader waits for this time before it answers.",
         value=10,
-        reason="At the end of the log, the leader waits for this time before it answers.",
         is_fixed=True,
     ),
     ClientDefault(
         "max.partition.fetch.bytes",
         (ClientKind.LOG_CHECK,),
+        "One record per partition is enough. A broker answers a fetch with larger batches one "
+        "partition at a time.",
         value=16_384,
-        reason=(
-            "One record per partition is enough. A broker answers a fetch with larger batches one "
-            "partition at a time."
-        ),
         is_fixed=True,
     ),
     ClientDefault(
         "isolation.level",
         (ClientKind.LOG_CHECK,),
+        "An open transaction must not delay the answer.",
         value="read_uncommitted",
-        reason="An open transaction must not delay the answer.",
         is_fixed=True,
     ),
     ClientDefault(
         "enable.auto.commit",
         _CONSUMERS,
+        "Offsets are committed after the work on their records has succeeded.",
         value=False,
-        reason="Offsets are committed after the work on their records has succeeded.",
         is_fixed=True,
     ),
     ClientDefault(
         "auto.offset.reset",
         (ClientKind.FETCHER, ClientKind.RANGE_READER, ClientKind.LOG_CHECK),
+        "The client must not choose an offset. The consumer looks it up, and follows the "
+        "user's `auto.offset.reset`.",
         value="error",
-        reason=(
-            "The client must not choose an offset. The consumer looks it up, and follows the "
-            "user's `auto.offset.reset`."
-        ),
         is_fixed=True,
     ),
     ClientDefault(
         "auto.offset.reset",
         (ClientKind.MEMBER,),
+        "The member reads no records. Each partition is assigned at offset 0, which retention "
+        "may have deleted, and is paused.",
         value="latest",
-        reason=(
-            "The member reads no records. Each partition is assigned at offset 0, which retention "
-            "may have deleted, and is paused."
-        ),
         is_fixed=True,
     ),
     ClientDefault(
         "enable.partition.eof",
         (ClientKind.FETCHER, ClientKind.RANGE_READER, ClientKind.LOG_CHECK),
+        "The end of a partition shows that no more records are due, also where its last "
+        "offsets hold none. `poll` does not return it.",
         value=True,
-        reason=(
-            "The end of a partition shows that no more records are due, also where its last "
-            "offsets hold none. `poll` does not return it."
-        ),
         is_fixed=True,
     ),
     ClientDefault(
         "group.id",
         (ClientKind.LOG_CHECK, ClientKind.OFFSET_READER),
-        value=_DERIVED,
-        reason="librdkafka needs it for each consumer. These consumers do not join the group.",
-        shown="the group",
+        "librdkafka needs it for each consumer. These consumers do not join the group.",
+        derived="the group",
         is_fixed=True,
     ),
     ClientDefault(
         "client.id",
         _READERS,
-        value=_DERIVED,
-        reason="Tells the two clients of a consumer apart in the broker's logs and quotas.",
-        shown="yours with `-fetch`",
+        "Tells the two clients of a consumer apart in the broker's logs and quotas.",
+        derived="yours with `-fetch`",
         is_fixed=True,
     ),
     ClientDefault(
         "group.protocol",
         (ClientKind.MEMBER,),
-        value=_DERIVED,
-        reason=(
-            "The consumer protocol (KIP-848) is the default here. librdkafka's default is "
-            "`classic`."
-        ),
-        shown="`consumer`",
+        "The consumer protocol (KIP-848) is the default here. librdkafka's default is `classic`.",
+        derived="`consumer`",
     ),
     ClientDefault(
         "partition.assignment.strategy",
         (ClientKind.MEMBER,),
-        value=_DERIVED,
-        reason=(
-            "Classic protocol only. librdkafka's default (`range,roundrobin`) stops the whole "
-            "group in each rebalance."
-        ),
-        shown="`cooperative-sticky`",
+        "Classic protocol only. librdkafka's default (`range,roundrobin`) stops the whole "
+        "group in each rebalance.",
+        derived="`cooperative-sticky`",
     ),
     ClientDefault(
         "topic.metadata.refresh.interval.ms",
         (ClientKind.MEMBER,),
-        value=_DERIVED,
-        reason=(
-            "Classic protocol only. A change of the metadata during a hold would make librdkafka "
-            "rejoin without the held partitions. The member looks for new partitions between "
-            "holds."
-        ),
-        shown="`-1`",
+        "Classic protocol only. A change of the metadata during a hold would make librdkafka "
+        "rejoin without the held partitions. The member looks for new partitions between "
+        "holds.",
+        derived="`-1`",
         is_fixed=True,
     ),
     ClientDefault(
         "max.poll.interval.ms",
         (ClientKind.MEMBER,),
-        value=_DERIVED,
-        reason="The broker must not end a hold before its limit.",
-        shown="`hold_limit_s` plus 15 s",
+        "The broker must not end a hold before its limit.",
+        derived="`hold_limit_s` plus 15 s",
     ),
     ClientDefault(
         "max.poll.interval.ms",
         _READERS,
+        "These clients are in no group, and may rest between two polls.",
         value=86_400_000,
-        reason="These clients are in no group, and may rest between two polls.",
         is_fixed=True,
     ),
     ClientDefault(
         "enable.idempotence",
         (ClientKind.DEAD_LETTERS,),
+        "As in Apache's client. A retry stores no record twice.",
         value=True,
-        reason="As in Apache's client. A retry stores no record twice.",
         is_fixed=True,
     ),
     ClientDefault(
         "acks",
         _PRODUCERS,
+        "librdkafka's default, which must not change: a record counts when all in-sync "
+        "replicas have it.",
         value="all",
-        reason=(
-            "librdkafka's default, which must not change: a record counts when all in-sync "
-            "replicas have it."
-        ),
         is_fixed=True,
     ),
     ClientDefault(
         "partitioner",
         _PRODUCERS,
+        "As in Apache's client. librdkafka's default puts the same key into another partition.",
         value="murmur2_random",
-        reason=(
-            "As in Apache's client. librdkafka's default puts the same key into another partition."
-        ),
         is_fixed=True,
     ),
     ClientDefault(
         "delivery.timeout.ms",
         _PRODUCERS,
+        "A record that cannot be stored is reported after this time.",
         value=round(DELIVERY_LIMIT_S * 1000),
-        reason="A record that cannot be stored is reported after this time.",
         is_fixed=True,
     ),
     ClientDefault(
         "message.max.bytes",
         (ClientKind.DEAD_LETTERS,),
+        "The broker decides how large a record may be.",
         value=1_000_000_000,
-        reason="The broker decides how large a record may be.",
         is_fixed=True,
     ),
 )
-"""Each setting of each client stands here once."""
 
 
-def configured(
+def client_config(
     client: ClientKind, given: Mapping[str, Any], derived: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """The settings of a client.
+    """Return the settings of a client: the defaults of the table, and the user's.
 
     Args:
         client: The client.
-        given: The settings of the user that reach the client.
-        derived: The values of settings that the table leaves to its caller.
+        given: The user's settings that this client gets.
+        derived: The values of derived settings.
 
     Raises:
-        LookupError: The table does not leave such a setting to its caller.
+        LookupError: The table has no such derived setting.
     """
-    rows = [row for row in TABLE if client in row.clients]
-    known = {row.name for row in rows if row.value is _DERIVED}
-    own = dict(derived or {})
-    if not own.keys() <= known:
-        msg = (
-            f"the table of defaults derives no {sorted(own.keys() - known)} for the {client.value}"
-        )
+    unknown = (derived or {}).keys() - {row.name for row in TABLE if row.derived}
+    if unknown:
+        msg = f"the table of defaults derives no {sorted(unknown)} for the {client.value}"
         raise LookupError(msg)
-    plain = [row for row in rows if row.value is not _DERIVED]
+    rows = [row for row in TABLE if client in row.clients and not row.derived]
     return {
-        **{row.name: row.value for row in plain if not row.is_fixed and _applies(row, given)},
+        **{row.name: row.value for row in rows if not row.is_fixed and _applies(row, given)},
         **given,
-        **{row.name: row.value for row in plain if row.is_fixed},
-        **own,
+        **{row.name: row.value for row in rows if row.is_fixed},
+        **(derived or {}),
     }
 
 

@@ -1,9 +1,7 @@
 # ruff: noqa: SLF001 - the codes of librdkafka's own errors begin with an underscore, and are public
-"""The one place where errors of the Kafka client become errors of this package.
+"""Convert errors of the Kafka client to errors of this package, each with advice on what to do.
 
-Owns what a person is told to do about each of them. Must never swallow an error, and never decide
-what the caller does next: that a commit met a rebalance, or that a partition is lost, is told by
-the class.
+The class of a commit's error tells whether the commit met a rebalance or the partition is lost.
 """
 
 from __future__ import annotations
@@ -35,11 +33,10 @@ _Answer = TypeVar("_Answer")
 FENCED = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH, KafkaError.FENCED_INSTANCE_ID}
 )
-"""The broker does not know the member any more."""
-
-FENCED_IN_A_HOLD = FENCED | {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
-"""During a hold no newer generation is on its way to the client, so a stale one is final too; at
-other times it may only be late."""
+"""The broker has removed the member from the group."""
+FENCED_IN_HOLD = FENCED | {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
+"""During a hold the client receives no newer generation, so a stale one is final too. At other
+times the new generation may only be late."""
 
 _UNREACHABLE = frozenset(
     {
@@ -86,7 +83,7 @@ _BUSY = frozenset(
         KafkaError._WAIT_CACHE,
     }
 )
-"""What else Apache's clients try again by themselves; librdkafka calls none of these retriable."""
+"""Apache's clients retry these as well; librdkafka calls none of them retriable."""
 UNKNOWN_TOPIC = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
@@ -100,12 +97,12 @@ CREDENTIALS = frozenset(
     }
 )
 METADATA_TOO_LARGE = KafkaError.OFFSET_METADATA_TOO_LARGE
-UNKNOWN_TO_COMMITS = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID})
-OF_A_TOPIC = UNKNOWN_TO_COMMITS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""The broker refuses the partitions of a topic with it, and answers for other topics."""
-OF_A_PARTITION = OF_A_TOPIC | {METADATA_TOO_LARGE}
-"""The broker refuses a partition of a commit with it, and stores the others."""
-MAY_BE_TOO_LARGE = frozenset(
+UNKNOWN_TOPIC_IN_COMMIT = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID})
+TOPIC_ERRORS = UNKNOWN_TOPIC_IN_COMMIT | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""The broker refuses the partitions of one topic, and answers for other topics."""
+PARTITION_ERRORS = TOPIC_ERRORS | {METADATA_TOO_LARGE}
+"""The broker refuses some partitions of a commit, and stores the others."""
+REQUEST_TOO_LARGE = frozenset(
     {
         KafkaError.UNKNOWN,
         KafkaError.INVALID_COMMIT_OFFSET_SIZE,
@@ -113,43 +110,18 @@ MAY_BE_TOO_LARGE = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
-"""The broker answers so to a commit above the limit of `__consumer_offsets`; Kafka 4.1 with the
-first."""
+"""Answers to a commit above the limit of `__consumer_offsets`; Kafka 4.1 sends the first."""
 _NO_CONSUMER_PROTOCOL = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE})
-
 REFUSALS = CREDENTIALS | {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 }
-"""Somebody must change a setting or a right."""
-
-_REFUSED_WITHIN_S = 1.0
-_LONGEST_S = 2_000_000.0
-"""The client counts a time-out in milliseconds of 32 bits: with a longer one it does not wait at
-all."""
-
-TROUBLES_KEPT = 20
-"""The last ones that a client told are enough to find the cause of a time-out."""
-
+"""Retrying does not help: a setting or an ACL must change."""
 RETRIABLE = _UNREACHABLE | COORDINATOR_MOVES | _LEADER | _BUSY
-
-PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError.REBALANCE_IN_PROGRESS}
-"""What the client mends by itself while it is polled."""
-
-_VALUE = re.compile(
-    r'(?<=^Invalid value) ".*"(?= for configuration property)'
-    r"|(?<=Unsupported SASL mechanism): .*$"
-    r"|(?<=\") value -?\d+(?= is outside)",
-    re.DOTALL,
-)
-"""The value of a setting in librdkafka's words."""
-_NOT_RENEWED = re.compile(
-    "Failed to acquire SASL OAUTHBEARER token|Request not valid in current SASL state"
-)
-"""The client's own words where it could not renew a login."""
-
+TRANSIENT = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError.REBALANCE_IN_PROGRESS}
+"""The client recovers from these while it is polled."""
 UNPARSABLE = frozenset({KafkaError._BAD_MSG, KafkaError._UNDERFLOW})
-"""A response that the client does not take; of a connection, if it is in no message."""
+"""The client could not parse a response. Without a topic, the error concerns a connection."""
 _UNREADABLE = UNPARSABLE | {
     KafkaError._BAD_COMPRESSION,
     KafkaError._NOT_IMPLEMENTED,
@@ -167,6 +139,24 @@ NOT_ANSWERED = KafkaError._TIMED_OUT
 NOT_CONNECTED = KafkaError._TRANSPORT
 POLL_FIRST = KafkaError._RETRY
 
+_REFUSED_WITHIN_S = 1.0
+_LONGEST_S = 2_000_000.0
+"""The client counts a time-out in milliseconds of 32 bits. It ignores longer ones."""
+RECENT_ERRORS = 20
+"""The number of reported errors that a client keeps to find the cause of a time-out."""
+
+_VALUE = re.compile(
+    r'(?<=^Invalid value) ".*"(?= for configuration property)'
+    r"|(?<=Unsupported SASL mechanism): .*$"
+    r"|(?<=\") value -?\d+(?= is outside)",
+    re.DOTALL,
+)
+"""The value of a setting in librdkafka's messages."""
+_NOT_RENEWED = re.compile(
+    "Failed to acquire SASL OAUTHBEARER token|Request not valid in current SASL state"
+)
+"""librdkafka's messages for a login that it could not renew."""
+
 _ADVICE: dict[int, str] = {
     **dict.fromkeys(
         _UNREACHABLE,
@@ -179,7 +169,7 @@ _ADVICE: dict[int, str] = {
     **dict.fromkeys(
         CREDENTIALS,
         "check 'security.protocol', 'sasl.mechanism', and the login: 'sasl.username' and "
-        "'sasl.password', or what gives the token",
+        "'sasl.password', or the source of the token",
     ),
     **dict.fromkeys(
         _NO_CONSUMER_PROTOCOL,
@@ -203,8 +193,8 @@ _ADVICE: dict[int, str] = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the principal the ACL DESCRIBE on the cluster",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
         "the group is in use with another protocol or assignment strategy: use another 'group.id', "
-        "let the other members move to "
-        "'cooperative-sticky' first (docs/upgrading.md), or set 'group.protocol' to what they use"
+        "let the other members move to 'cooperative-sticky' first (docs/upgrading.md), or set "
+        "'group.protocol' to the protocol of the group"
     ),
     KafkaError.UNSUPPORTED_ASSIGNOR: "set 'group.remote.assignor' to one that the broker offers",
     KafkaError.UNSTABLE_OFFSET_COMMIT: (
@@ -221,11 +211,11 @@ _ADVICE: dict[int, str] = {
         "the group is full: run fewer members, or raise the broker's limit for the size of a group"
     ),
     KafkaError.INVALID_REQUEST: (
-        "the broker cannot take what the client sends, and its log says why: use a version of "
+        "the broker rejects the client's request, and its log says why: use a version of "
         "confluent-kafka that fits the broker or, for a member, 'group.protocol' 'classic'"
     ),
     KafkaError.INVALID_SESSION_TIMEOUT: (
-        "set 'session.timeout.ms' to what the broker allows (its group.min/max.session.timeout.ms)"
+        "set 'session.timeout.ms' within the broker's limits (group.min/max.session.timeout.ms)"
     ),
     KafkaError.OFFSET_OUT_OF_RANGE: (
         "records were deleted by retention before they were read: commit an offset that exists"
@@ -244,13 +234,11 @@ _ADVICE: dict[int, str] = {
     ),
     KafkaError.REBALANCE_IN_PROGRESS: "the partitions are still yours: poll, then commit again",
     **dict.fromkeys(
-        FENCED_IN_A_HOLD,
+        FENCED_IN_HOLD,
         "the member was fenced: stop the work on its partitions, and commit nothing for them",
     ),
 }
-
-
-_FATAL_IN_WORDS = {
+_FATAL_TEXTS = {
     "version range is not supported": KafkaError.UNSUPPORTED_ASSIGNOR,
     "not supported": KafkaError.UNSUPPORTED_VERSION,
     "Group authorization failed": KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -262,146 +250,136 @@ _FATAL_IN_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """What was tried, for the message.
+class Operation:
+    """A request to Kafka, as a noun for messages, and the brokers that receive it."""
 
-    Attributes:
-        doing: The attempt as a noun: "the commit of 3 partitions of group 'etl'".
-        brokers: The brokers that were asked.
-    """
-
-    doing: str
+    name: str
     brokers: str
 
     def explain(self, error: KafkaError, subject: str = "") -> str:
-        """The message: what happened, to what, and what to do."""
-        code = _cause(error)
+        """Return the message of an error: the operation, the cause and the advice."""
+        code = _real_code(error)
         at = f" at {self.brokers}" if code in _UNREACHABLE else ""
         about = f" for {subject}" if subject else ""
         advice = _ADVICE.get(code)
-        return f"{self.doing} failed{about}{at}: {said(error)} ({error.name()})" + (
+        return f"{self.name} failed{about}{at}: {error_text(error)} ({error.name()})" + (
             f"; {advice}" if advice else ""
         )
 
 
-def said(error: KafkaError) -> str:
-    """The text of an error, which may come from a broker."""
+def error_text(error: KafkaError) -> str:
+    """Return the text of an error, safe for a terminal: it may come from a broker."""
     return shown(error.str())
 
 
 def is_final(error: KafkaError) -> bool:
-    """Whether the client that reported it will never work again."""
+    """Return whether the client that reported the error has stopped for good."""
     return error.fatal() or error.code() == KafkaError._FATAL
 
 
-def is_login_not_renewed(error: KafkaError) -> bool:
-    """Whether a client could not renew its login. It tries again by itself.
+def is_renewal_failure(error: KafkaError) -> bool:
+    """Return whether a client failed to renew its login, which it retries.
 
-    The issuer of tokens gave none; or a connection was to be authenticated twice within a second,
-    which Kafka refuses (KIP-368), and which happens while the last token is about to expire. Before
-    a first login the same words mean that it is wrong.
+    Either the issuer returned no token, or a connection was to authenticate twice within a second,
+    which Kafka refuses (KIP-368). The second case occurs while the last token is about to expire.
+    Before the first login the same error means that the login is wrong.
     """
     return error.code() == KafkaError._AUTHENTICATION and bool(_NOT_RENEWED.search(error.str()))
 
 
-def is_passing(error: KafkaError) -> bool:
-    """Whether the client mends it by itself, for somebody who has checked the login before."""
-    return error.code() in PASSING or is_login_not_renewed(error)
+def is_transient(error: KafkaError) -> bool:
+    """Return whether a client that has logged in once recovers from the error."""
+    return error.code() in TRANSIENT or is_renewal_failure(error)
 
 
 def is_unreadable(message: Message, error: KafkaError) -> bool:
-    """Whether a batch of a partition cannot be read, by the client or by the broker.
+    """Return whether the client or the broker cannot read a batch of a partition.
 
-    An error of no partition counts where the client has dropped a response. Requests that are under
-    way fail with that one, and the client reports the reason in its callback.
+    Without a topic, the error is that of a request in flight while the client dropped a response.
+    The client reports the reason in its error callback.
     """
     return error.code() in (_UNREADABLE if message.topic() else UNPARSABLE)
 
 
+def is_topic_error(error: KafkaError) -> bool:
+    """Return whether the broker refuses a topic, and not the client."""
+    return _real_code(error) in TOPIC_ERRORS
+
+
 def kafka_error(exception: KafkaException) -> KafkaError:
-    """The error inside an exception of the client."""
+    """Return the error inside an exception of the client."""
     first = exception.args[0] if exception.args else None
     return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
 
 
 def broker_error(
     error: KafkaError,
-    attempt: Attempt,
+    operation: Operation,
     partitions: Iterable[TopicPartition] = (),
     topics: Collection[str] = (),
 ) -> BrokerError:
-    """The error of a request that is not a commit.
+    """Convert the error of a request other than a commit.
 
     Args:
-        error: What the client said.
-        attempt: What was tried.
-        partitions: The partitions that it failed for.
+        error: The client's error.
+        operation: The request.
+        partitions: The partitions that the request failed for.
         topics: The topics that it failed for, if no partitions are known.
     """
-    reasons = dict.fromkeys(partitions, said(error))
+    reasons = dict.fromkeys(partitions, error_text(error))
     return BrokerError(
-        attempt.explain(error, names(reasons)),
-        retriable=_retriable(error),
+        operation.explain(error, partition_names(reasons)),
+        retriable=_is_retriable(error),
         partitions=reasons,
-        topics=_refused_topics(error, reasons) or (topics if is_of_a_topic(error) else ()),
+        topics=_refused_topics(error, reasons) or (topics if is_topic_error(error) else ()),
     )
 
 
 def unreadable_error(
     errors: Mapping[TopicPartition, KafkaError],
     offsets: Mapping[TopicPartition, int],
-    attempt: Attempt,
+    operation: Operation,
     way_out: str,
 ) -> BrokerError:
-    """The error of batches that cannot be read.
-
-    Args:
-        errors: What the client reported, by partition.
-        offsets: The next offset to be read of each of these partitions.
-        attempt: What was tried.
-        way_out: What to do.
-    """
+    """Return the error of partitions whose batch at the next offset cannot be read."""
     reasons = {
-        tp: f"{tp} at offset {offsets[tp]}: {said(error)} ({error.name()})"
+        tp: f"{tp} at offset {offsets[tp]}: {error_text(error)} ({error.name()})"
         for tp, error in sorted(errors.items())
     }
     return BrokerError(
-        f"{attempt.doing} failed for {listed(reasons.values())}; the stored data is damaged, or in "
-        f"a format that this client does not know. {way_out}",
+        f"{operation.name} failed for {first_few(reasons.values())}; the stored data is damaged, "
+        f"or in a format that this client does not know. {way_out}",
         partitions=reasons,
     )
 
 
 def unparsable_error(
-    error: KafkaError, offsets: Mapping[TopicPartition, int], attempt: Attempt
+    error: KafkaError, offsets: Mapping[TopicPartition, int], operation: Operation
 ) -> BrokerError:
-    """The error of a response that a client does not take, with the partitions that it may be of.
+    """Return the error of a response that the client could not parse.
 
-    Args:
-        error: What the client reported.
-        offsets: The next offset of each partition whose records are due.
-        attempt: What was tried.
+    `offsets` has the next offset of each partition that the response may have had records of.
     """
     due = [f"{tp} at offset {offset}" for tp, offset in sorted(offsets.items())]
-    about = f"; the response may be of {listed(due)}" if due else ""
+    about = f"; the response may be of {first_few(due)}" if due else ""
     return BrokerError(
-        f"{attempt.doing} failed: {said(error)} ({error.name()}){about}",
-        partitions=dict.fromkeys(offsets, said(error)),
+        f"{operation.name} failed: {error_text(error)} ({error.name()}){about}",
+        partitions=dict.fromkeys(offsets, error_text(error)),
     )
 
 
 def commit_error(
-    error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition], *, holding: bool
+    error: KafkaError, operation: Operation, partitions: Iterable[TopicPartition], *, holding: bool
 ) -> BrokerError:
-    """The error of a commit. Its class says who owns the partitions now."""
-    reasons = dict.fromkeys(partitions, said(error))
+    """Convert the error of a commit. Its class tells whether the partitions are still owned."""
+    reasons = dict.fromkeys(partitions, error_text(error))
     code = error.code()
-    message = attempt.explain(error, names(reasons))
-    if code in FENCED or (holding and code in FENCED_IN_A_HOLD):
+    message = operation.explain(error, partition_names(reasons))
+    if code in FENCED or (holding and code in FENCED_IN_HOLD):
         return PartitionLostError(message, partitions=reasons)
-    if code in FENCED_IN_A_HOLD:
+    if code in FENCED_IN_HOLD:
         message = (
-            f"{attempt.doing} met a rebalance: {said(error)} ({error.name()}); "
+            f"{operation.name} met a rebalance: {error_text(error)} ({error.name()}); "
             "poll, then commit again if the partitions are still assigned"
         )
         return RebalanceInProgressError(message, partitions=reasons)
@@ -409,52 +387,40 @@ def commit_error(
         return RebalanceInProgressError(message, partitions=reasons)
     return BrokerError(
         message,
-        retriable=_retriable(error),
+        retriable=_is_retriable(error),
         partitions=reasons,
         topics=_refused_topics(error, reasons),
     )
 
 
-def is_of_a_topic(error: KafkaError) -> bool:
-    """Whether the broker refuses a topic, and not the client."""
-    return _cause(error) in OF_A_TOPIC
+def root_cause(recent: Iterable[KafkaError], error: KafkaError) -> KafkaError:
+    """Return the reason behind a time-out among the errors that a client reported recently.
 
-
-def _refused_topics(error: KafkaError, partitions: Iterable[TopicPartition]) -> frozenset[str]:
-    return frozenset(tp.topic for tp in partitions) if is_of_a_topic(error) else frozenset()
-
-
-def cause_among(troubles: Iterable[KafkaError], error: KafkaError) -> KafkaError:
-    """Return the reason behind a time-out, or the error itself.
-
-    A client tells refusals and failed connections through its callbacks only.
+    A client reports refusals and failed connections only through its callbacks.
     """
     if error.code() not in _UNREACHABLE:
         return error
-    known = list(troubles)
-    refused = [trouble for trouble in known if trouble.code() in REFUSALS]
-    # That all brokers are down follows from how the last one failed, and says less.
-    failed = [
-        trouble
-        for trouble in known
-        if trouble.code() in _UNREACHABLE - {KafkaError._ALL_BROKERS_DOWN}
-    ]
+    known = list(recent)
+    refused = [one for one in known if one.code() in REFUSALS]
+    # "All brokers down" follows from the failure of the last broker, and says less.
+    failed = [one for one in known if one.code() in _UNREACHABLE - {ALL_BROKERS_DOWN}]
     return (refused or failed or [error])[-1]
 
 
-def answered(
-    ask: Callable[[float], _Answer], timeout_s: float, cause: Callable[[KafkaError], KafkaError]
+def with_timeout(
+    call: Callable[[float], _Answer], timeout_s: float, cause: Callable[[KafkaError], KafkaError]
 ) -> _Answer:
-    """Ask with a time limit, but stop early when Kafka refused the client.
+    """Call with a time limit, but stop after a second if Kafka refused the client.
 
-    The client would go on trying with a wrong password. A time without end is 23 days.
+    The client itself would retry with a wrong password until the end. An infinite time-out is 23
+    days.
 
     Raises:
-        KafkaException: No answer, or an error.
+        KafkaException: The call failed or timed out.
     """
     first = min(timeout_s, _REFUSED_WITHIN_S)
     try:
-        return ask(first)
+        return call(first)
     except KafkaException as problem:
         error = kafka_error(problem)
         if (
@@ -463,14 +429,13 @@ def answered(
             or cause(error).code() in REFUSALS
         ):
             raise
-    return ask(min(timeout_s - first, _LONGEST_S))
+    return call(min(timeout_s - first, _LONGEST_S))
 
 
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:
-    """Return the error of a client that could not be made from its settings.
+    """Convert the error of a client that could not be created from its settings.
 
-    librdkafka's own text names the setting. Its value is left out: it may be a password that stands
-    in the wrong place.
+    librdkafka's text names the setting. Its value is removed: it may be a misplaced password.
     """
     text = kafka_error(exception).str() if isinstance(exception, KafkaException) else str(exception)
     text = _VALUE.sub("", text.strip())
@@ -479,30 +444,31 @@ def configuration_error(exception: KafkaException | ValueError | TypeError) -> C
     )
 
 
-def _retriable(error: KafkaError) -> bool:
-    # A broker that has not heard of a new topic yet answers as if there were none (Kafka calls that
-    # retriable, librdkafka does not).
+def partition_names(partitions: Iterable[TopicPartition]) -> str:
+    """Return the names of the first few partitions, for a message."""
+    return first_few(map(str, sorted(partitions)))
+
+
+def first_few(texts: Iterable[str], most: int = 5) -> str:
+    """Join the first few texts, for a message."""
+    each = list(texts)
+    return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")
+
+
+def _refused_topics(error: KafkaError, partitions: Iterable[TopicPartition]) -> frozenset[str]:
+    return frozenset(tp.topic for tp in partitions) if is_topic_error(error) else frozenset()
+
+
+def _is_retriable(error: KafkaError) -> bool:
+    # A broker that has not learned of a new topic yet answers as if the topic did not exist. Kafka
+    # calls that retriable, librdkafka does not.
     return error.code() in RETRIABLE | UNKNOWN_TOPIC or error.retriable()
 
 
-def _cause(error: KafkaError) -> int:
-    """The code that says what to do.
-
-    Under the code of fatal errors, librdkafka tells the reason in the text only.
-    """
+def _real_code(error: KafkaError) -> int:
+    """Return the code of the reason: a fatal error has it only in its text."""
     if error.code() == KafkaError._FATAL and "ConsumerGroupHeartbeat" in error.str():
         return next(
-            (code for words, code in _FATAL_IN_WORDS.items() if words in error.str()), error.code()
+            (code for text, code in _FATAL_TEXTS.items() if text in error.str()), error.code()
         )
     return error.code()
-
-
-def names(partitions: Iterable[TopicPartition]) -> str:
-    """Partitions for a message; the first few of many."""
-    return listed(map(str, sorted(partitions)))
-
-
-def listed(texts: Iterable[str], most: int = 5) -> str:
-    """Texts for a message; the first few of many."""
-    each = list(texts)
-    return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")

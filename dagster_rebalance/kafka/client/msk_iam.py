@@ -1,8 +1,7 @@
-"""Tokens for AWS MSK, by the IAM identity of the process (extra `msk`).
+"""Tokens for AWS MSK, from the IAM identity of the process (extra `msk`).
 
-Owns what AWS's signer and the Kafka client call the same things. It signs a token by itself, with
-what AWS's own chain finds: variables, a profile, the role of a pod or of a machine. Asks nobody but
-those.
+AWS's signer creates the token locally, with the identity that AWS's default chain finds: variables,
+a profile, or the role of a pod or machine.
 """
 
 from __future__ import annotations
@@ -11,22 +10,19 @@ import os
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 
-_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
-
 
 def token(config: str) -> tuple[str, float]:
-    """A token and when it expires, for `oauth_cb`.
+    """Return a token and its expiry, for `oauth_cb`.
 
     Args:
         config: The text of `sasl.oauthbearer.config`: `region=eu-west-1`. Without it, AWS_REGION or
-            AWS_DEFAULT_REGION says the region.
+            AWS_DEFAULT_REGION has the region.
 
     Raises:
-        ConfigurationError: The signer is missing, or nobody says the region.
+        ConfigurationError: The signer is missing, or the region is not configured.
     """
     try:
-        # An extra, which is imported by whoever uses it.
-        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider  # noqa: PLC0415
+        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider  # noqa: PLC0415 - an extra
     except ImportError as error:
         msg = (
             "tokens for MSK need AWS's signer: install it with `pip install "
@@ -41,11 +37,11 @@ def _region(config: str) -> str:
     name, _, value = config.strip().partition("=")
     if name.strip() == "region" and value.strip():
         return value.strip()
-    found = next(filter(None, map(os.environ.get, _REGIONS)), None)
-    if config.strip() or found is None:
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if config.strip() or not region:
         msg = (
             "the region of MSK is not known: set 'sasl.oauthbearer.config' to 'region=' and its "
             "name, such as region=eu-west-1, or leave it out and set AWS_REGION"
         )
         raise ConfigurationError(msg)
-    return found
+    return region

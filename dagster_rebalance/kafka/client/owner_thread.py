@@ -1,8 +1,7 @@
-"""A thread that owns a client or a consumer, and runs what is asked of it in order.
+"""A thread that owns a client or a consumer, and runs the jobs of other threads in order.
 
-Owns what may be run in the middle of something else. A poll that waits, or a callback that is
-awaited, lets operations through: a worker may commit, and the callback may wait for that worker.
-Must never run two things at a time.
+A job that waits (a poll, an awaited callback) may serve `nested` jobs while it waits: a worker may
+commit while the callback waits for that worker. Never runs two jobs at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class _Job:
             return
         try:
             result = self.function()
-        except BaseException as problem:  # noqa: BLE001 - it belongs to whoever waits for the job
+        except BaseException as problem:  # noqa: BLE001 - the future passes it to its waiter
             self.future.set_exception(problem)
         else:
             self.future.set_result(result)
@@ -45,16 +44,16 @@ class OwnerThread:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._kept: deque[_Job] = deque()
+        self._postponed: deque[_Job] = deque()
         self._stopped = False
         self._process = os.getpid()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, function: Callable[[], T], *, nested: bool = True) -> Future[T]:
-        """Have something run; a `nested` one also in the middle of one that is not.
+        """Run a function; a `nested` one also while a job that is not nested waits.
 
         Raises:
-            IllegalStateError: The thread was stopped, or is not in this process: it was forked.
+            IllegalStateError: The thread was stopped, or this process is a fork of the thread's.
         """
         if os.getpid() != self._process:
             msg = (
@@ -70,36 +69,33 @@ class OwnerThread:
         return job.future
 
     def serve(self, timeout_s: float = 0.0) -> None:
-        """Run what may be run now, and wait for the first of it. Only to be called by a job."""
+        """Wait for the first nested job, and run all that are queued. Only for use by a job."""
         if timeout_s:
             with suppress(queue.Empty):
-                self._run_or_keep(self._jobs.get(timeout=timeout_s))
+                self._run_or_postpone(self._jobs.get(timeout=timeout_s))
         while not self._jobs.empty():
-            self._run_or_keep(self._jobs.get())
+            self._run_or_postpone(self._jobs.get())
 
     def wait_for(self, future: Future[T]) -> T:
-        """Wait for something that happens elsewhere, and run meanwhile what may be run.
-
-        Only to be called by a job.
-        """
+        """Wait for a future, and run nested jobs until it is done. Only for use by a job."""
         future.add_done_callback(lambda _: self._jobs.put(None))
         while not future.done():
-            self._run_or_keep(self._jobs.get())
+            self._run_or_postpone(self._jobs.get())
         return future.result()
 
     def stop(self) -> None:
-        """Take no more jobs. What was submitted is still run."""
+        """Accept no more jobs, and end once the submitted ones have run."""
         self._stopped = True
         self._jobs.put(None)
 
-    def _run_or_keep(self, job: _Job | None) -> None:
+    def _run_or_postpone(self, job: _Job | None) -> None:
         if job is not None and job.nested:
             job.run()
         elif job is not None:
-            self._kept.append(job)
+            self._postponed.append(job)
 
     def _work(self) -> None:
-        while self._kept or not self._stopped or not self._jobs.empty():
-            job = self._kept.popleft() if self._kept else self._jobs.get()
+        while self._postponed or not self._stopped or not self._jobs.empty():
+            job = self._postponed.popleft() if self._postponed else self._jobs.get()
             if job is not None:
                 job.run()

@@ -1,9 +1,8 @@
-"""Reads the committed offsets of a group, beside transactions that are open.
+"""Read the committed offsets of a group while transactions with offsets of the group are open.
 
-Owns which partitions wait. While a transaction that has offsets of the group is open, the broker
-answers UNSTABLE_OFFSET_COMMIT for their partitions. librdkafka then repeats the whole request until
-its time-out, and reports nothing of the other partitions. Must never read past the transaction: its
-offsets may yet replace what is stored.
+The broker answers UNSTABLE_OFFSET_COMMIT for the partitions of an open transaction. librdkafka then
+repeats the whole request until its time-out, and reports nothing of the other partitions. Must
+never read past the transaction: its offsets may replace the stored ones.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dagster_rebalance.kafka.client.errors import NOT_ANSWERED, kafka_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_ANSWER_S = 0.5
+_PART_TIMEOUT_S = 0.5
 _NO_SUCH_PARTITION = 2**31 - 1
 
 OPEN_TRANSACTION = KafkaError(
@@ -29,8 +28,8 @@ OPEN_TRANSACTION = KafkaError(
 
 
 def longest(timeout_s: float) -> float:
-    """How long a read takes at most: the whole, and then its parts."""
-    return 2 * (timeout_s + _ANSWER_S)
+    """Return the longest duration of a read: of the whole request, and then of its parts."""
+    return 2 * (timeout_s + _PART_TIMEOUT_S)
 
 
 def read(
@@ -49,23 +48,15 @@ def read(
     except KafkaException as problem:
         # No transaction has an offset of a partition that does not exist.
         other = [confluent_kafka.TopicPartition(partitions[0].topic, _NO_SUCH_PARTITION)]
-        if not _is_time_out(problem) or _asked(client, other) is None:
+        if not _is_timeout(problem) or _read_part(client, other) is None:
             raise
-    return _told_apart(client, partitions, clock() + timeout_s, clock)
-
-
-def _told_apart(
-    client: confluent_kafka.Consumer,
-    partitions: Sequence[confluent_kafka.TopicPartition],
-    until: float,
-    clock: Callable[[], float],
-) -> tuple[list[confluent_kafka.TopicPartition], list[confluent_kafka.TopicPartition]]:
+    deadline = clock() + timeout_s
     found: list[confluent_kafka.TopicPartition] = []
     parts = deque(_halves(partitions))
     waiting: list[confluent_kafka.TopicPartition] = [] if parts else list(partitions)
-    while parts and clock() < until:
+    while parts and clock() < deadline:
         part = parts.popleft()
-        answers = _asked(client, part)
+        answers = _read_part(client, part)
         if answers is not None:
             found += answers
         elif len(part) > 1:
@@ -84,16 +75,16 @@ def _halves(
         yield partitions[middle:]
 
 
-def _asked(
+def _read_part(
     client: confluent_kafka.Consumer, partitions: Sequence[confluent_kafka.TopicPartition]
 ) -> list[confluent_kafka.TopicPartition] | None:
     try:
-        return client.committed(list(partitions), timeout=_ANSWER_S)
+        return client.committed(list(partitions), timeout=_PART_TIMEOUT_S)
     except KafkaException as problem:
-        if not _is_time_out(problem):
+        if not _is_timeout(problem):
             raise
         return None
 
 
-def _is_time_out(problem: KafkaException) -> bool:
+def _is_timeout(problem: KafkaException) -> bool:
     return kafka_error(problem).code() == NOT_ANSWERED

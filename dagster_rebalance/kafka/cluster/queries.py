@@ -1,8 +1,8 @@
-"""Read-only questions to the cluster: offsets, topics, and whether anything can work at all.
+"""Read-only queries to the cluster: offsets, topics, and checks of settings and rights.
 
-Owns retries of what is retriable, and asking for many partitions in one request. Must never go
-through the member's client: a list of all topics there makes it compare its subscription, which
-during a hold can supersede it.
+Retries transient errors, and queries many partitions in one request. Must never use the member's
+client: a list of all topics makes that client compare its subscription, which during a hold can
+supersede the hold.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultIn
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import LogPosition
+from dagster_rebalance.kafka.client.confluent import create_client, to_confluent
 from dagster_rebalance.kafka.client.credentials import Login
 from dagster_rebalance.kafka.client.errors import (
     NO_LEADER_KNOWN,
     NOT_ANSWERED,
+    RECENT_ERRORS,
     RETRIABLE,
-    TROUBLES_KEPT,
     UNKNOWN_TOPIC,
-    Attempt,
-    answered,
+    Operation,
     broker_error,
-    cause_among,
-    is_of_a_topic,
+    error_text,
+    is_topic_error,
     kafka_error,
-    said,
+    root_cause,
+    with_timeout,
 )
-from dagster_rebalance.kafka.client.factory import made
-from dagster_rebalance.kafka.client.types import theirs
-from dagster_rebalance.kafka.cluster.truncation import ask_leaders
+from dagster_rebalance.kafka.cluster.truncation import find_truncated
 from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from concurrent.futures import Future
 
     from confluent_kafka.admin import TopicMetadata
@@ -59,24 +58,62 @@ logger = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.1
 _NEW_TOPIC_GRACE_S = 2.0
 _LEADER_PATIENCE_S = 2.0
-"""How long to wait for a leader before it is looked up again: the client goes on asking one that is
-gone."""
-_LATER_S = 5.0
-"""How long an answer may take that nobody waits for."""
+"""How long to wait for a leader before it is looked up again: the client keeps sending requests to
+a leader that has gone."""
+_TOPIC_IDS_TIMEOUT_S = 5.0
 _CONTROLLER_PATIENCE_S = 0.25
 _LONGEST_CONTROLLER_PATIENCE_S = 1.0
-"""Descriptions come from the node that the metadata names as controller, any broker with KRaft. The
-client does not look for another one when that node is away: it tries to connect without a pause
-(2.16: half a core) until its time is up. Kafka names a node for some seconds after it has gone, so
-new metadata is worth more than patience; a slow login needs the longer one."""
+"""Descriptions come from the node that the metadata names as controller, any broker with KRaft. If
+that node is away, the client looks for no other one: it reconnects without a pause (2.16: half a
+core) until the time-out. Kafka names a node for some seconds after it has gone, so new metadata is
+worth more than patience; a slow login needs the longer one."""
 _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
 
-class Cluster:
-    """The brokers, asked (implements `ClusterView`).
+class AdminConnection:
+    """An admin client, created by its first request, and the errors that it reported.
 
     Args:
-        settings: Validated settings; those about the connection are used.
+        settings: Validated settings; only the group and the connection settings are used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._recent_errors: deque[KafkaError] = deque(maxlen=RECENT_ERRORS)
+
+    @property
+    def _admin(self) -> AdminClient:
+        self._login.renew()
+        return self._client
+
+    @cached_property
+    def _client(self) -> AdminClient:
+        config = {**self._settings.connection(), "error_cb": self._recent_errors.append}
+        return create_client(AdminClient, config)
+
+    @cached_property
+    def _login(self) -> Login:
+        return Login(self._settings.credentials, self._client)
+
+    def _root_cause(self, error: KafkaError) -> KafkaError:
+        """Return the reason behind a time-out."""
+        self._admin.poll(0)
+        return root_cause(self._recent_errors, error)
+
+    def _error(
+        self, error: KafkaError, operation: str, partitions: Iterable[TopicPartition] = ()
+    ) -> BrokerError:
+        return broker_error(self._root_cause(error), self._operation(operation), partitions)
+
+    def _operation(self, name: str) -> Operation:
+        return Operation(name, self._settings.brokers)
+
+
+class Cluster(AdminConnection):
+    """The brokers (implements `ClusterView`).
+
+    Args:
+        settings: Validated settings; only the connection settings are used.
         clock: A monotonic clock.
         pause: Waits between two attempts.
     """
@@ -88,125 +125,46 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._clock = clock
         self._pause = pause
-        self._troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
 
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The first offset that exists, for all partitions in one request."""
-        return {
-            tp: found.offset
-            for tp, found in self._offsets(
-                dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s
-            ).items()
-        }
+        """Return the first offset that exists, for all partitions in one request."""
+        return self._offset_numbers(partitions, OffsetSpec.earliest(), timeout_s)
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """Return the offsets that the next records will get, in one request.
+        """Return the offsets of the next records, in one request.
 
-        With `read_committed`, an open transaction ends the log: the offset is that of its first
-        record.
+        With `read_committed`, it is that of the first record of an open transaction.
         """
-        return {
-            tp: found.offset
-            for tp, found in self._offsets(
-                dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s
-            ).items()
-        }
+        return self._offset_numbers(partitions, OffsetSpec.latest(), timeout_s)
+
+    def high_watermarks(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
+        """Return the offsets of the next records, whether or not a transaction is open."""
+        level = IsolationLevel.READ_UNCOMMITTED
+        return self._offset_numbers(partitions, OffsetSpec.latest(), timeout_s, level)
 
     def log_ends(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, LogPosition]:
-        """Ask for the end offsets and their leader epochs in one request.
-
-        Each epoch is the one in which the leader told the offset.
-        """
+        """Return the end offsets and the leader epochs of the answers, in one request."""
         found = self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s)
         return {
             tp: LogPosition(end.offset, end.leader_epoch if (end.leader_epoch or 0) >= 0 else None)
             for tp, end in found.items()
         }
 
-    def high_watermarks(
-        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
-    ) -> dict[TopicPartition, int]:
-        """Return the offsets that the next records will get, in one request.
-
-        An open transaction does not lower the offset.
-        """
-        wanted = dict.fromkeys(partitions, OffsetSpec.latest())
-        return {
-            tp: found.offset
-            for tp, found in self._offsets(
-                wanted, timeout_s, IsolationLevel.READ_UNCOMMITTED
-            ).items()
-        }
-
-    def truncated(
-        self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
-    ) -> dict[TopicPartition, bool]:
-        """Tell whether the log no longer reaches each position.
-
-        The answer lacks partitions whose leaders do not answer in time.
-        """
-        return ask_leaders(self._settings, positions, timeout_s, self._clock)
-
-    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
-        """The ids of topics, of those for which they are known.
-
-        Brokers before Kafka 2.8 have none.
-        """
-        return self._ids(self._descriptions(topics, timeout_s))
-
-    def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Ask for the ids of topics without waiting.
-
-        Returns:
-            A function that returns the ids as `topic_ids`, or None before the answer.
-        """
-        answers = self._admin.describe_topics(
-            TopicCollection(sorted(topics)), request_timeout=_LATER_S
-        )
-
-        def answer() -> dict[str, str] | None:
-            if not all(future.done() for future in answers.values()):
-                return None
-            try:
-                return self._ids(answers)
-            except BrokerError as problem:
-                logger.info("the ids of topics are not known: %s", problem)
-                return {}
-
-        return answer
-
-    def _ids(self, answers: Mapping[str, Future[Any]]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for topic, answer in answers.items():
-            try:
-                topic_id = answer.result().topic_id
-            except KafkaException as problem:
-                error = kafka_error(problem)
-                # Other requests for the topic tell that it may not be read.
-                if error.code() in UNKNOWN_TOPIC or is_of_a_topic(error):
-                    continue
-                raise broker_error(
-                    self._cause(error), self._attempt(f"describing topic '{topic}'")
-                ) from problem
-            if topic_id is not None and (
-                topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
-            ):
-                found[topic] = str(topic_id)
-        return found
-
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Find the first record at or after a time in milliseconds; None where there is none."""
+        """Return the first record at or after a time in milliseconds; None if there is none."""
         found = self._offsets(
             {tp: OffsetSpec.for_timestamp(at) for tp, at in timestamps.items()}, timeout_s
         )
@@ -215,26 +173,59 @@ class Cluster:
             for tp, answer in found.items()
         }
 
+    def truncated(
+        self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, bool]:
+        """Return whether the log no longer reaches each position.
+
+        The result lacks partitions whose leaders do not answer in time.
+        """
+        return find_truncated(self._settings, positions, timeout_s, self._clock)
+
+    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
+        """Return the known ids of topics. Brokers before Kafka 2.8 have none."""
+        return self._ids(self._descriptions(topics, timeout_s))
+
+    def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
+        """Request the ids of topics without waiting.
+
+        Returns:
+            A function that returns the ids as `topic_ids` does, or None before the answer.
+        """
+        answers = self._admin.describe_topics(
+            TopicCollection(sorted(topics)), request_timeout=_TOPIC_IDS_TIMEOUT_S
+        )
+
+        def result() -> dict[str, str] | None:
+            if not all(future.done() for future in answers.values()):
+                return None
+            try:
+                return self._ids(answers)
+            except BrokerError as problem:
+                logger.info("the ids of topics are not known: %s", problem)
+                return {}
+
+        return result
+
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
-        """All topics that the principal may see, but for those that the brokers cannot describe."""
+        """Return the topics that the principal may see and the brokers can describe."""
         described: dict[str, list[PartitionInfo]] = {}
         for name, topic in self._topics(timeout_s).items():
             if topic.error is None:
                 described[name] = _partitions_of(name, topic)
             else:
-                logger.info("topic '%s' is left out: %s", name, said(topic.error))
+                logger.info("topic '%s' is left out: %s", name, error_text(topic.error))
         return described
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
-        """The partitions of a topic.
+        """Return the partitions of a topic.
 
         Raises:
             BrokerError: There is no such topic, the principal may not see it, or the brokers cannot
                 describe it.
         """
-        # Not a request for the one topic, which would create it on a broker with
-        # auto.create.topics.enable.
-        found = _partitions_of(topic, self._described(topic, self._topics(timeout_s)))
+        # A request for one topic would create it on a broker with auto.create.topics.enable.
+        found = _partitions_of(topic, self._metadata(topic, self._topics(timeout_s)))
         return sorted(found, key=lambda info: info.partition)
 
     def check(
@@ -245,81 +236,68 @@ class Cluster:
         if isinstance(subscription, re.Pattern):
             return
         for topic in subscription:
-            self._described(topic, topics)
+            self._metadata(topic, topics)
         if subscription:
             self._check_rights(subscription, timeout_s)
-
-    def _topics(self, timeout_s: float) -> dict[str, TopicMetadata]:
-        try:
-            return answered(
-                lambda limit_s: self._admin.list_topics(timeout=limit_s).topics,
-                timeout_s,
-                self._cause,
-            )
-        except KafkaException as problem:
-            raise broker_error(
-                self._cause(kafka_error(problem)), self._attempt("listing the topics")
-            ) from problem
-
-    def _described(self, name: str, topics: Mapping[str, TopicMetadata]) -> TopicMetadata:
-        if name not in topics:
-            raise self._missing(name)
-        error = topics[name].error
-        if error is not None:
-            raise broker_error(error, self._attempt(f"describing topic '{name}'"), topics=[name])
-        return topics[name]
-
-    @property
-    def _admin(self) -> AdminClient:
-        self._login.renew()
-        return self._client
-
-    @cached_property
-    def _client(self) -> AdminClient:
-        return made(AdminClient, {**self._settings.connection(), "error_cb": self._troubles.append})
-
-    @cached_property
-    def _login(self) -> Login:
-        return Login(self._settings.credentials, self._client)
 
     def _check_rights(self, topics: Collection[str], timeout_s: float) -> None:
         """Check that the principal may read the topics.
 
-        A principal that may see a topic need not be allowed to read it. Otherwise the first commit
-        would show that, with a claim already planned.
+        Without this check, a principal that may only see a topic would fail at its first commit,
+        with a claim already planned.
         """
         for topic, answer in self._descriptions(topics, timeout_s, with_rights=True).items():
             try:
                 allowed = answer.result().authorized_operations
             except KafkaException as problem:
-                # Not every broker knows the question; what is forbidden shows later then.
-                logger.info(
-                    "the rights on topic '%s' are not known: %s", topic, said(kafka_error(problem))
-                )
+                # Some brokers do not support the query. A missing right shows later in that case.
+                text = error_text(kafka_error(problem))
+                logger.info("the rights on topic '%s' are not known: %s", topic, text)
                 continue
             if allowed and AclOperation.READ not in allowed:
                 error = KafkaError(
                     KafkaError.TOPIC_AUTHORIZATION_FAILED,
                     "the principal may see it and not read it",
                 )
-                raise broker_error(
-                    error, self._attempt(f"looking up topic '{topic}'"), topics=[topic]
-                )
+                raise self._lookup_error(error, topic)
+
+    def _topics(self, timeout_s: float) -> dict[str, TopicMetadata]:
+        try:
+            return with_timeout(
+                lambda limit_s: self._admin.list_topics(timeout=limit_s).topics,
+                timeout_s,
+                self._root_cause,
+            )
+        except KafkaException as problem:
+            raise self._error(kafka_error(problem), "listing the topics") from problem
+
+    def _metadata(self, name: str, topics: Mapping[str, TopicMetadata]) -> TopicMetadata:
+        if name not in topics:
+            error = KafkaError(
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+                "it does not exist, or the principal may not see it (ACL READ on the topic)",
+            )
+            raise self._lookup_error(error, name)
+        refusal = topics[name].error
+        if refusal is not None:
+            operation = self._operation(f"describing topic '{name}'")
+            raise broker_error(refusal, operation, topics=[name])
+        return topics[name]
+
+    def _lookup_error(self, error: KafkaError, topic: str) -> BrokerError:
+        return broker_error(error, self._operation(f"looking up topic '{topic}'"), topics=[topic])
 
     def _descriptions(
         self, topics: Collection[str], timeout_s: float, *, with_rights: bool = False
     ) -> dict[str, Future[Any]]:
-        """Ask for the descriptions of topics.
-
-        While the node that should answer does not, ask again with new metadata.
-        """
+        """Request the descriptions of topics, with new metadata while the controller is silent."""
         started_at, patience_s = self._clock(), _CONTROLLER_PATIENCE_S
-        asked = TopicCollection(sorted(topics))
+        wanted = TopicCollection(sorted(topics))
         while True:
             left_s = started_at + timeout_s - self._clock()
             limit_s = min(max(left_s, _RETRY_PAUSE_S), patience_s)
             answers = self._admin.describe_topics(
-                asked, include_authorized_operations=with_rights, request_timeout=limit_s
+                wanted, include_authorized_operations=with_rights, request_timeout=limit_s
             )
             problems = [answer.exception() for answer in answers.values()]
             is_silent = any(
@@ -331,36 +309,59 @@ class Cluster:
             patience_s = min(2 * patience_s, _LONGEST_CONTROLLER_PATIENCE_S)
             self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
 
+    def _ids(self, answers: Mapping[str, Future[Any]]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for topic, answer in answers.items():
+            try:
+                topic_id = answer.result().topic_id
+            except KafkaException as problem:
+                error = kafka_error(problem)
+                # Other requests report that the topic may not be read.
+                if error.code() in UNKNOWN_TOPIC or is_topic_error(error):
+                    continue
+                raise self._error(error, f"describing topic '{topic}'") from problem
+            if topic_id is not None and (
+                topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
+            ):
+                found[topic] = str(topic_id)
+        return found
+
+    def _offset_numbers(
+        self,
+        partitions: Collection[TopicPartition],
+        spec: OffsetSpec,
+        timeout_s: float,
+        level: IsolationLevel | None = None,
+    ) -> dict[TopicPartition, int]:
+        found = self._offsets(dict.fromkeys(partitions, spec), timeout_s, level)
+        return {tp: info.offset for tp, info in found.items()}
+
     def _offsets(
         self,
         wanted: Mapping[TopicPartition, OffsetSpec],
         timeout_s: float,
         level: IsolationLevel | None = None,
     ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-        """Ask for all offsets in one request.
+        """List offsets, all in one request.
 
-        Ask again for partitions whose leader is away, is just moving, or is not known yet.
+        Retries partitions whose leader is away, is moving, or is not known yet.
 
         Raises:
-            BrokerError: Some have no answer; it names all of these.
+            BrokerError: Some partitions have no answer; the error names all of them.
         """
         started_at = self._clock()
         found: dict[TopicPartition, ListOffsetsResultInfo] = {}
         while len(found) < len(wanted):
-            missing = (
-                {tp: spec for tp, spec in wanted.items() if tp not in found} if found else wanted
-            )
+            missing = {tp: spec for tp, spec in wanted.items() if tp not in found}
+            left_s = started_at + timeout_s - self._clock()
             refused: dict[TopicPartition, KafkaError] = {}
-            for tp, answer in self._ask(
-                missing, started_at + timeout_s - self._clock(), level
-            ).items():
+            for tp, answer in self._request_offsets(missing, left_s, level).items():
                 try:
                     end = answer.result()
                 except KafkaException as problem:
                     refused[tp] = kafka_error(problem)
                     continue
-                if end.offset == OFFSET_INVALID:
-                    # So librdkafka says that the leader did not answer in time.
+                if end.offset == OFFSET_INVALID:  # librdkafka's sign of a time-out
                     refused[tp] = KafkaError(NOT_ANSWERED, f"the leader of {tp} did not answer")
                 else:
                     found[tp] = end
@@ -368,19 +369,17 @@ class Cluster:
             for error in refused.values():
                 new_topic = error.code() in _MAYBE_NEW and waited < _NEW_TOPIC_GRACE_S
                 if waited >= timeout_s or not (new_topic or error.code() in RETRIABLE):
-                    raise broker_error(
-                        self._cause(error), self._attempt("reading offsets"), refused
-                    )
+                    raise self._error(error, "reading offsets", refused)
             if refused:
                 self._pause(_RETRY_PAUSE_S)
-                # The client finds no leader for partitions that are newer than its metadata, and
-                # goes on asking one that is gone: it does not refresh its metadata by itself.
+                # The client refreshes its metadata only on request: it finds no leader for newer
+                # partitions, and keeps sending requests to a leader that has gone.
                 self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
-        # What was in the way, such as an issuer of tokens, is no reason for what comes later.
-        self._troubles.clear()
+        # An earlier obstacle, such as an unavailable token issuer, explains no later time-out.
+        self._recent_errors.clear()
         return found
 
-    def _ask(
+    def _request_offsets(
         self,
         specs: Mapping[TopicPartition, OffsetSpec],
         timeout_s: float,
@@ -392,27 +391,11 @@ class Cluster:
                 if self._settings.reads_committed
                 else IsolationLevel.READ_UNCOMMITTED
             )
-        names = {theirs(tp): tp for tp in specs}
+        names = {to_confluent(tp): tp for tp in specs}
         request = {name: specs[tp] for name, tp in names.items()}
         limit_s = min(max(timeout_s, _RETRY_PAUSE_S), _LEADER_PATIENCE_S)
         answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=limit_s)
         return {names[name]: answer for name, answer in answers.items()}
-
-    def _cause(self, error: KafkaError) -> KafkaError:
-        """The reason behind a time-out."""
-        self._admin.poll(0)
-        return cause_among(self._troubles, error)
-
-    def _missing(self, topic: str) -> BrokerError:
-        attempt = self._attempt(f"looking up topic '{topic}'")
-        error = KafkaError(
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            "it does not exist, or the principal may not see it (ACL READ on the topic)",
-        )
-        return broker_error(error, attempt, topics=[topic])
-
-    def _attempt(self, doing: str) -> Attempt:
-        return Attempt(doing, self._settings.brokers)
 
 
 def _partitions_of(name: str, topic: TopicMetadata) -> list[PartitionInfo]:

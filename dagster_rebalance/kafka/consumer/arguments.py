@@ -19,7 +19,7 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
     is_topic_name,
 )
-from dagster_rebalance.kafka.client.types import as_committed, ours
+from dagster_rebalance.kafka.client.confluent import from_committed, from_confluent
 
 if TYPE_CHECKING:
     from typing import Any
@@ -51,7 +51,7 @@ def parse_partition(call: str, value: object) -> TopicPartition:
     if isinstance(value, TopicPartition):
         return value
     if isinstance(value, confluent_kafka.TopicPartition):
-        return ours(value)
+        return from_confluent(value)
     raise _unexpected(call, _A_PARTITION, value)
 
 
@@ -175,7 +175,7 @@ def _pairs(call: str, values: object, meaning: str) -> dict[TopicPartition, Any]
     if isinstance(values, Collection) and all(
         isinstance(value, confluent_kafka.TopicPartition) for value in values
     ):
-        return {ours(value): value for value in values}
+        return {from_confluent(value): value for value in values}
     raise _unexpected(
         call,
         f"a mapping of partitions to {meaning}, or a list of confluent_kafka.TopicPartition",
@@ -184,10 +184,10 @@ def _pairs(call: str, values: object, meaning: str) -> dict[TopicPartition, Any]
 
 
 def _to_offset(call: str, value: confluent_kafka.TopicPartition) -> OffsetAndMetadata:
-    offset = as_committed(value)
+    offset = from_committed(value)
     if offset is None:
         msg = (
-            f"{call} of {ours(value)}: offset {value.offset} "
+            f"{call} of {from_confluent(value)}: offset {value.offset} "
             "of confluent_kafka cannot be committed; give the next offset to be read"
         )
         raise ValueError(msg)

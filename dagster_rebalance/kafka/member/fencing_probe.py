@@ -1,11 +1,8 @@
-"""During a hold, the probe finds out whether the broker still knows the member.
+"""Find out during a hold whether the broker still knows the member, and owns the partitions.
 
-It also finds out whether somebody else owns the held partitions.
-
-Owns what is asked. The probe sends a commit that the broker refuses to everybody, for the length of
-its metadata; the broker looks at the member first, and so tells whether it knows it. The broker
-stores nothing: the probe must never write an offset that it read a moment ago, because a
-transaction of the caller's may have moved it since.
+The probe commits metadata above every limit. The broker checks the member first and then refuses
+the commit, so its error tells whether it knows the member, and it stores nothing. The probe must
+never commit an offset that it has read: a transaction of the caller may have moved it since.
 """
 
 from __future__ import annotations
@@ -17,15 +14,15 @@ from confluent_kafka import KafkaException
 
 from dagster_rebalance.core.model.events import LostReason
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, named
+from dagster_rebalance.kafka.client.confluent import to_commit
 from dagster_rebalance.kafka.client.errors import (
-    FENCED_IN_A_HOLD,
+    FENCED_IN_HOLD,
     METADATA_TOO_LARGE,
-    OF_A_TOPIC,
+    TOPIC_ERRORS,
+    error_text,
     is_final,
     kafka_error,
-    said,
 )
-from dagster_rebalance.kafka.client.types import to_commit
 from dagster_rebalance.kafka.cluster.committed_offsets import OPEN_TRANSACTION
 
 if TYPE_CHECKING:
@@ -41,14 +38,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _READ_TIMEOUT_S = 0.5
-"""A coordinator that is away must not keep the commits of the caller waiting."""
+"""An unavailable coordinator must not delay the caller's commits."""
 _TOO_LONG = "-" * 32_000
 """A broker stores 4,095 characters by default, and closes the connection on 32,767 bytes."""
 _BEYOND_EVERY_OFFSET = 2**62
 
 
 class Probe:
-    """The questions of one session."""
+    """The probe of one session."""
 
     def __init__(
         self, settings: Settings, commits: Commits, clock: Callable[[], float], interval_s: float
@@ -57,85 +54,86 @@ class Probe:
         self._commits = commits
         self._clock = clock
         self._interval_s = interval_s
-        self._look_at = clock()
+        self._check_at = clock()
         self._is_refused = True
         self._refused_topics: set[str] = set()
-        self.others_commit = False
-        """Whether offsets may move without this member, in transactions: that is no sign then."""
+        self.offsets_may_move = False
+        """Whether producers may commit the group's offsets in transactions. Moved offsets do not
+        prove another owner in that case."""
 
-    def begin(self) -> None:
-        """A hold has begun: the first look comes an interval later."""
-        self._look_at = self._clock() + self._interval_s
+    def start(self) -> None:
+        """Begin with a hold: the first check comes an interval later."""
+        self._check_at = self._clock() + self._interval_s
         self._refused_topics.clear()
 
-    def look(self, session: SessionView) -> None:
-        """Read the committed offsets and send the commit, if it is time to.
+    def check(self, session: SessionView) -> None:
+        """If it is due, read the committed offsets and send the commit.
 
-        The probe ends the session when something is wrong.
+        Ends the session if it was fenced or superseded.
         """
         now = self._clock()
-        if now < self._look_at:
+        if now < self._check_at:
             return
-        self._look_at = now + self._interval_s
+        self._check_at = now + self._interval_s
         held = session.hold.partitions if session.hold else frozenset()
-        chosen = self._chosen(session.owned, held)
+        probed = self._chosen(session.owned, held)
         try:
-            found, refused = self._commits.look_up({*chosen, *held}, _READ_TIMEOUT_S)
+            found, refused = self._commits.look_up({*probed, *held}, _READ_TIMEOUT_S)
         except KafkaException as problem:
-            self._hear(session, kafka_error(problem))
+            self._handle_error(session, kafka_error(problem))
             return
         known = {tp: offset for tp, offset in found.items() if tp in held}
-        moved = [] if self.others_commit else self._commits.moved(known)
+        moved = [] if self.offsets_may_move else self._commits.moved(known)
         if moved:
             logger.warning(
-                "group '%s': somebody else committed %s, which this member holds",
+                "group '%s': another member committed %s, which this member holds",
                 self._settings.group_id,
                 named(moved),
             )
             session.end(LostReason.SUPERSEDED)
             return
         self._commits.remember(known)
-        for tp in chosen if self._is_refused else ():
+        for tp in probed if self._is_refused else ():
             if tp in found:
                 self._send(session, tp, found[tp])
             elif refused[tp] is not OPEN_TRANSACTION:
-                self._leave_topic(tp, refused[tp])
+                self._skip_topic(tp, refused[tp])
 
     def _chosen(
         self, owned: Iterable[TopicPartition], held: Collection[TopicPartition]
     ) -> list[TopicPartition]:
-        """The partition to send the commit for: none if every topic was refused in this hold.
+        """Return the partition to probe, none if every topic was refused in this hold.
 
-        A retained one is nobody else's, should a broker store the commit all the same.
+        A retained partition is preferred: it has no other owner, should a broker store the commit.
         """
-        fit = [tp for tp in owned if tp.topic not in self._refused_topics]
-        return sorted(fit, key=lambda tp: (tp in held, tp))[:1]
+        candidates = [tp for tp in owned if tp.topic not in self._refused_topics]
+        return sorted(candidates, key=lambda tp: (tp in held, tp))[:1]
 
-    def _leave_topic(self, partition: TopicPartition, error: KafkaError) -> None:
-        """Ask for another topic at once.
+    def _skip_topic(self, partition: TopicPartition, error: KafkaError) -> None:
+        """Probe another topic at once.
 
-        The broker refuses a topic that was deleted, or may not be read, before it looks at the
+        The broker refuses a topic that was deleted, or may not be read, before it checks the
         member.
         """
         logger.info(
             "group '%s': no further probe is sent for topic '%s' in this hold: %s",
             self._settings.group_id,
             partition.topic,
-            said(error),
+            error_text(error),
         )
         self._refused_topics.add(partition.topic)
-        self._look_at = self._clock()
+        self._check_at = self._clock()
 
     def _send(
         self, session: SessionView, partition: TopicPartition, found: OffsetAndMetadata | None
     ) -> None:
-        # Should a broker store it, reading starts where it would have: at the same offset or, out
-        # of range, where it is reset to.
+        # If a broker stores it, reading still starts in the same place: at the same offset or, out
+        # of range, at the end that it is reset to.
         nothing = 0 if self._settings.offset_reset == "earliest" else _BEYOND_EVERY_OFFSET
-        refused = OffsetAndMetadata(found.offset if found else nothing, _TOO_LONG)
+        probe = OffsetAndMetadata(found.offset if found else nothing, _TOO_LONG)
         try:
             answers = session.consumer.commit(
-                offsets=[to_commit(partition, refused)], asynchronous=False
+                offsets=[to_commit(partition, probe)], asynchronous=False
             )
         except KafkaException as problem:
             error: KafkaError | None = kafka_error(problem)
@@ -149,20 +147,20 @@ class Probe:
                 self._settings.group_id,
                 partition,
             )
-            self._commits.restore(partition, refused.offset, found)
-        elif error.code() in OF_A_TOPIC:
-            self._leave_topic(partition, error)
+            self._commits.restore(partition, probe.offset, found)
+        elif error.code() in TOPIC_ERRORS:
+            self._skip_topic(partition, error)
         elif error.code() != METADATA_TOO_LARGE:
-            self._hear(session, error)
+            self._handle_error(session, error)
 
-    def _hear(self, session: SessionView, error: KafkaError) -> None:
-        if error.code() in FENCED_IN_A_HOLD:
+    def _handle_error(self, session: SessionView, error: KafkaError) -> None:
+        if error.code() in FENCED_IN_HOLD:
             session.end(LostReason.FENCED)
         elif is_final(error):
-            session.end_broken(error)
+            session.fail(error)
         else:
             logger.info(
                 "group '%s': a probe during a hold got no answer: %s",
                 self._settings.group_id,
-                said(error),
+                error_text(error),
             )

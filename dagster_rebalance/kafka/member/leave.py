@@ -1,8 +1,4 @@
-"""How a client leaves its group without freezing the process.
-
-Owns the order: unsubscribe, poll until nothing is assigned, close. Must never decide whether to
-leave.
-"""
+"""Leave a group: unsubscribe, poll until nothing is assigned, close."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.kafka.client.types import theirs
+from dagster_rebalance.kafka.client.confluent import to_confluent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 _LEAVE_SLICE_S = 0.01
 _LEAVE_LIMIT_S = 3.0
-"""Only what no revoke is asked for stays assigned longer; a close gives that up without calling
-back."""
+"""Partitions without a revoke stay assigned for longer; `close` gives those up without a
+callback."""
 
 
 def unassign(
     consumer: confluent_kafka.Consumer, partitions: Iterable[TopicPartition], *, eager: bool
 ) -> None:
-    """Give partitions up; with an eager strategy a client can only give up all that it has.
+    """Unassign partitions; with an eager strategy a client can only unassign all.
 
     Raises:
         KafkaException: The client does not have them.
@@ -40,23 +36,22 @@ def unassign(
     if eager:
         consumer.unassign()
     else:
-        consumer.incremental_unassign([theirs(tp) for tp in partitions])
+        consumer.incremental_unassign([to_confluent(tp) for tp in partitions])
 
 
 def leave(consumer: confluent_kafka.Consumer) -> None:
-    """Leave the group and close the client, with nothing left that the close would call back.
+    """Leave the group and close the client, without freezing the process.
 
-    `close()` ends the group's state machine and calls back what still waits. After each callback
-    confluent-kafka asks librdkafka for the assign or unassign, with Python's lock in hand. When two
-    callbacks wait (an assignment that nobody has polled for, or the empty one that follows a
-    released hold; and the revoke that the close brings), the answer to the first one ends the state
-    machine, and what the second one asks may be dropped without an answer: it waits for ever, and
-    so does every thread of the process (librdkafka #4041 and #4884).
+    `close()` ends the group's state machine and runs the waiting callbacks. After each callback
+    confluent-kafka asks librdkafka for the assign or unassign while it holds Python's lock. If two
+    callbacks wait (an assignment that was not polled for, or the empty one after a released hold;
+    and the revoke of the close), the answer to the first ends the state machine. The request of the
+    second may then be dropped without an answer, and every thread of the process waits for ever
+    (librdkafka #4041 and #4884). After an unsubscribe and polls, no callback waits.
 
     Seen with confluent-kafka 2.12.0 and 2.16.1 on a mock cluster: 9 of 329 closes with everything
     on one core, 2 of 486 on two; none of 1,488 in this way. On Kafka 4.1.1 two callbacks wait right
-    after a release and after a hold that was lost, in the classic and in the consumer protocol;
-    once unsubscribed and polled, none does.
+    after a release and after a lost hold, in both protocols.
 
     Args:
         consumer: The client. Its callbacks must not hold a revoke any more.
@@ -65,26 +60,20 @@ def leave(consumer: confluent_kafka.Consumer) -> None:
         RuntimeError: It is closed.
     """
     try:
-        _unassign_all(consumer)
+        consumer.unsubscribe()
+        _run_callbacks(consumer)
+        deadline = time.monotonic() + _LEAVE_LIMIT_S
+        while consumer.assignment() and time.monotonic() < deadline:
+            _run_callbacks(consumer)
+        # An assignment may be waiting while nothing is assigned.
+        _run_callbacks(consumer)
     except KafkaException as problem:
-        logger.warning(
-            "a client leaves its group without giving its partitions up first: %s", problem
-        )
+        logger.warning("a client leaves its group without unassigning first: %s", problem)
     consumer.close()
 
 
-def _unassign_all(consumer: confluent_kafka.Consumer) -> None:
-    consumer.unsubscribe()
-    _call_back(consumer)
-    deadline = time.monotonic() + _LEAVE_LIMIT_S
-    while consumer.assignment() and time.monotonic() < deadline:
-        _call_back(consumer)
-    # An assignment may be waiting while nothing is assigned.
-    _call_back(consumer)
-
-
-def _call_back(consumer: confluent_kafka.Consumer) -> None:
+def _run_callbacks(consumer: confluent_kafka.Consumer) -> None:
     try:
         consumer.poll(_LEAVE_SLICE_S)
-    except Exception as problem:  # noqa: BLE001 - a callback of the user's may raise anything, and the client has to leave all the same
+    except Exception as problem:  # noqa: BLE001 - an error of a user's callback must not prevent the leave
         logger.info("a client that leaves its group: %s", problem)

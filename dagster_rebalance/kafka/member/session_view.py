@@ -1,9 +1,11 @@
-"""What the parts of a session (commits, probe, discovery) need of it, in its thread."""
+"""The session API that commits, probe and discovery may use, in the session's thread only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from dagster_rebalance.kafka.group_ports import MemberEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.events import LostReason
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.group_ports import MemberEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,17 @@ class HeldRevoke:
 
 @dataclass(frozen=True, slots=True)
 class UserCallback:
-    """A callback of the user's settings is due.
-
-    It is called by the thread that polls the member.
-    """
+    """A call of a callback in the user's settings, for the thread that polls the member."""
 
     function: Callable[..., object]
     arguments: tuple[object, ...]
 
 
+SessionEvent: TypeAlias = MemberEvent | UserCallback
+
+
 class SessionView(Protocol):
-    """A session, as its parts see it."""
+    """The part of a `Session` that its collaborators use."""
 
     @property
     def consumer(self) -> confluent_kafka.Consumer:
@@ -48,30 +49,27 @@ class SessionView(Protocol):
         """The revoke that was requested and is not released yet."""
 
     @property
-    def ended(self) -> LostReason | None:
-        """Why the membership is over."""
+    def end_reason(self) -> LostReason | None:
+        """Why the membership has ended; None while it lasts."""
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
-        """What is assigned and neither released nor lost."""
+        """The assigned partitions that are neither released nor lost."""
 
-    def owns(self, partition: TopicPartition, heard: int) -> bool:
-        """Return whether a partition is assigned and the caller has heard of that.
-
-        `heard` counts the events that the caller had taken.
-        """
+    def owns(self, partition: TopicPartition, events_taken: int) -> bool:
+        """Return whether a partition is assigned, and the caller has taken that event."""
 
     def end(self, reason: LostReason) -> None:
         """End the membership. The first reason stays."""
 
-    def end_broken(self, error: KafkaError) -> None:
-        """End the membership, because the client does nothing any more."""
+    def fail(self, error: KafkaError) -> None:
+        """End the membership after a fatal error of the client."""
 
-    def tell(self, event: MemberEvent | UserCallback) -> None:
-        """Let the caller's next poll return an event."""
+    def enqueue(self, event: SessionEvent) -> None:
+        """Add an event for the caller's next poll."""
 
     def call_user(self, callback: str, *arguments: object) -> None:
-        """Let the caller's next poll call back what the user has set, if anything."""
+        """Let the caller's next poll call a callback of the user's settings, if it is set."""
 
     def subscribe(self, topics: list[str]) -> None:
-        """Join the group for these topics, or change them; with none, leave it by a revoke."""
+        """Subscribe to these topics; with none, leave the group by a revoke."""

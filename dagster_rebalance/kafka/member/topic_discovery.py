@@ -1,11 +1,9 @@
-"""Which topics a member takes part for, and when its client is made to look for new ones.
+"""Keep the client subscribed to the wanted topics, and let it find new topics and partitions.
 
-Owns the subscription, and that nothing of it reaches the client during a hold: in the classic
-protocol a change of topics or partitions would supersede the hold, without a callback. The caller
-must ask for a look between holds only, and not before the rebalance of a release is over: the
-client would rejoin in the middle of it. Once, a member that had done so was seen to take no part in
-the next rebalance, while the coordinator answered nobody who waited for it (confluent-kafka
-2.16.1).
+Runs only between holds, and not before the rebalance of a release is over. In the classic protocol,
+a change of topics or partitions during a hold would supersede it without a callback; during the
+rebalance, the client would rejoin in the middle of it. A member was once seen to take no part in
+the next rebalance after that, and the group waited for it (confluent-kafka 2.16.1).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from confluent_kafka import KafkaException
 from dagster_rebalance.kafka.client.errors import (
     NOT_ANSWERED,
     NOT_CONNECTED,
-    Attempt,
+    Operation,
     broker_error,
     kafka_error,
 )
@@ -37,25 +35,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LIMIT_S = 2.0
-"""How long a list of all topics may take at first. The limit doubles each time it is too short."""
+"""The first limit for a list of all topics. It doubles each time it is too short."""
 _LONGEST_S = 30.0
 _LONGEST_AS_OWNER_S = 8.0
-"""Commits, and the request of a revoke, wait for the list."""
-_LOOKUP_RETRY_S = 5.0
+"""Commits and revoke requests wait for the list."""
+_RETRY_S = 5.0
 
 
 class Discovery:
-    """Keeps one session subscribed to what is wanted and exists.
-
-    Attributes:
-        wanted: The topics to take part for, or a pattern; none while the member takes no part.
+    """Keeps one session subscribed to the wanted topics that exist.
 
     Args:
         settings: Validated settings.
         clock: A monotonic clock.
         interval_s: How often to look for new topics and partitions.
         only_visible: Whether to leave out topics that the principal may not see. In the consumer
-            protocol, the broker refuses the member for the sake of one such topic.
+            protocol, the broker refuses a member that subscribes to such a topic.
+
+    Attributes:
+        subscription: The wanted topics, or a pattern; empty while the member takes no part.
     """
 
     def __init__(
@@ -68,57 +66,57 @@ class Discovery:
     ) -> None:
         self._only_visible = only_visible
         self._limit_s = _LIMIT_S
-        self._attempt = Attempt(
+        self._operation = Operation(
             f"listing the topics for group '{settings.group_id}'", settings.brokers
         )
-        self._is_told = False
+        self._is_reported = False
         self._settings = settings
         self._clock = clock
         self._interval_s = interval_s
-        self.wanted: Collection[str] | re.Pattern[str] = ()
+        self.subscription: Collection[str] | re.Pattern[str] = ()
         self._subscribed: frozenset[str] = frozenset()
-        self._seen: Collection[str] | re.Pattern[str] = ()
-        self._look_at = clock()
+        self._subscribed_for: Collection[str] | re.Pattern[str] = ()
+        self._refresh_at = clock()
 
-    def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
-        """Take part for these topics, from the next look on. May be called by any thread."""
-        if subscription != self.wanted:
-            self.wanted = subscription
-            self._look_at = self._clock()
+    def set_subscription(self, subscription: Collection[str] | re.Pattern[str]) -> None:
+        """Subscribe to these topics at the next refresh. Thread-safe."""
+        if subscription != self.subscription:
+            self.subscription = subscription
+            self._refresh_at = self._clock()
 
-    def leave_hidden_out(self) -> None:
-        """The broker refuses the member for the sake of a topic that the principal may not see."""
+    def exclude_invisible(self) -> None:
+        """Leave out topics that the principal may not see: the broker refuses the member."""
         if not self._only_visible:
             self._only_visible = True
-            self._look_at = self._clock()
+            self._refresh_at = self._clock()
 
-    def look(self, session: SessionView) -> None:
+    def refresh(self, session: SessionView) -> None:
         """Subscribe to the wanted topics, and look for new topics and partitions at intervals.
 
-        Topics that vanish from a pattern stay subscribed to: a list may lack them for a moment. A
-        new pattern that matches none gives up those of the one before.
+        Topics that vanish from a pattern stay subscribed: a list may lack them for a moment. A new
+        pattern without a match gives up the topics of the last one.
         """
         now = self._clock()
-        if now < self._look_at or not self.wanted:
+        if now < self._refresh_at or not self.subscription:
             return
-        self._look_at = now + self._interval_s
-        wanted = self.wanted
+        self._refresh_at = now + self._interval_s
+        subscription = self.subscription
         try:
-            topics = self._topics(session, wanted)
+            topics = self._topics(session, subscription)
         except KafkaException as problem:
-            self._look_at = now + min(_LOOKUP_RETRY_S, self._interval_s)
-            self._failed(session, kafka_error(problem))
+            self._refresh_at = now + min(_RETRY_S, self._interval_s)
+            self._handle_failure(session, kafka_error(problem))
             return
-        self._is_told = False
-        if topics != self._subscribed and (topics or wanted != self._seen):
+        self._is_reported = False
+        if topics != self._subscribed and (topics or subscription != self._subscribed_for):
             session.subscribe(sorted(topics))
             self._subscribed = topics
-        self._seen = wanted
+        self._subscribed_for = subscription
 
-    def _failed(self, session: SessionView, error: KafkaError) -> None:
-        """Ask again at once with more time; at the longest limit, report that there is no list."""
+    def _handle_failure(self, session: SessionView, error: KafkaError) -> None:
+        """Retry at once with a longer limit; report a failure at the longest."""
         longest_s = _LONGEST_AS_OWNER_S if session.owned else _LONGEST_S
-        text = self._attempt.explain(error)
+        text = self._operation.explain(error)
         is_slow = error.code() == NOT_ANSWERED
         # A connection that takes longer than the limit fails like a broker that is away.
         if not is_slow and (error.code() != NOT_CONNECTED or session.owned):
@@ -127,32 +125,32 @@ class Discovery:
         if self._limit_s < longest_s:
             self._limit_s = min(2 * self._limit_s, longest_s)
             if is_slow:
-                self._look_at = self._clock()
+                self._refresh_at = self._clock()
             logger.info("%s; it is tried again with %g s", text, self._limit_s)
             return
         logger.warning("%s; no new topics and partitions are found", text)
-        if not self._subscribed and not self._is_told:
-            self._is_told = True
-            session.tell(RequestFailed(broker_error(error, self._attempt)))
+        if not self._subscribed and not self._is_reported:
+            self._is_reported = True
+            session.enqueue(RequestFailed(broker_error(error, self._operation)))
 
-    def _listed(self, session: SessionView) -> Mapping[str, TopicMetadata]:
+    def _list_topics(self, session: SessionView) -> Mapping[str, TopicMetadata]:
         limit_s = min(self._limit_s, _LONGEST_AS_OWNER_S) if session.owned else self._limit_s
-        listed: Mapping[str, TopicMetadata] = session.consumer.list_topics(timeout=limit_s).topics
-        return listed
+        topics: Mapping[str, TopicMetadata] = session.consumer.list_topics(timeout=limit_s).topics
+        return topics
 
     def _topics(
-        self, session: SessionView, wanted: Collection[str] | re.Pattern[str]
+        self, session: SessionView, subscription: Collection[str] | re.Pattern[str]
     ) -> frozenset[str]:
-        if isinstance(wanted, re.Pattern):
+        if isinstance(subscription, re.Pattern):
             return frozenset(
                 name
-                for name in self._listed(session)
-                if not name.startswith("__") and wanted.fullmatch(name)
+                for name in self._list_topics(session)
+                if not name.startswith("__") and subscription.fullmatch(name)
             )
         if self._only_visible:
-            return frozenset(wanted) & self._listed(session).keys()
+            return frozenset(subscription) & self._list_topics(session).keys()
         if self._subscribed and self._settings.is_classic:
-            # A list of all topics is the one request whose answer makes librdkafka compare its
-            # subscription (rd_kafka_metadata: cgrp_update), and rejoin if partitions were added.
-            self._listed(session)
-        return frozenset(wanted)
+            # Only the answer to a list of all topics makes librdkafka compare its subscription
+            # (rd_kafka_metadata: cgrp_update), and rejoin if partitions were added.
+            self._list_topics(session)
+        return frozenset(subscription)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from dagster_rebalance.core.model.errors import BrokerError
+from dagster_rebalance.kafka.client.confluent import create_client
 from dagster_rebalance.kafka.client.credentials import Login
 from dagster_rebalance.kafka.client.defaults import ClientKind
 from dagster_rebalance.kafka.client.errors import (
     CREDENTIALS,
     UNKNOWN_TOPIC,
-    Attempt,
+    Operation,
+    error_text,
     is_final,
     kafka_error,
-    said,
 )
-from dagster_rebalance.kafka.client.factory import made
 from dagster_rebalance.kafka.client.settings import validated
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class DeadLetterProducer:
     ) -> None:
         self._settings = validated(config, hold_limit_s=1.0)
         self.topic = topic
-        self._attempt = Attempt("storing the record", self._settings.brokers)
+        self._operation = Operation("storing the record", self._settings.brokers)
         self._make_producer = make_producer
         self._connection_error: KafkaError | None = None
         self._in_flight: set[str] = set()
@@ -188,17 +188,17 @@ class DeadLetterProducer:
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         }:
             return (
-                f"{said(error)} ({error.name()}); grant the principal the ACLs WRITE and DESCRIBE "
-                "on the topic"
+                f"{error_text(error)} ({error.name()}); grant the principal the ACLs WRITE and "
+                "DESCRIBE on the topic"
             )
         if error.code() in UNKNOWN_TOPIC:
             return (
-                f"{said(error)} ({error.name()}); create the dead-letter topic "
+                f"{error_text(error)} ({error.name()}); create the dead-letter topic "
                 f"'{self.topic}', or set another one"
             )
         timed_out = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
         connection_error, self._connection_error = self._connection_error, None
-        return self._attempt.explain(
+        return self._operation.explain(
             connection_error if timed_out and connection_error is not None else error
         )
 
@@ -212,6 +212,6 @@ class DeadLetterProducer:
             **self._settings.connection(ClientKind.DEAD_LETTERS),
             "error_cb": self._note_connection_error,
         }
-        client = made(self._make_producer, config)
+        client = create_client(self._make_producer, config)
         self._login = Login(self._settings.credentials, client)
         return client

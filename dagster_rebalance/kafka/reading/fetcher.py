@@ -1,9 +1,9 @@
-"""The fetcher is a second consumer, outside the group, that reads the member's partitions.
+"""Read the member's partitions with a second consumer, outside the group.
 
-During a hold librdkafka pauses every partition of the member's client, so the fetcher reads with a
-client of its own: in a measurement, retained partitions kept 100 % of their steady rate through a
-whole hold. The fetcher's client is assigned and never subscribes, never commits, and never decides
-what to read: it follows. The client receives offsets only, and looks up none (`start_positions`).
+During a hold librdkafka pauses every partition of the member's client. With a separate client,
+retained partitions kept 100 % of their steady rate through a whole hold in a measurement. The
+fetcher's client is assigned at given offsets, never subscribes, never commits, and never looks an
+offset up (`start_positions`).
 """
 
 from __future__ import annotations
@@ -26,28 +26,40 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
     next_offset,
 )
-from dagster_rebalance.kafka.client.connection_errors import NO_REASON, ConnectionErrors
+from dagster_rebalance.kafka.client.confluent import (
+    create_client,
+    from_committed,
+    from_confluent,
+    partition_of,
+    to_commit,
+    to_confluent,
+)
 from dagster_rebalance.kafka.client.credentials import Login
 from dagster_rebalance.kafka.client.errors import (
     END_OF_PARTITION,
     OFFSET_RESET_FORBIDDEN,
-    Attempt,
+    Operation,
     broker_error,
-    is_passing,
+    error_text,
+    first_few,
+    is_transient,
     is_unreadable,
     kafka_error,
-    listed,
-    names,
-    said,
+    partition_names,
     unparsable_error,
     unreadable_error,
 )
-from dagster_rebalance.kafka.client.factory import made
-from dagster_rebalance.kafka.client.types import as_committed, ours, theirs, to_commit
-from dagster_rebalance.kafka.cluster.missing_topics import MissingTopics
-from dagster_rebalance.kafka.reading.headers import repair_headers
-from dagster_rebalance.kafka.reading.recreated_topics import RecreatedTopics
-from dagster_rebalance.kafka.reading.stalled_partitions import STANDSTILL_S, StalledPartitions
+from dagster_rebalance.kafka.client.reported_errors import (
+    NO_REASON,
+    ConnectionErrors,
+    MissingTopics,
+)
+from dagster_rebalance.kafka.reading.messages import consume_available, repair_headers
+from dagster_rebalance.kafka.reading.partition_watch import (
+    STALLED_AFTER_S,
+    RecreatedTopics,
+    StalledPartitions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -58,21 +70,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_RECORDS = 1_000_000
-"""The client returns no more at a time."""
+"""The client's limit for one call."""
 _RECORDS_FOR_A_POSITION = 5
-"""To ask the client for the position of one partition takes as long as to look at so many records,
-which made a poll of full batches a third slower."""
-_USERS_CALLBACKS = frozenset({"error_cb", "throttle_cb"})
+"""Asking the client for the position of one partition takes as long as inspecting this many
+records, which made a poll of full batches a third slower."""
+_USER_CALLBACKS = frozenset({"error_cb", "throttle_cb"})
 _LOOK_UP_S = 1.0
-"""How long a start is looked up, while nothing else is read, and how long after a failure it is
-looked up again."""
-_KEPT_BACK_S = 5.0
-"""The same after a failure of some partitions, whose look-up delays the reading of the others."""
-_TOLD_AGAIN_S = 1.0
-"""How long after it was told that a partition stands still it is told again."""
+"""The limit of a look-up, which delays all reading, and the pause before the next after a
+failure."""
+_PARTIAL_LOOK_UP_S = 5.0
+"""The pause after a failure of some partitions, whose look-up delays the others."""
+_REPORT_AGAIN_S = 1.0
+"""The interval at which partitions without an allowed offset are reported."""
 _READ_AGAIN_S = 1.0
-"""How long after a batch could not be read it is read again."""
-_PAST_DAMAGE = (
+"""The interval at which an unreadable batch is read again."""
+_WAY_OUT = (
     "Other partitions go on, and the batch is tried again each second. Restore the log, or seek "
     "behind the batch to go on without its records"
 )
@@ -80,12 +92,12 @@ _PAST_DAMAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a partition was read.
+    """The position of a partition.
 
     Attributes:
-        offset: The next offset to be returned; None while it has to be looked up.
-        start: Where reading has to begin, while that is so.
-        leader_epoch: The leader epoch of the last record that was returned, where it is known.
+        offset: The next offset to be returned; None until it was looked up.
+        start: Where reading has to start, until it has started.
+        leader_epoch: The leader epoch of the last returned record, if known.
         is_read: Whether a record was returned, or the caller has chosen the offset.
     """
 
@@ -100,7 +112,7 @@ class Fetcher:
 
     Args:
         settings: Validated settings.
-        starts: Looks up where reading begins.
+        starts: Looks up where reading starts.
         clock: A monotonic clock.
 
     Raises:
@@ -113,51 +125,52 @@ class Fetcher:
         starts: StartPositions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._attempt = Attempt("reading records", settings.brokers)
+        self._operation = Operation("reading records", settings.brokers)
         self._starts = starts
         self._clock = clock
-        self._look_up_at = clock()
-        self._unanswered_since: float | None = None
         self._reset = settings.offset_reset
+        # Starts to be looked up, and the partitions that the client reads.
         self._staged: dict[TopicPartition, Start] = {}
         self._started: dict[TopicPartition, OffsetAndMetadata] = {}
         self._looked_up: set[TopicPartition] = set()
-        self._asked: list[confluent_kafka.TopicPartition] | None = None
-        self._behind_seen: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._reached: list[confluent_kafka.TopicPartition] = []
+        self._look_up_at = clock()
+        self._unanswered_since: float | None = None
+        # Positions behind the last records that reached the user, and records that may not have.
+        self._position_request: list[confluent_kafka.TopicPartition] | None = None
+        self._positions_seen: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._client_positions: list[confluent_kafka.TopicPartition] = []
         self._unseen: list[Message] = []
-        # A batch of so many records that the client is asked how far it is; none of it is kept.
+        # The last batch is too large to keep, and the client's positions are used instead.
         self._is_full = False
         self.is_open = False
-        """Whether a poll is under way, or was interrupted, so that nobody has seen what it has
-        read; to be unset by it when it returns."""
+        """Whether a poll is in progress, or was interrupted before the user saw its records; the
+        poll resets it when it returns."""
         self._withheld: set[TopicPartition] = set()
         self._problem: Exception | None = None
+        # Offsets out of range: those that may not be reset; those whose error may be of an earlier
+        # assignment, with the offset in the error; and those reassigned because of it.
         self._out_of_range: dict[TopicPartition, KafkaError] = {}
-        self._told_again_at = clock()
-        # The offsets that their errors name.
+        self._report_at = clock()
         self._doubted: dict[TopicPartition, int | None] = {}
-        self._begun_again: dict[TopicPartition, int | None] = {}
-        # Errors that are not raised yet, partitions that rest after one, and those that have
-        # returned no record since.
+        self._reassigned: dict[TopicPartition, int | None] = {}
+        # Unreadable batches: errors to be raised, partitions that pause after one, and partitions
+        # that have returned no record since.
         self._unreadable: dict[TopicPartition, KafkaError] = {}
         self._resting: set[TopicPartition] = set()
         self._damaged: set[TopicPartition] = set()
         self._read_again_at = clock()
         self._ends_reached: dict[TopicPartition, int] = {}
-        self._standstill = StalledPartitions(clock())
-        self._troubles = ConnectionErrors(clock)
+        self._stalled = StalledPartitions(clock())
+        self._errors = ConnectionErrors(clock)
         self._statistics = "{}"
         self._missing = MissingTopics()
-        self._remade = RecreatedTopics(starts.begin_topic_ids, clock)
+        self._recreated = RecreatedTopics(starts.begin_topic_ids, clock)
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
-        config.update(
-            {
-                name: partial(self._call_user, config[name])
-                for name in _USERS_CALLBACKS & config.keys()
-            }
+        for name in _USER_CALLBACKS & config.keys():
+            config[name] = partial(self._call_user, config[name])
+        self._consumer = create_client(
+            confluent_kafka.Consumer, self._errors.with_callbacks(config)
         )
-        self._consumer = made(confluent_kafka.Consumer, self._troubles.noting(config))
         self._login = Login(settings.credentials, self._consumer)
 
     def stage(self, partitions: Iterable[TopicPartition]) -> None:
@@ -166,58 +179,58 @@ class Fetcher:
         A `seek` before the next `read` takes effect before their first record.
         """
         staged: dict[TopicPartition, Start] = dict.fromkeys(partitions, "committed")
-        self._missing.found(staged)
+        self._missing.mark_found(staged)
         self._staged.update(staged)
 
     def start_staged(self) -> None:
-        """Begin to read what is staged. What cannot be looked up is tried again later.
+        """Start reading the staged partitions. A failed look-up is retried later.
 
         Raises:
-            BrokerError: The client refused; it is tried again with the next read.
+            BrokerError: The client refused; the next read retries.
         """
-        if not self._staged:  # which is the rule
+        if not self._staged:  # the usual case
             return
-        may_ask = self._clock() >= self._look_up_at
+        may_look_up = self._clock() >= self._look_up_at
         wanted = {
-            tp: start for tp, start in self._staged.items() if may_ask or isinstance(start, int)
+            tp: start for tp, start in self._staged.items() if may_look_up or isinstance(start, int)
         }
         if not wanted:
             return
         found, problem = self._starts.find(wanted, _LOOK_UP_S)
         if problem is not None:
-            self._look_up_at = self._clock() + (_KEPT_BACK_S if problem.partitions else _LOOK_UP_S)
-        if may_ask:
-            self._hear(problem)
+            pause_s = _PARTIAL_LOOK_UP_S if problem.partitions else _LOOK_UP_S
+            self._look_up_at = self._clock() + pause_s
+        if may_look_up:
+            self._note_look_up(problem)
         if found:
-            self._begin_at(found)
-            self._remade.begun(found)
+            self._assign(found)
+            self._recreated.add_started(found)
         for tp in found:
-            (
-                self._looked_up.discard
-                if isinstance(self._staged.pop(tp), int)
-                else self._looked_up.add
-            )(tp)
+            if isinstance(self._staged.pop(tp), int):
+                self._looked_up.discard(tp)
+            else:
+                self._looked_up.add(tp)
 
-    def _hear(self, problem: BrokerError | None) -> None:
-        """Report a look-up that failed: a passing failure once it has lasted for a while."""
+    def _note_look_up(self, problem: BrokerError | None) -> None:
+        """Report a failed look-up: a retriable failure only once it has lasted for a while."""
         now = self._clock()
         if problem is None:
             self._unanswered_since = None
         elif (
             problem.retriable
             and now
-            < (now if self._unanswered_since is None else self._unanswered_since) + STANDSTILL_S
+            < (now if self._unanswered_since is None else self._unanswered_since) + STALLED_AFTER_S
         ):
             self._unanswered_since = self._unanswered_since or now
-            logger.info("reading begins later: %s", problem)
+            logger.info("reading starts later: %s", problem)
         else:
             self._unanswered_since = now
             self._problem = problem
 
     def pin(self, partition: TopicPartition, offset: int) -> None:
-        """Begin a staged partition at the offset that the caller has got as its position.
+        """Start a staged partition at the offset that the caller received as its position.
 
-        The log may grow until reading begins.
+        The log may grow until reading starts.
         """
         if partition in self._staged:
             self._staged[partition] = offset
@@ -225,32 +238,31 @@ class Fetcher:
     def withhold(self, partitions: frozenset[TopicPartition]) -> None:
         """Return no records of these partitions, and of no others.
 
-        What is buffered of them is dropped, and read again once they are not withheld any more,
-        from the last record that was returned on.
+        Their buffered records are dropped, and read again once the partitions are not withheld any
+        more.
         """
         silenced, freed = partitions - self._withheld, self._withheld - partitions
-        self._consumer.pause([theirs(tp) for tp in silenced.intersection(self._started)])
-        self._consumer.resume([theirs(tp) for tp in freed.intersection(self._started)])
+        self._consumer.pause([to_confluent(tp) for tp in silenced.intersection(self._started)])
+        self._consumer.resume([to_confluent(tp) for tp in freed.intersection(self._started)])
         self._withheld = set(partitions)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget partitions and all that is buffered of them."""
+        """Stop reading partitions, and drop their buffered records."""
         gone = set(partitions)
         if not gone:
-            # Every poll comes by here, and to be asked for nothing at all takes the client 0.1 ms.
+            # Every poll calls this, and an empty request takes the client 0.1 ms.
             return
         try:
-            self._stop(gone)
+            self._unassign(gone)
         except KafkaException as problem:
-            # Told by the next read: whoever gives partitions up owes that to the group, and must
-            # not be kept from it.
-            self._problem = broker_error(kafka_error(problem), self._attempt, gone)
+            # The next read raises it: it must not delay a revoke.
+            self._problem = broker_error(kafka_error(problem), self._operation, gone)
         for tp in gone:
             self._staged.pop(tp, None)
         self._forget(gone)
 
     def seek(self, partition: TopicPartition, start: Start) -> None:
-        """Read on from somewhere else. What is buffered of the partition is dropped.
+        """Continue reading elsewhere. Buffered records of the partition are dropped.
 
         Raises:
             IllegalStateError: The partition is not assigned, or Kafka has no such offset.
@@ -264,13 +276,13 @@ class Fetcher:
         self.position(partition)
         self._staged[partition] = start
         if partition in self._started:
-            # A seek of the client's is refused while the partition's fetching is only starting; a
-            # new assignment is not.
-            self._stop({partition})
+            # The client refuses a seek while fetching of the partition starts, but not a new
+            # assignment.
+            self._unassign({partition})
             self._forget({partition})
 
     def position(self, partition: TopicPartition) -> Position:
-        """How far a partition was read.
+        """Return the position of a partition.
 
         Raises:
             IllegalStateError: The partition is not assigned.
@@ -281,49 +293,52 @@ class Fetcher:
         if partition not in self._started:
             msg = f"the position of {partition} is not known: it is not assigned to this consumer"
             raise IllegalStateError(msg)
-        # Between polls the client's own position, which is also behind the marks of transactions.
-        self._note_reached()
-        reached = None if self.is_open else self._reached_in(partition)
+        # Between polls it is the client's own position, which also passes transaction markers.
+        self._apply_client_positions()
+        reached = None if self.is_open else self._client_position(partition)
         is_read = (
             reached is not None
-            or partition in self._behind_seen
+            or partition in self._positions_seen
             or partition not in self._looked_up
         )
-        at = reached or self._due(partition)
+        at = reached or self._seen_position(partition)
         return Position(at.offset, at.offset, at.leader_epoch, is_read=is_read)
 
     def read(self, max_records: int, timeout_s: float) -> list[Message]:
-        """At most `max_records` records; returns as soon as there is one, or the time is over.
+        """Return at most `max_records` records, as soon as there is one, or at the time-out.
 
         Raises:
-            BrokerError: An earlier read met an error that does not mend itself. Partitions that
-                stand still because `auto.offset.reset` forbids to choose an offset are told
-                together, again each second. So are partitions whose next batch cannot be read.
+            BrokerError: An earlier read met an error that the client does not recover from.
+                Partitions that wait because `auto.offset.reset` forbids to choose an offset are
+                reported together, again each second. So are partitions with an unreadable batch.
         """
         self._rest_unreadable()
         self._raise_problem()
-        self._begin_remade()
+        self._restart_recreated()
         self._raise_problem()
         self.start_staged()
-        self._begin_doubted_again()
+        self._reassign_doubted()
         self._raise_problem()
+        count = min(max_records, _MOST_RECORDS)
         try:
-            batch = self._whatever_is_there(min(max_records, _MOST_RECORDS), timeout_s)
+            self._login.renew()
+            batch = consume_available(self._consumer, count, timeout_s)
         except KafkaException as problem:
-            raise broker_error(kafka_error(problem), self._attempt) from problem
-        if self._told_again_at == math.inf:
-            # Counted from here: who polls seldom would else hear of it each time, and read nothing.
-            self._told_again_at = self._clock() + _TOLD_AGAIN_S
-        is_drained = len(batch) < min(max_records, _MOST_RECORDS)
+            raise broker_error(kafka_error(problem), self._operation) from problem
+        if self._report_at == math.inf:
+            # From here on: a caller that seldom polls would otherwise get the error each time, and
+            # no records.
+            self._report_at = self._clock() + _REPORT_AGAIN_S
+        is_drained = len(batch) < count
         if any(map(Message.error, batch)):
             batch = [message for message in batch if self._is_record(message)]
         if self._damaged:
-            self._damaged.difference_update({*map(_partition, batch)} - self._unreadable.keys())
-        if is_drained and self._problem is None and self._standstill.is_due(self._clock()):
-            self._look_for_standstill()
+            self._damaged.difference_update({*map(partition_of, batch)} - self._unreadable.keys())
+        if is_drained and self._problem is None and self._stalled.is_due(self._clock()):
+            self._check_stalled()
         records = self._without_withheld(batch) if self._withheld else batch
         repair_headers(records)
-        # The client moves on behind a batch that it cannot read.
+        # The client's position lies behind a batch that it cannot read.
         if not self._unreadable and len(records) > _RECORDS_FOR_A_POSITION * len(self._started):
             self._is_full = True
         else:
@@ -335,244 +350,237 @@ class Fetcher:
         self._consumer.close()
 
     def begin(self) -> None:
-        """Begin a poll; the records that the poll before returned have reached the user."""
+        """Begin a poll: the records of the last poll have reached the user."""
         if self.is_open:
             self.put_back_unseen()
         if self._is_full:
-            self._reached = self._positions()
+            self._client_positions = self._query_positions()
         elif self._unseen:
-            self._note_reached()
+            self._apply_client_positions()
             last = {(record.topic(), record.partition()): record for record in self._unseen}
-            self._behind_seen.update(
+            self._positions_seen.update(
                 (tp, _behind(record))
                 for record in last.values()
-                if (tp := _partition(record)) in self._started
+                if (tp := partition_of(record)) in self._started
             )
         self._forget_unseen()
         self.is_open = True
 
     def put_back_unseen(self) -> None:
-        """Read on behind the last record that has reached the user.
+        """Read on behind the last record that reached the user.
 
-        The client is asked how far it is, because it moves on also when it drops what it was about
-        to return: with a signal handler that raises.
+        Queries the client's positions: they also advance if a signal handler raises and the client
+        drops its records.
         """
         self.is_open = True
         self._forget_unseen()
-        self._note_reached()
+        self._apply_client_positions()
         ahead = {
-            tp: due
-            for tp, at in _known(self._positions())
-            if (due := self._due(tp)).offset != at.offset
+            tp: seen
+            for tp, at in _known(self._query_positions())
+            if (seen := self._seen_position(tp)).offset != at.offset
         }
         if ahead:
-            self._begin_at(ahead)
+            self._assign(ahead)
         self.is_open = False
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """Count the offsets between the position and the end that the last fetch told.
+        """Return the number of offsets from the position to the end of the last fetch.
 
-        Return None while one of them is not known.
+        Returns None until both are known.
         """
         reached = self.position(partition).offset
         if reached is None or partition not in self._started:
             return None
-        _, end = self._consumer.get_watermark_offsets(theirs(partition), cached=True)
+        _, end = self._consumer.get_watermark_offsets(to_confluent(partition), cached=True)
         return max(end - reached, 0) if end >= 0 else None
 
     def metrics(self) -> dict[str, Any]:
-        """The client's latest statistics; empty before the first."""
-        found: dict[str, Any] = json.loads(self._statistics)
-        return found
+        """Return the client's latest statistics; empty before the first."""
+        statistics: dict[str, Any] = json.loads(self._statistics)
+        return statistics
 
-    def _begin_at(self, starts: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def _assign(self, starts: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         try:
-            self._stop(starts)
+            self._unassign(starts)
             self._consumer.incremental_assign([to_commit(tp, starts[tp]) for tp in sorted(starts)])
         except KafkaException as problem:
-            raise broker_error(kafka_error(problem), self._attempt, starts) from problem
-        self._note_reached()
-        self._asked = None
+            raise broker_error(kafka_error(problem), self._operation, starts) from problem
+        self._apply_client_positions()
+        self._position_request = None
         self._started.update(starts)
         for tp in starts:
             self._out_of_range.pop(tp, None)
-            if tp in self._behind_seen:
+            if tp in self._positions_seen:
                 self._looked_up.discard(tp)
-            self._behind_seen.pop(tp, None)
-        self._consumer.pause([theirs(tp) for tp in self._withheld.intersection(starts)])
+            self._positions_seen.pop(tp, None)
+        self._consumer.pause([to_confluent(tp) for tp in self._withheld.intersection(starts)])
 
-    def _stop(self, partitions: Collection[TopicPartition]) -> None:
-        # The client is asked what it has: whoever was to note that may have been interrupted.
-        running = [tp for tp in self._consumer.assignment() if ours(tp) in partitions]
+    def _unassign(self, partitions: Collection[TopicPartition]) -> None:
+        # From the client's own assignment: an interrupt may have left ours incomplete.
+        running = [tp for tp in self._consumer.assignment() if from_confluent(tp) in partitions]
         if running:
-            # The client remembers a pause over an unassign, and would be silent about a partition
-            # that comes back.
+            # The client remembers a pause over an unassign, and would return no records of a
+            # partition that is assigned again.
             self._consumer.resume(running)
             self._consumer.incremental_unassign(running)
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget where reading began, and how far it has come."""
-        self._note_reached()
-        self._asked = None
+        self._apply_client_positions()
+        self._position_request = None
         for tp in partitions:
             self._doubted.pop(tp, None)
-            self._begun_again.pop(tp, None)
+            self._reassigned.pop(tp, None)
             self._unreadable.pop(tp, None)
             self._resting.discard(tp)
             self._damaged.discard(tp)
             self._ends_reached.pop(tp, None)
             self._out_of_range.pop(tp, None)
             self._started.pop(tp, None)
-            self._behind_seen.pop(tp, None)
+            self._positions_seen.pop(tp, None)
 
     def _forget_unseen(self) -> None:
         self._unseen = []
         self._is_full = False
 
-    def _note_reached(self) -> None:
-        """Take in what the client has said at the beginning of a poll.
+    def _apply_client_positions(self) -> None:
+        """Apply the client's positions from the beginning of the poll.
 
-        That is left to whoever needs it: to read it takes longer than all else that a poll does.
+        Done only when they are needed: reading them takes longer than the rest of a poll.
         """
-        for tp, at in _known(self._reached):
+        for tp, at in _known(self._client_positions):
             if tp in self._started:
-                self._behind_seen[tp] = at
-        self._reached = []
+                self._positions_seen[tp] = at
+        self._client_positions = []
 
-    def _due(self, partition: TopicPartition) -> OffsetAndMetadata:
-        """Behind the last record that the user has; where reading began, before the first."""
-        return self._behind_seen.get(partition, self._started[partition])
+    def _seen_position(self, partition: TopicPartition) -> OffsetAndMetadata:
+        """Return the position behind the last record that reached the user, or the start."""
+        return self._positions_seen.get(partition, self._started[partition])
 
-    def _reached_in(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+    def _client_position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         if partition not in self._damaged:
-            return as_committed(self._consumer.position([theirs(partition)])[0])
-        records = [record for record in self._unseen if _partition(record) == partition]
+            return from_committed(self._consumer.position([to_confluent(partition)])[0])
+        records = [record for record in self._unseen if partition_of(record) == partition]
         return _behind(records[-1]) if records else None
 
-    def _positions(self) -> list[confluent_kafka.TopicPartition]:
-        """How far the client is in each partition."""
-        if self._asked is None:
-            self._asked = [theirs(tp) for tp in self._started]
-        reached: list[confluent_kafka.TopicPartition] = self._consumer.position(self._asked)
-        return reached
-
-    def _whatever_is_there(self, count: int, timeout_s: float) -> list[Message]:
-        """Wait for the first record only, and take the others that are there.
-
-        The client would wait until it has all records that the call wants.
-        """
-        self._login.renew()
-        batch = self._consumer.consume(count, 0.0)
-        if timeout_s and not batch:
-            batch = self._consumer.consume(1, timeout_s)
-            if count > 1 and batch:
-                batch += self._consumer.consume(count - 1, 0.0)
-        return batch
+    def _query_positions(self) -> list[confluent_kafka.TopicPartition]:
+        if self._position_request is None:
+            self._position_request = [to_confluent(tp) for tp in self._started]
+        positions: list[confluent_kafka.TopicPartition] = self._consumer.position(
+            self._position_request
+        )
+        return positions
 
     def _raise_problem(self) -> None:
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
-        unparsable = self._troubles.take_unparsable()
+        unparsable = self._errors.take_unparsable()
         if unparsable is not None:
-            raise unparsable_error(unparsable, self._behind(), self._attempt)
+            raise unparsable_error(unparsable, self._lagging(), self._operation)
         if self._unreadable:
             unreadable, self._unreadable = self._unreadable, {}
-            self._note_reached()
-            offsets = {tp: self._due(tp).offset for tp in unreadable}
-            raise unreadable_error(unreadable, offsets, self._attempt, _PAST_DAMAGE)
-        if self._out_of_range and self._clock() >= self._told_again_at:
-            self._told_again_at = math.inf
+            self._apply_client_positions()
+            offsets = {tp: self._seen_position(tp).offset for tp in unreadable}
+            raise unreadable_error(unreadable, offsets, self._operation, _WAY_OUT)
+        if self._out_of_range and self._clock() >= self._report_at:
+            self._report_at = math.inf
             first = next(iter(self._out_of_range.values()))
             raise BrokerError(
-                self._attempt.explain(first, names(self._out_of_range)),
+                self._operation.explain(first, partition_names(self._out_of_range)),
                 partitions={tp: error.str() for tp, error in self._out_of_range.items()},
             )
 
     def _call_user(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call the user's callback, and keep its exception for the next read.
 
-        An exception that left the callback would take the records along that the client was about
-        to return.
+        If it left the callback, the client would lose the records that it was about to return.
         """
         try:
             callback(*arguments)
-        except Exception as problem:  # noqa: BLE001 - it is the user's code, and reaches the user with the next read
+        except Exception as problem:  # noqa: BLE001 - the next read raises it
             self._problem = problem
 
     def _keep_statistics(self, raw: str) -> None:
         self._statistics = raw
 
     def _without_withheld(self, batch: list[Message]) -> list[Message]:
-        """Remove records of withheld partitions that slipped through a pause.
+        """Remove records of withheld partitions, which are read again after the resume.
 
-        A pause drops the records that librdkafka has buffered. Should one slip through all the
-        same, the fetcher reads it again after the resume.
+        librdkafka drops its buffered records at a pause, so this is rare.
         """
-        slipped = [message for message in batch if _partition(message) in self._withheld]
-        if not slipped:
+        withheld = [message for message in batch if partition_of(message) in self._withheld]
+        if not withheld:
             return batch
-        firsts = {_partition(message): message for message in reversed(slipped)}
-        self._begin_at(
+        firsts = {partition_of(message): message for message in reversed(withheld)}
+        self._assign(
             {tp: OffsetAndMetadata(message.offset() or 0) for tp, message in firsts.items()}
         )
-        return [message for message in batch if _partition(message) not in self._withheld]
+        return [message for message in batch if partition_of(message) not in self._withheld]
 
     def _is_record(self, message: Message) -> bool:
+        """Return whether a message is a record to return, and handle errors."""
         error = message.error()
         if error is None:
-            return not self._unreadable or _partition(message) not in self._unreadable
+            return not self._unreadable or partition_of(message) not in self._unreadable
         if error.code() == END_OF_PARTITION:
-            self._ends_reached[_partition(message)] = message.offset() or 0
+            self._ends_reached[partition_of(message)] = message.offset() or 0
             return False
         if self._missing.is_known(message, error):
             return False
         if error.code() == OFFSET_RESET_FORBIDDEN:
-            self._take_in_out_of_range(_partition(message), message.offset(), error)
+            self._note_out_of_range(partition_of(message), message.offset(), error)
         elif is_unreadable(message, error):
-            self._take_in_unreadable(_partition(message), error)
-        elif is_passing(error):
-            logger.info("reading records: %s", said(error))
+            self._note_unreadable(partition_of(message), error)
+        elif is_transient(error):
+            logger.info("reading records: %s", error_text(error))
         else:
-            self._problem = broker_error(
-                error, self._attempt, [_partition(message)] if message.topic() else ()
-            )
+            partitions = [partition_of(message)] if message.topic() else ()
+            self._problem = broker_error(error, self._operation, partitions)
         return False
 
-    def _take_in_out_of_range(
+    def _note_out_of_range(
         self, partition: TopicPartition, offset: int | None, error: KafkaError
     ) -> None:
-        """Choose another offset, or tell that none may be chosen, if the error is of this reading.
+        """Reset the offset, or report that it may not be reset, if the error is a current one.
 
-        The client keeps the error over an unassign, unlike records: it may be of a reading that a
-        seek or a loss has ended since. Where it does not say so by its offset, which a truncation
-        does not tell, reading begins once more: an error that is still true comes again, and names
-        the same offset or the one that is due. Any other is of yet another reading.
+        Unlike records, the client keeps the error over an unassign, so it may be of an assignment
+        that a seek or a loss has ended. If its offset does not decide (a truncation has none), the
+        partition is assigned once more: a current error recurs with the same offset or the expected
+        one, and any other is of an earlier assignment.
         """
         if partition in self._staged or partition not in self._started:
             return
-        self._note_reached()
-        if partition in self._damaged and offset != self._due(partition).offset:
+        self._apply_client_positions()
+        expected = self._seen_position(partition).offset
+        if partition in self._damaged and offset != expected:
             return
-        has_come_again = partition in self._begun_again and self._begun_again[partition] == offset
-        if offset != self._due(partition).offset and not has_come_again:
+        has_recurred = partition in self._reassigned and self._reassigned[partition] == offset
+        if offset != expected and not has_recurred:
             self._doubted[partition] = offset
             return
-        self._begun_again.pop(partition, None)
+        self._reassigned.pop(partition, None)
         if self._reset == "error":
             self._out_of_range[partition] = error
             return
-        logger.warning(
-            "reading goes on from the %s offset of %s: %s", self._reset, partition, said(error)
-        )
+        text = error_text(error)
+        logger.warning("reading goes on from the %s offset of %s: %s", self._reset, partition, text)
         self._staged[partition] = self._reset
 
-    def _take_in_unreadable(self, partition: TopicPartition, error: KafkaError) -> None:
+    def _reassign_doubted(self) -> None:
+        if not self._doubted:  # the usual case
+            return
+        self._apply_client_positions()
+        self._assign({tp: self._seen_position(tp) for tp in self._doubted})
+        self._reassigned.update(self._doubted)
+        self._doubted.clear()
+
+    def _note_unreadable(self, partition: TopicPartition, error: KafkaError) -> None:
         """Stop a partition at a batch that cannot be read.
 
-        librdkafka goes on behind it, at an offset that it takes from the middle of the batch
-        (`rd_kafka_buf_skip_to` in `rd_kafka_msgset_reader_v2`, 2.16). What it returns of the
-        partition from then on is dropped.
+        librdkafka continues behind it, at an offset from the middle of the batch
+        (`rd_kafka_buf_skip_to` in `rd_kafka_msgset_reader_v2`, 2.16). Its further records of the
+        partition are dropped.
         """
         if not partition.topic:  # the client reports the reason in its callback
             logger.info("reading records: %s", error.str())
@@ -583,114 +591,100 @@ class Fetcher:
     def _rest_unreadable(self) -> None:
         """Stop partitions with an unreadable batch, and read them again after a while."""
         if self._unreadable:
-            self._stop(self._unreadable)
+            self._unassign(self._unreadable)
             self._resting.update(self._unreadable)
             self._read_again_at = self._clock() + _READ_AGAIN_S
         elif self._resting and self._clock() >= self._read_again_at:
-            self._note_reached()
-            self._begin_at({tp: self._due(tp) for tp in self._resting})
+            self._apply_client_positions()
+            self._assign({tp: self._seen_position(tp) for tp in self._resting})
             self._resting.clear()
 
-    def _behind(self) -> dict[TopicPartition, int]:
-        """The next offset of each partition whose log had more in the last fetch, or may have."""
+    def _lagging(self) -> dict[TopicPartition, int]:
+        """Return the next offset of each partition whose log had, or may have, more records."""
         silent = self._withheld | self._damaged | self._out_of_range.keys()
         started = [tp for tp in self._started if tp not in silent]
         found = {}
         for tp, position in zip(
-            started, self._consumer.position([theirs(tp) for tp in started]), strict=True
+            started, self._consumer.position([to_confluent(tp) for tp in started]), strict=True
         ):
-            at = as_committed(position) or self._started[tp]
+            at = from_committed(position) or self._started[tp]
             reached = max(at.offset, self._ends_reached.get(tp, 0))
-            _, end = self._consumer.get_watermark_offsets(theirs(tp), cached=True)
-            # Before the first fetch the end is not known. A broker that throttles tells none.
+            _, end = self._consumer.get_watermark_offsets(to_confluent(tp), cached=True)
+            # The end is unknown before the first fetch, and while a broker throttles.
             if reached < end or end < 0:
                 found[tp] = reached
         return found
 
-    def _look_for_standstill(self) -> None:
-        """Report partitions of which nothing is returned although their leaders have more.
+    def _check_stalled(self) -> None:
+        """Report partitions without records although their leaders have more.
 
-        The ends are asked for, because an open transaction is no standstill.
+        The leaders are asked for the ends, because an open transaction is no stall.
         """
-        suspects = self._standstill.look(self._behind(), self._clock())
+        suspects = self._stalled.check(self._lagging(), self._clock())
         if not suspects:
             return
-        self._standstill.reported(suspects)
+        self._stalled.restart(suspects)
         ends = self._starts.ends(suspects, _LOOK_UP_S)
-        behind = self._behind()
-        stuck = {
-            tp: behind[tp]
-            for tp in sorted(suspects & behind.keys())
-            if ends.get(tp, 0) > behind[tp]
+        lagging = self._lagging()
+        stalled = {
+            tp: lagging[tp]
+            for tp in sorted(suspects & lagging.keys())
+            if ends.get(tp, 0) > lagging[tp]
         }
-        if stuck:
-            why = self._troubles.reason or NO_REASON
-            problem = f"nothing was read for {STANDSTILL_S:g} s, and its log ends at "
-            reasons = {tp: f"{tp} at offset {at}: {problem}{ends[tp]}" for tp, at in stuck.items()}
+        if stalled:
+            why = self._errors.reason or NO_REASON
+            problem = f"nothing was read for {STALLED_AFTER_S:g} s, and its log ends at "
+            reasons = {
+                tp: f"{tp} at offset {at}: {problem}{ends[tp]}" for tp, at in stalled.items()
+            }
             self._problem = BrokerError(
-                f"{self._attempt.doing} failed for {listed(reasons.values())}: {why}",
+                f"{self._operation.name} failed for {first_few(reasons.values())}: {why}",
                 partitions=reasons,
             )
 
-    def _begin_remade(self) -> None:
-        """Leave the positions in logs whose topics were made again, as if they were out of range.
+    def _restart_recreated(self) -> None:
+        """Treat positions in the logs of recreated topics as out of range.
 
-        The caller is told in each case: since the new log is there, records of it may have been
-        returned, and others left out.
+        Always reports it: records of the new log may have been returned, and others left out.
         """
-        remade = self._remade.look(self._started)
-        if not remade:
+        recreated = self._recreated.check(self._started)
+        if not recreated:
             return
-        self._note_reached()
-        old = [tp for tp, is_old in remade.items() if is_old and tp not in self._staged]
-        reasons = {tp: f"{tp} at offset {self._due(tp).offset}" for tp in remade}
-        topics = ", ".join(sorted({tp.topic for tp in remade}))
+        self._apply_client_positions()
+        old = [tp for tp, is_old in recreated.items() if is_old and tp not in self._staged]
+        reasons = {tp: f"{tp} at offset {self._seen_position(tp).offset}" for tp in recreated}
+        topics = ", ".join(sorted({tp.topic for tp in recreated}))
         self._problem = BrokerError(
-            f"{self._attempt.doing} found that {topics} was deleted and made again. Records of the "
-            f"new log that were read in the meantime may be returned again, others may be missing: "
-            f"{listed(reasons.values())}. Reading begins again as 'auto.offset.reset' says, unless "
-            "a new assignment has begun it",
+            f"{self._operation.name} found that {topics} was deleted and created again. Records of "
+            f"the new log that were read in between may be returned again, others may be missing: "
+            f"{first_few(reasons.values())}. Reading restarts according to 'auto.offset.reset', "
+            "unless a new assignment has started it",
             partitions=reasons,
         )
-        # Behind the error, which must not be lost if a signal handler raises.
-        self._stop(old)
-        self._forget_old(old)
-        self._remade.told()
-
-    def _forget_old(self, partitions: Iterable[TopicPartition]) -> None:
-        for tp in partitions:
-            due = self._due(tp)
+        # After the error, which must not be lost if a signal handler raises.
+        self._unassign(old)
+        for tp in old:
+            expected = self._seen_position(tp)
             self._forget([tp])
             if self._reset == "error":
-                self._started[tp] = due
+                self._started[tp] = expected
                 self._out_of_range[tp] = KafkaError(
-                    OFFSET_RESET_FORBIDDEN, f"the topic of {tp} was made again"
+                    OFFSET_RESET_FORBIDDEN, f"the topic of {tp} was created again"
                 )
             else:
                 self._staged[tp] = self._reset
-
-    def _begin_doubted_again(self) -> None:
-        if not self._doubted:  # which is the rule
-            return
-        self._note_reached()
-        self._begin_at({tp: self._due(tp) for tp in self._doubted})
-        self._begun_again.update(self._doubted)
-        self._doubted.clear()
+        self._recreated.acknowledge()
 
 
 def _known(
     positions: Iterable[confluent_kafka.TopicPartition],
 ) -> Iterator[tuple[TopicPartition, OffsetAndMetadata]]:
-    """The positions that the client knows: of partitions of which it has returned a record."""
+    """Yield the known positions: those of partitions with a returned record."""
     for position in positions:
-        at = as_committed(position)
+        at = from_committed(position)
         if at is not None:
-            yield ours(position), at
+            yield from_confluent(position), at
 
 
 def _behind(record: Message) -> OffsetAndMetadata:
     return OffsetAndMetadata(next_offset(record.offset() or 0), leader_epoch=record.leader_epoch())
-
-
-def _partition(message: Message) -> TopicPartition:
-    return TopicPartition(message.topic() or "", message.partition() or 0)

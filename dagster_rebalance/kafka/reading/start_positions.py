@@ -1,15 +1,10 @@
-"""Reading of a partition begins at the group's committed offset, or at an end of the log.
+"""Look up where reading of a partition starts: at the committed offset, or at an end of the log.
 
-Owns the look-up. The client could look offsets up by itself, and must not. An answer that comes
-after its partition was given up starts a timer of 0.5 s, which moves the partition to an end of the
-log, whatever it is assigned for by then (`rd_kafka_toppar_handle_Offset`, "outdated offset
-response"). Seen with librdkafka 2.16.0: a partition without a commit goes, and comes back within a
-second with the offset that its owner in between has committed; then all that was read is read again
-or, with `auto.offset.reset` `latest`, what is left is skipped. So it is in its source with a
-transaction that is open: the answer counts as "nothing is committed" when another assignment comes
-meanwhile.
-
-Must never choose an offset where `auto.offset.reset` forbids it.
+The client must not look offsets up itself. If its answer arrives after the partition was given up,
+the client starts a timer of 0.5 s, which moves the partition to an end of the log whatever its next
+assignment (`rd_kafka_toppar_handle_Offset`, "outdated offset response"; seen with librdkafka
+2.16.0). Records would be read again or, with `auto.offset.reset` `latest`, skipped. With an open
+transaction, its source treats the answer as "nothing committed" if another assignment arrives.
 """
 
 from __future__ import annotations
@@ -28,16 +23,16 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 End: TypeAlias = Literal["earliest", "latest"]
 Start: TypeAlias = Literal["committed"] | End | int
-"""Where reading begins. `committed` falls back on `auto.offset.reset`."""
+"""Where reading starts. `committed` falls back on `auto.offset.reset`."""
 
 
 class StartPositions:
-    """Looks up where reading begins.
+    """Looks up where reading starts.
 
     Args:
-        member: Knows what the group has committed.
-        cluster: Knows the ends of the log.
-        offset_reset: What counts where nothing is committed: an end, or `error`.
+        member: Reads the group's committed offsets.
+        cluster: Reads the ends of the log.
+        offset_reset: The end to start at without a committed offset, or `error`.
     """
 
     def __init__(
@@ -50,9 +45,9 @@ class StartPositions:
     def find(
         self, wanted: Mapping[TopicPartition, Start], timeout_s: float
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], BrokerError | None]:
-        """Return the offsets that could be found, and why others could not.
+        """Return the offsets that were found, and the error of the others.
 
-        The look-up makes one request of each kind.
+        Sends one request of each kind.
         """
         found = {
             tp: OffsetAndMetadata(start) for tp, start in wanted.items() if isinstance(start, int)
@@ -61,10 +56,10 @@ class StartPositions:
             "earliest": {tp for tp, start in wanted.items() if start == "earliest"},
             "latest": {tp for tp, start in wanted.items() if start == "latest"},
         }
-        asked = {tp for tp, start in wanted.items() if start == "committed"}
+        committed = {tp for tp, start in wanted.items() if start == "committed"}
         problem: BrokerError | None = None
-        if asked:
-            stored, problem = _answered(self._member.committed, asked, timeout_s)
+        if committed:
+            stored, problem = _answered(self._member.committed, committed, timeout_s)
             found.update(
                 {
                     tp: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch)
@@ -77,48 +72,48 @@ class StartPositions:
                 problem = _forbidden(nothing) if nothing else problem
             else:
                 ends[self._offset_reset] |= nothing
-        for ask, partitions in (
+        for query, partitions in (
             (self._cluster.beginning_offsets, ends["earliest"]),
             (self._cluster.end_offsets, ends["latest"]),
         ):
-            offsets, unanswered_end = _answered(ask, partitions, timeout_s)
+            offsets, end_problem = _answered(query, partitions, timeout_s)
             found.update({tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()})
-            problem = unanswered_end or problem
+            problem = end_problem or problem
         return found, problem
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Ask for the ids of topics; the function that is returned has them, or None before."""
+        """Request the ids of topics; the returned function has them, or None before the answer."""
         return self._cluster.begin_topic_ids(topics)
 
     def ends(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """The ends of logs; of those whose leaders answer."""
+        """Return the ends of the logs whose leaders answer."""
         return _answered(self._cluster.end_offsets, set(partitions), timeout_s)[0]
 
 
 def _answered(
-    ask: Callable[[Collection[TopicPartition], float], dict[TopicPartition, _Answer]],
+    query: Callable[[Collection[TopicPartition], float], dict[TopicPartition, _Answer]],
     partitions: set[TopicPartition],
     timeout_s: float,
 ) -> tuple[dict[TopicPartition, _Answer], BrokerError | None]:
-    """Those that Kafka answers for, and the problem of the others."""
+    """Return the answers that Kafka has, and the error of the other partitions."""
     if not partitions:
         return {}, None
     try:
-        return ask(partitions, timeout_s), None
+        return query(partitions, timeout_s), None
     except BrokerError as problem:
         others = partitions - problem.partitions.keys()
         if len(others) in {0, len(partitions)}:
             return {}, problem
-        return _answered(ask, others, timeout_s)[0], problem
+        return _answered(query, others, timeout_s)[0], problem
 
 
 def _forbidden(partitions: Collection[TopicPartition]) -> BrokerError:
-    named = ", ".join(map(str, sorted(partitions)[:5]))
+    names = ", ".join(map(str, sorted(partitions)[:5]))
     why = "no committed offset"
     msg = (
-        f"{named} has {why} and 'auto.offset.reset' forbids to choose one: "
+        f"{names} has {why} and 'auto.offset.reset' forbids to choose one: "
         "seek, or commit an offset"
     )
     return BrokerError(msg, partitions=dict.fromkeys(partitions, why))

@@ -91,7 +91,7 @@ def test_a_function_that_does_not_answer_is_asked_once_and_told_of(
     vault.later.pop()()
     vault.now += ASK_EVERY_S
     login.renew()
-    assert len(vault.later) == 1, "it has answered, and is asked again"
+    assert len(vault.later) == 1, "it has with_timeout, and is asked again"
 
 
 def test_a_client_without_a_function_hears_nothing(vault: Vault) -> None:
@@ -118,10 +118,10 @@ def test_a_function_that_fails_later_changes_nothing(
 @pytest.mark.parametrize(
     ("login", "error", "says"),
     [
-        (PermissionError("no right"), BrokerError, "'credentials_cb' failed (PermissionError: no"),
-        (SECRET, ConfigurationError, "does not return a user and a password, as two texts"),
-        (("etl", None), ConfigurationError, "does not return a user and a password"),
-        (("etl", ""), ConfigurationError, "does not return a user and a password"),
+        (PermissionError("no right"), BrokerError, "'credentials_cb' raised PermissionError: no"),
+        (SECRET, ConfigurationError, "must return a user and a password, as two texts"),
+        (("etl", None), ConfigurationError, "must return a user and a password"),
+        (("etl", ""), ConfigurationError, "must return a user and a password"),
     ],
 )
 def test_what_is_wrong_at_the_start_is_told_and_not_shown(

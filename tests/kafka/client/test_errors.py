@@ -19,20 +19,20 @@ from dagster_rebalance.core.model.errors import (
     RebalanceInProgressError,
 )
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.kafka.client.confluent import create_client
 from dagster_rebalance.kafka.client.errors import (
-    Attempt,
-    answered,
+    Operation,
     broker_error,
-    cause_among,
     commit_error,
     configuration_error,
     is_final,
     kafka_error,
+    root_cause,
+    with_timeout,
 )
-from dagster_rebalance.kafka.client.factory import made
 
 P0 = TopicPartition("orders", 0)
-COMMIT = Attempt("commit in group 'etl'", "kafka:9092")
+COMMIT = Operation("commit in group 'etl'", "kafka:9092")
 
 
 def code(name: str) -> int:
@@ -162,11 +162,11 @@ def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:
         KafkaError(code("_TRANSPORT"), "connection refused"),
     )
     down, over = KafkaError(code("_ALL_BROKERS_DOWN")), KafkaError(code("_TIMED_OUT"))
-    assert cause_among([refused, cut, down], over) is refused
-    assert cause_among([cut, down], over) is cut
-    assert cause_among([down], over) is over
+    assert root_cause([refused, cut, down], over) is refused
+    assert root_cause([cut, down], over) is cut
+    assert root_cause([down], over) is over
     unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-    assert cause_among([refused], unknown) is unknown
+    assert root_cause([refused], unknown) is unknown
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ def test_a_refused_client_is_not_waited_for_to_the_end(
         raise KafkaException(KafkaError(code(error)))
 
     with pytest.raises(KafkaException):
-        answered(ask, 10.0, lambda _: KafkaError(code(cause)))
+        with_timeout(ask, 10.0, lambda _: KafkaError(code(cause)))
     assert asked == limits
 
 
 def test_a_short_limit_is_not_made_longer() -> None:
     """A poll has given it."""
-    assert answered(lambda limit_s: limit_s, 0.5, lambda error: error) == 0.5
+    assert with_timeout(lambda limit_s: limit_s, 0.5, lambda error: error) == 0.5
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e10])
@@ -207,7 +207,7 @@ def test_a_limit_that_the_client_cannot_count_is_made_shorter(timeout_s: float) 
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return limit_s
 
-    assert 1e6 < answered(ask, timeout_s, lambda error: error) < 2**31 / 1000
+    assert 1e6 < with_timeout(ask, timeout_s, lambda error: error) < 2**31 / 1000
 
 
 @pytest.mark.parametrize("name", ["UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH", "FENCED_INSTANCE_ID"])
@@ -282,7 +282,7 @@ def test_the_value_of_a_setting_that_the_client_refuses_is_not_shown(
 ) -> None:
     """It may be a password that stands in the wrong place."""
     with pytest.raises(ConfigurationError, match="refuses its settings") as refused:
-        made(Consumer, {"bootstrap.servers": "a:1", "group.id": "g", **setting})
+        create_client(Consumer, {"bootstrap.servers": "a:1", "group.id": "g", **setting})
     (value, *_) = setting.values()
     shown = "".join(traceback.format_exception(refused.value))
     assert value not in shown
@@ -297,7 +297,7 @@ def test_an_exception_without_an_error_is_kept_too() -> None:
 def test_no_text_of_a_broker_reaches_a_terminal_as_it_is() -> None:
     """A broker, or whoever answers in its place, may send escape sequences."""
     error = KafkaError(KafkaError.UNKNOWN, "\x1b[2Jgone")
-    attempt = Attempt("reading", "broker:9092")
-    assert r"\x1b[2Jgone" in attempt.explain(error)
-    found = broker_error(error, attempt, [TopicPartition("orders", 0)])
+    operation = Operation("reading", "broker:9092")
+    assert r"\x1b[2Jgone" in operation.explain(error)
+    found = broker_error(error, operation, [TopicPartition("orders", 0)])
     assert list(found.partitions.values()) == [r"\x1b[2Jgone"]

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
-from dagster_rebalance.kafka.client.factory import made
-from dagster_rebalance.kafka.client.oauth import Given, Tokens
+from dagster_rebalance.kafka.client.confluent import create_client
+from dagster_rebalance.kafka.client.oauth import Token, Tokens
 from dagster_rebalance.kafka.client.settings import validated
 
 NOW = 1_000_000.0
@@ -23,7 +23,7 @@ class Issuer:
         self.asked = 0
         self.is_away = False
 
-    def __call__(self, config: str) -> Given:
+    def __call__(self, config: str) -> Token:
         """Give one, or be away."""
         self.asked += 1
         if self.is_away:
@@ -60,7 +60,9 @@ def test_an_issuer_that_is_away_costs_nothing_while_the_last_token_is_valid(
     issuer.now += 99
     assert tokens("x")[0] == "token 1"
     issuer.now += 1
-    with pytest.raises(BrokerError, match=r"'oauth_cb' failed \(TimeoutError: no answer for x\)"):
+    with pytest.raises(
+        BrokerError, match=r"'oauth_cb' raised TimeoutError: no answer for x; cannot"
+    ):
         tokens("x")
     issuer.is_away = False
     assert tokens("x")[0] == "token 4"
@@ -76,7 +78,7 @@ def test_what_the_client_takes_beside_a_token_is_taken() -> None:
 @pytest.mark.parametrize(
     "nonsense", [None, ("token 2", NOW - 1), ("token 2", NOW + 9, "p", {"a": 1})]
 )
-def test_nonsense_is_a_failure_that_the_last_token_outlives(nonsense: Given) -> None:
+def test_nonsense_is_a_failure_that_the_last_token_outlives(nonsense: Token) -> None:
     """The client would ask no more, without a word."""
     given, now = [("token 1", NOW + 100), nonsense, ("token 3", NOW + 200)], [NOW]
     tokens = Tokens(lambda _: given.pop(0), lambda: now[0])
@@ -90,22 +92,22 @@ def test_a_client_is_not_made_without_a_token(issuer: Issuer, tokens: Tokens) ->
     """It would wait for ten seconds, and then say only that it has none. Waiting may help."""
     issuer.is_away = True
     with pytest.raises(BrokerError, match="no answer for scope=x") as problem:
-        made(dict, {"oauth_cb": tokens, "sasl.oauthbearer.config": "scope=x"})
+        create_client(dict, {"oauth_cb": tokens, "sasl.oauthbearer.config": "scope=x"})
     assert problem.value.retriable
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (SECRET, "does not return a token and when it expires"),
-        (None, "does not return a token"),
-        ((SECRET,), "does not return a token"),
-        ((SECRET, "soon"), "does not return a token"),
+        (SECRET, "must return a token and when it expires"),
+        (None, "must return a token"),
+        ((SECRET,), "must return a token"),
+        ((SECRET, "soon"), "must return a token"),
         ((SECRET, NOW - 5), "expired 5 s ago"),
         ((SECRET, NOW * 1000), "not in milliseconds"),
-        ((SECRET, float("nan")), "does not return a token and when it expires"),
-        (("", NOW + 9), "does not return a token"),
-        ((f"{SECRET}\n", NOW + 9), "does not return a token"),
+        ((SECRET, float("nan")), "must return a token and when it expires"),
+        (("", NOW + 9), "must return a token"),
+        ((f"{SECRET}\n", NOW + 9), "must return a token"),
         ((SECRET, NOW + 9, 5), "only the name of the principal"),
         ((SECRET, NOW + 9, "etl", {"a": 1}), "only the name of the principal"),
         ((SECRET, NOW + 9, "etl", {"auth": "x"}), "only the name of the principal"),
@@ -113,7 +115,7 @@ def test_a_client_is_not_made_without_a_token(issuer: Issuer, tokens: Tokens) ->
         ((SECRET, NOW + 9, "etl", {}, "more"), "only the name of the principal"),
     ],
 )
-def test_what_is_no_token_is_told_and_not_shown(given: Given, says: str) -> None:
+def test_what_is_no_token_is_told_and_not_shown(given: Token, says: str) -> None:
     """With milliseconds the client would never ask again, and lose its connections one day."""
     with pytest.raises(ConfigurationError, match=re.escape(says)) as problem:
         Tokens(lambda _: given, lambda: NOW)("")

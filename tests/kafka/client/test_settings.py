@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.kafka.client.defaults import TABLE, ClientKind, configured
-from dagster_rebalance.kafka.client.factory import made
+from dagster_rebalance.kafka.client.confluent import create_client
+from dagster_rebalance.kafka.client.defaults import TABLE, ClientKind, client_config
 from dagster_rebalance.kafka.client.settings import HOLD_MARGIN_S, Settings, validated
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.member.member import Member
@@ -111,7 +111,7 @@ def test_each_consumer_takes_responses_of_the_size_that_the_user_allows(kind: Cl
     given = validated({**GOOD, **sizes, "log_level": 0}, hold_limit_s=10)
     config = given.connection(kind)
     assert {name: config[name] for name in sizes} == sizes
-    made(confluent_kafka.Consumer, config).close()
+    create_client(confluent_kafka.Consumer, config).close()
 
 
 @pytest.mark.parametrize("level", ["READ_COMMITTED", "Read_Committed", "read_committed"])
@@ -138,7 +138,7 @@ def test_each_client_gets_the_defaults_of_the_table_and_no_others(kind: ClientKi
 def test_a_derived_setting_that_the_table_does_not_have_is_refused() -> None:
     """The documentation would not show it."""
     with pytest.raises(LookupError, match=r"fetch\.min\.bytes.*admin client"):
-        configured(ClientKind.ADMIN, {}, {"fetch.min.bytes": 1})
+        client_config(ClientKind.ADMIN, {}, {"fetch.min.bytes": 1})
 
 
 @pytest.mark.parametrize("missing", ["bootstrap.servers", "group.id"])

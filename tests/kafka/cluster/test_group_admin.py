@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from confluent_kafka import ConsumerGroupState
 
 from dagster_rebalance.kafka.client.settings import validated
-from dagster_rebalance.kafka.cluster import group_admin
 from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
 
-if TYPE_CHECKING:
-    import pytest
 
-
-def test_the_client_id_of_a_member_reaches_no_terminal_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_client_id_of_a_member_reaches_no_terminal_as_it_is() -> None:
     """Any client that may join the group chooses its own."""
     member = SimpleNamespace(
         member_id="m-1", client_id="\x1b]0;owned\x07", host="/10.0.0.1", assignment=None,
@@ -26,7 +19,8 @@ def test_the_client_id_of_a_member_reaches_no_terminal_as_it_is(
     seen = SimpleNamespace(state=ConsumerGroupState.STABLE, members=[member])
     answer = SimpleNamespace(result=lambda: seen)
     admin = SimpleNamespace(describe_consumer_groups=lambda *_, **__: {"shop": answer})
-    monkeypatch.setattr(group_admin, "AdminClient", lambda _: admin)
     config = {"bootstrap.servers": "memory:1", "group.id": "shop"}
-    (found,) = GroupAdmin(validated(config, hold_limit_s=1.0)).members()
+    group = GroupAdmin(validated(config, hold_limit_s=1.0))
+    vars(group)["_client"] = admin
+    (found,) = group.members()
     assert found.address == r"\x1b]0;owned\x07@10.0.0.1"

@@ -51,7 +51,7 @@ class Coordinator:
         ]
 
     def read(self, timeout_s: float) -> tuple[list[int], list[int]]:
-        """The partitions that are answered, and those that wait."""
+        """The partitions that are with_timeout, and those that wait."""
         found, waiting = committed_offsets.read(self, PARTITIONS, timeout_s, lambda: self.now)  # type: ignore[arg-type]
         return sorted(at.partition for at in found), sorted(at.partition for at in waiting)
 

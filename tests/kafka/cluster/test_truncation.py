@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.offsets import LogPosition, TopicPartition
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster import truncation
 from dagster_rebalance.kafka.cluster.queries import Cluster
-from dagster_rebalance.kafka.cluster.truncation import ask_leaders
+from dagster_rebalance.kafka.cluster.truncation import find_truncated
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.local.host import free_port
 
@@ -101,7 +101,7 @@ def test_leaders_that_do_not_answer_are_left_out() -> None:
     settings = validated(
         {"bootstrap.servers": f"127.0.0.1:{free_port()}", "group.id": "etl"}, hold_limit_s=10
     )
-    assert ask_leaders(settings, {ORDERS: LogPosition(3, 1)}, 0.3) == {}
+    assert find_truncated(settings, {ORDERS: LogPosition(3, 1)}, 0.3) == {}
 
 
 def test_an_error_of_the_client_names_no_partition() -> None:

@@ -82,7 +82,7 @@ def test_a_commit_waits_for_an_epoch_that_is_on_its_way(
     assert [type(error) for error in result.failed.values()] == (
         [] if refusals < attempts else [RebalanceInProgressError]
     )
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 @pytest.mark.parametrize("code", [KafkaError.STALE_MEMBER_EPOCH, KafkaError.FENCED_MEMBER_EPOCH])
@@ -142,7 +142,7 @@ def test_a_stale_generation_counts_as_fencing_only_in_a_hold(
         scene.ask_for(P1)
     scene.client.answers = [KafkaError.ILLEGAL_GENERATION]
     assert isinstance(scene.member.commit({P0: offset(1)}).failed[P0], error)
-    assert bool(scene.session.ended) is in_hold
+    assert bool(scene.session.end_reason) is in_hold
 
 
 def test_offsets_beyond_the_limit_of_a_request_go_out_in_several(

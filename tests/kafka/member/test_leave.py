@@ -170,4 +170,4 @@ def test_a_client_is_closed_even_if_it_gives_nothing_up(caplog: pytest.LogCaptur
     client = DeafConsumer(CONFIG)
     leave(client)
     assert client.is_closing
-    assert "without giving its partitions up" in caplog.text
+    assert "without unassigning first" in caplog.text

@@ -73,7 +73,7 @@ def lost(scene: ScriptedMember) -> list[PartitionsLost]:
 def probed(scene: ScriptedMember, times: int = 1) -> None:
     """Wait for probes."""
     wanted = scene.client.reads + times
-    scene.until(lambda: scene.client.reads >= wanted or scene.session.ended, "a probe")
+    scene.until(lambda: scene.client.reads >= wanted or scene.session.end_reason, "a probe")
 
 
 def test_a_poll_that_comes_too_late_tells_the_loss_at_once(
@@ -194,14 +194,14 @@ def test_what_is_asked_behind_a_commit_that_finds_the_member_unknown_is_to_be_as
     scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
     scene.member.commit_async({P0: OffsetAndMetadata(1)})
     wait_until(lambda: scene.client.asked, timeout_s=LIMIT_S, what="the commit", interval_s=0.001)
-    submit = scene.session.ask
+    submit = scene.session.submit
 
     def then_answer(function: Callable[[], object]) -> object:
         future = submit(function)
         scene.client.may_answer.set()
         return future
 
-    scene.session.ask = then_answer  # type: ignore[method-assign,assignment]
+    scene.session.submit = then_answer  # type: ignore[method-assign,assignment]
     with pytest.raises(BrokerError, match="membership has ended: poll, then ask again") as caught:
         ask(scene, question)
     assert caught.value.retriable
@@ -229,7 +229,7 @@ def test_nobody_gets_the_metadata_of_the_next_membership_before_the_loss_is_told
     """With it, the broker would take offsets of what was lost in a transaction."""
     scene = scripted()
     scene.session.end(LostReason.FENCED)
-    with pytest.raises(BrokerError, match="which no poll has told yet") as caught:
+    with pytest.raises(BrokerError, match="which no poll has returned yet") as caught:
         scene.member.group_metadata()
     assert caught.value.retriable
     assert scene.poll() == [FENCED]
@@ -241,14 +241,14 @@ def test_a_loss_that_comes_before_the_answer_keeps_the_metadata_of_the_group_bac
 ) -> None:
     """The client joins again by itself, so the answer is of its next generation."""
     scene = scripted()
-    submit = scene.session.ask
+    submit = scene.session.submit
 
     def after_a_loss(function: Callable[[], object]) -> object:
         scene.lose(P0)
         return submit(function)
 
-    scene.session.ask = after_a_loss  # type: ignore[method-assign,assignment]
-    with pytest.raises(BrokerError, match="which no poll has told yet") as caught:
+    scene.session.submit = after_a_loss  # type: ignore[method-assign,assignment]
+    with pytest.raises(BrokerError, match="which no poll has returned yet") as caught:
         scene.member.group_metadata()
     assert caught.value.retriable
     assert scene.poll() == [PartitionsLost((P0,), LostReason.SESSION)]
@@ -280,7 +280,7 @@ def test_what_nobody_waits_for_leaves_nothing_behind(
         scene.told.clear()
         scene.member.commit_async({P0: OffsetAndMetadata(1)})
         scene.until(lambda: scene.told, "the answer")
-    assert scene.session._bell.qsize() == 1
+    assert scene.session._notifications.qsize() == 1
 
 
 def test_no_event_is_lost_to_a_signal_handler_that_raises(
@@ -290,10 +290,10 @@ def test_no_event_is_lost_to_a_signal_handler_that_raises(
     scene = scripted()
 
     def interrupted() -> None:
-        vars(scene.session).pop("taken")
+        vars(scene.session).pop("take_event")
         raise KeyboardInterrupt
 
-    vars(scene.session)["taken"] = interrupted
+    vars(scene.session)["take_event"] = interrupted
     scene.lose(P0)
     scene.grant(P0)
     with pytest.raises(KeyboardInterrupt):
@@ -414,7 +414,7 @@ def test_a_probe_stores_nothing(scripted: Callable[..., ScriptedMember]) -> None
         for request in scene.client.asked
         for partition, offset, text in request
     } == {(0, 5, 32_000)}
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_a_broker_that_stores_a_probe_gets_no_other_and_the_own_metadata_back(
     scene.ask_for(P1)
     probed(scene, 3)
     assert [request[0][2][:6] for request in scene.client.asked] == ["claims", "------", "claims"]
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 def test_what_an_earlier_owner_had_committed_comes_back_as_well(
@@ -483,7 +483,7 @@ def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_n
     probed(scene)
     scene.client.stored = {P0: OffsetAndMetadata(2), P1: OffsetAndMetadata(1)}
     probed(scene, 2)
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
     scene.client.stored = {P0: OffsetAndMetadata(2), P1: OffsetAndMetadata(2)}
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SUPERSEDED)]
 
@@ -498,7 +498,7 @@ def test_once_transactions_may_commit_a_moved_offset_is_no_sign(
     for offset in range(4):
         scene.client.stored = dict.fromkeys((P0, P1), OffsetAndMetadata(offset))
         probed(scene)
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 def test_what_was_committed_in_an_earlier_ownership_is_no_sign(
@@ -512,7 +512,7 @@ def test_what_was_committed_in_an_earlier_ownership_is_no_sign(
     scene.grant(P1)
     scene.ask_for(P1)
     probed(scene, 2)
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 def test_offsets_that_are_gone_are_no_sign_of_another_member(
@@ -523,7 +523,7 @@ def test_offsets_that_are_gone_are_no_sign_of_another_member(
     assert scene.member.commit({P1: OffsetAndMetadata(1)}).committed == {P1}
     scene.ask_for(P1)
     probed(scene, 2)
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 @pytest.mark.parametrize("is_read", [True, False])
@@ -575,7 +575,7 @@ def test_a_hold_of_refused_topics_alone_goes_on_without_probes(
     scene.ask_for(P1)
     probed(scene, 4)
     assert len(scene.client.asked) == 1
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 def test_a_partition_in_an_open_transaction_is_probed_after_its_end(
@@ -589,7 +589,7 @@ def test_a_partition_in_an_open_transaction_is_probed_after_its_end(
     assert scene.client.asked == []
     scene.client.kept_back = frozenset()
     scene.until(lambda: scene.client.asked, "a probe")
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 def test_a_probe_without_an_answer_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
@@ -598,7 +598,7 @@ def test_a_probe_without_an_answer_is_no_sign(scripted: Callable[..., ScriptedMe
     scene.client.stored = KafkaError._TIMED_OUT
     scene.ask_for(P1)
     probed(scene, 2)
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
     assert scene.client.asked == []
 
 
@@ -663,7 +663,7 @@ def test_a_caller_that_stops_polling_loses_everything(
     scene.member.subscribe(["orders"])
     scene.poll()
     clock.advance(scene.session._settings.max_poll_interval_s + 0.1)
-    wait_until(lambda: scene.session.ended, timeout_s=10, what="the session to end")
+    wait_until(lambda: scene.session.end_reason, timeout_s=10, what="the session to end")
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
 
 
@@ -676,7 +676,7 @@ def test_a_hold_that_is_not_released_in_time_is_lost(
     scene.ask_for(P1)
     clock.advance(scene.session._settings.max_poll_interval_s - 0.1)
     scene.poll()
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
     clock.advance(0.2)
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.EXPIRED)]
 
@@ -780,7 +780,7 @@ def test_what_a_callback_of_the_settings_raises_interrupts_nothing(
         scene.do(lambda: scene.session.call_user("throttle_cb", None))
     scene.until(lambda: CallbackFailed(problem) in scene.told, "the failure")
     assert scene.told.count(CallbackFailed(problem)) == 1
-    assert scene.session.ended is None
+    assert scene.session.end_reason is None
 
 
 def test_a_poll_inside_of_a_callback_of_the_settings_is_refused(
@@ -909,7 +909,7 @@ def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_releas
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the revoke to be told")
     monkeypatch.setattr(
-        "dagster_rebalance.kafka.member.topic_discovery.Discovery.look",
+        "dagster_rebalance.kafka.member.topic_discovery.Discovery.refresh",
         lambda *_: looked.append("looked"),
     )
     scene.member.release()

@@ -36,7 +36,7 @@ class Scene:
         self.took_s = 0.0
         self.fails_with: int | None = None
         self.limits: list[float] = []
-        self.told: list[object] = []
+        self.events: list[object] = []
         self._clock = ManualClock()
         self._discovery = Discovery(
             validated(CONFIG, hold_limit_s=10),
@@ -44,16 +44,16 @@ class Scene:
             INTERVAL_S,
             only_visible=only_visible,
         )
-        self.leave_hidden_out = self._discovery.leave_hidden_out
+        self.exclude_invisible = self._discovery.exclude_invisible
 
     def look(
         self, wanted: Collection[str] | re.Pattern[str], after_s: float = INTERVAL_S
     ) -> list[list[str]]:
         """What follows from a look; by default one that is due."""
         self._clock.advance(after_s)
-        self._discovery.want(wanted)
+        self._discovery.set_subscription(wanted)
         self.subscribed.clear()
-        self._discovery.look(cast("SessionView", self))
+        self._discovery.refresh(cast("SessionView", self))
         return self.subscribed
 
     @property
@@ -70,9 +70,9 @@ class Scene:
 
         return SimpleNamespace(list_topics=list_topics)
 
-    def tell(self, event: object) -> None:
+    def enqueue(self, event: object) -> None:
         """Note it."""
-        self.told.append(event)
+        self.events.append(event)
 
     def subscribe(self, topics: list[str]) -> None:
         """Note it."""
@@ -113,7 +113,7 @@ def test_a_list_that_takes_long_is_waited_for_longer() -> None:
     looks = [list(scene.look(ORDERS, after_s)) for after_s in (INTERVAL_S, 0.0, 0.0, 0.0)]
     assert looks == [[], [], [], [["orders-eu"]]]
     assert scene.limits == [2.0, 4.0, 8.0, 16.0]
-    assert scene.told == []
+    assert scene.events == []
 
 
 def test_a_connection_that_is_never_made_is_reported_while_nothing_is_assigned() -> None:
@@ -124,7 +124,7 @@ def test_a_connection_that_is_never_made_is_reported_while_nothing_is_assigned()
         scene.look(ORDERS)
     assert scene.look(ORDERS, after_s=0.0) == []
     assert scene.limits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    assert len(scene.told) == 1
+    assert len(scene.events) == 1
 
 
 @pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._AUTHENTICATION])
@@ -145,7 +145,7 @@ def test_a_list_that_never_comes_is_reported_once() -> None:
     for _ in range(7):
         scene.look(ORDERS)
     assert scene.limits[-3:] == [30.0] * 3
-    (event,) = scene.told
+    (event,) = scene.events
     assert isinstance(event, RequestFailed)
     assert "listing the topics" in str(event.error)
     assert isinstance(event.error, BrokerError)
@@ -163,7 +163,7 @@ def test_a_member_with_partitions_waits_less_and_reports_nothing_to_its_caller()
     for _ in range(7):
         scene.look(ORDERS)
     assert scene.limits[-3:] == [8.0] * 3
-    assert scene.told == []
+    assert scene.events == []
 
 
 def test_hidden_topics_are_left_out_until_they_can_be_seen() -> None:
@@ -182,7 +182,7 @@ def test_a_member_that_is_refused_for_a_hidden_topic_leaves_it_out_at_once() -> 
     scene = Scene("orders-eu")
     names = ("orders-eu", "orders-us")
     assert scene.look(names) == [["orders-eu", "orders-us"]]
-    scene.leave_hidden_out()
+    scene.exclude_invisible()
     assert scene.look(names, after_s=0.0) == [["orders-eu"]]
-    scene.leave_hidden_out()
+    scene.exclude_invisible()
     assert scene.look(names, after_s=0.0) == []

@@ -17,7 +17,7 @@ from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.reading import fetcher as fetcher_module
-from dagster_rebalance.kafka.reading import stalled_partitions
+from dagster_rebalance.kafka.reading import partition_watch
 from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
@@ -185,9 +185,9 @@ def test_a_batch_that_the_client_drops_without_a_sound_is_found(
     own_kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fetches such a response again and again. An open transaction is no stalled_partitions."""
-    monkeypatch.setattr(stalled_partitions, "STANDSTILL_S", 1.0)
-    monkeypatch.setattr(fetcher_module, "STANDSTILL_S", 1.0)
-    monkeypatch.setattr(stalled_partitions, "LOOK_EVERY_S", 0.5)
+    monkeypatch.setattr(partition_watch, "STALLED_AFTER_S", 1.0)
+    monkeypatch.setattr(fetcher_module, "STALLED_AFTER_S", 1.0)
+    monkeypatch.setattr(partition_watch, "CHECK_EVERY_S", 0.5)
     topic = damaged(own_kafka, break_length)
     producer = Producer({**own_kafka.client_config(), "transactional.id": unique_name("open")})
     producer.init_transactions()

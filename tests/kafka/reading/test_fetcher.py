@@ -13,7 +13,9 @@ from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.kafka.reading import fetcher as fetcher_module
 from dagster_rebalance.kafka.reading.fetcher import Fetcher
+from dagster_rebalance.kafka.reading.messages import consume_available
 from dagster_rebalance.kafka.reading.start_positions import StartPositions
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup, ManualClock
@@ -250,10 +252,10 @@ def test_a_remade_topic_does_not_replace_an_earlier_error(
 
     log.start(0)
     log.fetcher._call_user(fail)
-    monkeypatch.setattr(log.fetcher._remade, "look", lambda _: {log.tp(0): False})
+    monkeypatch.setattr(log.fetcher._recreated, "check", lambda _: {log.tp(0): False})
     with pytest.raises(ValueError, match="of the user"):
         log.fetcher.read(500, 0.0)
-    with pytest.raises(BrokerError, match="made again"):
+    with pytest.raises(BrokerError, match="created again"):
         log.fetcher.read(500, 0.0)
 
 
@@ -268,7 +270,7 @@ def test_a_topic_that_is_missing_is_told_once_until_it_is_assigned_again(
 
     def told(*what: Message) -> bool:
         with monkeypatch.context() as patch:
-            patch.setattr(log.fetcher, "_whatever_is_there", lambda *_: list(what))
+            patch.setattr(fetcher_module, "consume_available", lambda *_: list(what))
             assert log.read() == []
         try:
             log.fetcher._raise_problem()
@@ -300,7 +302,7 @@ def told_by_the_client(
 ) -> list[Message]:
     """What a read returns in which the client has told this."""
     with monkeypatch.context() as patch:
-        patch.setattr(log.fetcher, "_whatever_is_there", lambda *_: list(messages))
+        patch.setattr(fetcher_module, "consume_available", lambda *_: list(messages))
         return log.fetcher.read(500, 0.0)
 
 
@@ -347,7 +349,7 @@ def test_records_behind_an_unreadable_batch_do_not_move_the_position(
     records: list[Message] = []
 
     def all_there() -> bool:
-        records.extend(log.fetcher._whatever_is_there(500, 0.1))
+        records.extend(consume_available(log.fetcher._consumer, 500, 0.1))
         return len(records) == EACH
 
     wait_until(all_there, timeout_s=12, what="the records of the client", interval_s=0)
@@ -393,9 +395,13 @@ def test_an_error_that_names_another_offset_counts_when_it_comes_again(
     log.start(0)
     log.fetcher.begin()
     with monkeypatch.context() as patch:
-        consume = log.fetcher._whatever_is_there
+        consumer = log.fetcher._consumer
         truncated = [out_of_range(log.tp(0), -1)]
-        patch.setattr(log.fetcher, "_whatever_is_there", lambda *_: consume(5, 10.0) + truncated)
+        patch.setattr(
+            fetcher_module,
+            "consume_available",
+            lambda *_: consume_available(consumer, 5, 10.0) + truncated,
+        )
         seen = [record.offset() for record in log.fetcher.read(5, 10.0)]
     assert seen == list(range(len(seen)))
     log.fetcher.is_open = False

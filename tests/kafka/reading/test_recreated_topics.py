@@ -10,8 +10,8 @@ from confluent_kafka import Producer
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.reading import recreated_topics
-from dagster_rebalance.kafka.reading.recreated_topics import RecreatedTopics
+from dagster_rebalance.kafka.reading import partition_watch
+from dagster_rebalance.kafka.reading.partition_watch import RecreatedTopics
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
 from dagster_rebalance.testing.fixtures import unique_name
@@ -49,21 +49,21 @@ class Ids:
     def look(self, *partitions: TopicPartition) -> dict[TopicPartition, bool]:
         """Ask, and take the answer."""
         self.clock.advance(10)
-        self.remade.look(partitions)
-        found = self.remade.look(partitions)
-        assert found == self.remade.look(partitions) or not found, "an interrupted look is lost"
+        self.remade.check(partitions)
+        found = self.remade.check(partitions)
+        assert found == self.remade.check(partitions) or not found, "an interrupted look is lost"
         if found:
-            self.remade.told()
+            self.remade.acknowledge()
         return found
 
 
 def test_an_id_that_changes_is_told_once_with_the_partitions_at_old_positions() -> None:
     """One that has begun since then is at a position in the new log. Other topics are not named."""
     ids = Ids()
-    ids.remade.begun([P0, P1, OTHER])
+    ids.remade.add_started([P0, P1, OTHER])
     assert ids.look(P0, P1, OTHER) == {}
     assert ids.look(P0, P1, OTHER) == {}
-    ids.remade.begun([P1])
+    ids.remade.add_started([P1])
     ids.known["orders"] = "b"
     assert ids.look(P0, P1, OTHER) == {P0: True, P1: False}
     assert ids.look(P0, P1, OTHER) == {}
@@ -86,9 +86,9 @@ def test_a_topic_that_is_read_no_more_hides_no_other_one() -> None:
     ids.look(P0, OTHER)
     ids.look(P0, OTHER)
     ids.clock.advance(10)
-    ids.remade.look([P0, OTHER])
+    ids.remade.check([P0, OTHER])
     ids.known["orders"] = "b"
-    assert ids.remade.look([OTHER]) == {}
+    assert ids.remade.check([OTHER]) == {}
     ids.known["users"] = "v"
     assert ids.look(OTHER) == {OTHER: True}
 
@@ -96,10 +96,10 @@ def test_a_topic_that_is_read_no_more_hides_no_other_one() -> None:
 def test_a_topic_that_was_made_again_while_it_was_not_read_is_at_no_old_position() -> None:
     """Its partition begins again, and the first answer after that may lack the topic."""
     ids = Ids()
-    ids.remade.begun([P0])
+    ids.remade.add_started([P0])
     ids.look(P0, OTHER)
     ids.look(OTHER)
-    ids.remade.begun([P0])
+    ids.remade.add_started([P0])
     del ids.known["orders"]
     ids.look(P0, OTHER)
     ids.known["orders"] = "b"
@@ -127,10 +127,10 @@ def test_a_refused_question_is_asked_again_later() -> None:
 
     remade = RecreatedTopics(refuse, clock)
     for _ in range(3):
-        assert remade.look([P0]) == {}
+        assert remade.check([P0]) == {}
     assert len(asked) == 1
     clock.advance(10)
-    assert remade.look([P0]) == {}
+    assert remade.check([P0]) == {}
     assert len(asked) == 2
 
 
@@ -141,7 +141,7 @@ def test_no_record_of_a_topic_that_was_made_again_is_left_out_or_doubled_in_sile
     kafka_broker: KafkaCluster, monkeypatch: pytest.MonkeyPatch, protocol: str, reset: str
 ) -> None:
     """The client goes on at offset 20 of the new log (classic), or begins it twice."""
-    monkeypatch.setattr(recreated_topics, "_ASK_EVERY_S", 0.5)
+    monkeypatch.setattr(partition_watch, "_TOPIC_IDS_EVERY_S", 0.5)
     topic = unique_name("orders")
     kafka_broker.create_topic(topic, 1)
     produce(kafka_broker, topic, "old", 20)
@@ -176,7 +176,7 @@ def test_no_record_of_a_topic_that_was_made_again_is_left_out_or_doubled_in_sile
         consumer.seek_to_beginning([TopicPartition(topic, 0)])
         until(lambda: len(values) == 20, "the old records")
         until(
-            lambda: consumer._state.fetcher is not None and consumer._state.fetcher._remade._ids,
+            lambda: consumer._state.fetcher is not None and consumer._state.fetcher._recreated._ids,
             "the id",
         )
         kafka_broker.delete_topic(topic)
@@ -187,7 +187,7 @@ def test_no_record_of_a_topic_that_was_made_again_is_left_out_or_doubled_in_sile
         # In the consumer protocol Kafka may assign the new partition before the ids are compared:
         # it begins anew, with an error only if there is no start to choose.
         if protocol == "classic":
-            until(lambda: any("deleted and made again" in text for text in errors), "the error")
+            until(lambda: any("deleted and created again" in text for text in errors), "the error")
         if reset == "error":
             until(lambda: errors, "an error")
             until(consumer.assignment, "the assignment")

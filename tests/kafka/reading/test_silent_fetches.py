@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, ThrottleEvent
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.reading.stalled_partitions import STANDSTILL_S
+from dagster_rebalance.kafka.reading.partition_watch import STALLED_AFTER_S
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.fake_log import FakeLog
 
@@ -70,7 +70,7 @@ def test_a_quota_is_the_reason_of_a_standstill_where_the_client_reports_it(
     """It is told again after the same time. The leaders know that records are there."""
     throttled.group.produce(P0, 5)
     throttled.settings["throttle_cb"](ThrottleEvent("broker", 1, 600.0))
-    errors = throttled.poll_for(2.5 * STANDSTILL_S)
+    errors = throttled.poll_for(2.5 * STALLED_AFTER_S)
     assert len(errors) == 2
     for error in errors:
         assert "orders-0 at offset 0: nothing was read for 30 s" in error
@@ -81,28 +81,28 @@ def test_an_old_report_of_the_client_is_no_reason(throttled: Throttled) -> None:
     """The connection is there again."""
     throttled.group.produce(P0, 5)
     throttled.settings["error_cb"](KafkaError(KafkaError._TRANSPORT, "connection refused"))
-    first, *_, last = throttled.poll_for(4.5 * STANDSTILL_S)
+    first, *_, last = throttled.poll_for(4.5 * STALLED_AFTER_S)
     assert "connection refused (_TRANSPORT)" in first
     assert "the client reports no reason" in last
 
 
 def test_a_partition_without_records_does_not_stand_still(throttled: Throttled) -> None:
     """Its leader says so, where the client knows no end."""
-    assert throttled.poll_for(2.5 * STANDSTILL_S) == []
+    assert throttled.poll_for(2.5 * STALLED_AFTER_S) == []
 
 
 def test_a_paused_partition_does_not_stand_still(throttled: Throttled) -> None:
     """Nothing is to be read of it."""
     throttled.group.produce(P0, 5)
     throttled.consumer.pause([P0])
-    assert throttled.poll_for(2.5 * STANDSTILL_S) == []
+    assert throttled.poll_for(2.5 * STALLED_AFTER_S) == []
 
 
 def test_what_is_read_at_last_is_no_standstill_any_more(throttled: Throttled) -> None:
     """From the first record on."""
     throttled.group.produce(P0, 5)
     throttled.log.produce("orders", 0, 5)
-    assert len(throttled.poll_for(1.5 * STANDSTILL_S)) == 1
+    assert len(throttled.poll_for(1.5 * STALLED_AFTER_S)) == 1
     throttled.log.is_throttled = False
     assert len(throttled.consumer.poll(1.0)) == 5
-    assert throttled.poll_for(2.5 * STANDSTILL_S) == []
+    assert throttled.poll_for(2.5 * STALLED_AFTER_S) == []

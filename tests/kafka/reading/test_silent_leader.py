@@ -85,14 +85,14 @@ def test_offsets_of_a_leader_that_is_away_are_an_error_and_come_with_its_success
         assert set(caught.value.partitions) == {silent}
         assert consumer.end_offsets(others, 10.0) == dict.fromkeys(others, RECORDS)
 
-        def answered() -> dict[TopicPartition, int] | None:
+        def with_timeout() -> dict[TopicPartition, int] | None:
             try:
                 return consumer.end_offsets(PARTITIONS, 1.0)
             except BrokerError:
                 return None
 
         found = wait_until(
-            answered,
+            with_timeout,
             timeout_s=60,
             what="another node to lead it, and be found by somebody who never waits for long",
         )

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.kafka.client.types import to_commit
+from dagster_rebalance.kafka.client.confluent import to_commit
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource

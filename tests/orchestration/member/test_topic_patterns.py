@@ -34,13 +34,13 @@ def test_a_topic_that_is_created_later_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing has to be deployed for it. Others whose names only contain the pattern are not."""
-    want = Discovery.want
+    set_subscription = Discovery.set_subscription
 
-    def want_and_look_often(discovery: Discovery, subscription: Any) -> None:  # noqa: ANN401 - names or a pattern
+    def set_and_refresh_often(discovery: Discovery, subscription: Any) -> None:  # noqa: ANN401 - names or a pattern
         discovery._interval_s = 1.0
-        want(discovery, subscription)
+        set_subscription(discovery, subscription)
 
-    monkeypatch.setattr(Discovery, "want", want_and_look_often)
+    monkeypatch.setattr(Discovery, "set_subscription", set_and_refresh_often)
     name = unique_name("shop")
     kafka = KafkaConsumerResource(
         bootstrap_servers=kafka_broker.bootstrap_servers,
