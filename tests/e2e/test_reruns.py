@@ -224,7 +224,7 @@ def _ask_in_a_terminal(ground: Ground) -> tuple[str, ...]:
     asked = (*meant, "--group", BATCHES, "-r", "the fix", "--by", "ada")
     shown = ground.typed(*asked)
     assert shown.returncode == 0, shown.stderr
-    assert "the whole range, of which a part was asked for" in shown.stdout
+    assert "the whole range; a part was requested" in shown.stdout
     assert f"left out: {BATCHES}-0 [30, 99): not committed yet" in shown.stdout
     assert "Nothing was started" in shown.stdout
     assert not ground.reruns(BATCHES)
