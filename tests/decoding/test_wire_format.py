@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.wire_format import Frame, parse_frame
+from dagster_rebalance.decoding.wire_format import Frame, SchemaText, parse_frame
 
 ID = b"\x00\x00\x00\x01\x02"
 
@@ -65,3 +65,10 @@ def test_any_bytes_have_a_frame_or_a_reason(payload: bytes, *, has_indexes: bool
     except UndecodableError:
         return
     assert 5 <= frame.starts_at <= len(payload)
+
+
+def test_schema_text_equals_by_text_and_references() -> None:
+    alone, again = SchemaText("order"), SchemaText("order", ())
+    parsed = {alone: "parsed"}
+    assert parsed[again] == "parsed"
+    assert SchemaText("order", (("customer", "text"),)) not in parsed

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pytest
-from confluent_kafka import Producer
 
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.spark_cluster import SparkCluster
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from tests.spark.lakes import connected
+from tests.spark.producing import produce
 from tests.spark.slow_write import files_in_work
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ def cluster() -> Iterator[SparkCluster]:
 def topic(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> str:
     """A topic with some records."""
     name = kafka_topic()
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    for number in range(RECORDS):
-        producer.produce(name, str(number))
-    assert producer.flush(30) == 0
+    produce(kafka_broker.client_config(), name, map(str, range(RECORDS)))
     return name
 
 

@@ -21,6 +21,7 @@ from dagster_rebalance.spark.session.connect_sessions import (
     remote_with_session,
     stop_session,
 )
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from tests.spark.slow_write import (
     STOP_LIMIT_S,
     wait_until_stopped,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 pytestmark = pytest.mark.spark
 
@@ -188,3 +188,30 @@ def test_cancelled_run_stops_its_spark_jobs(
     assert said.split() == ["CANCELED", "INTERRUPT"]
     assert took_s < STOP_LIMIT_S
     wait_until_stopped(tmp_path / "out")
+
+
+def test_run_continues_in_a_new_session_after_a_server_restart() -> None:
+    """The new session has the run's id, so other processes can still end it."""
+    run_id = str(uuid.uuid4())
+    with (
+        SparkConnectServer() as server,
+        process("tests.spark.lost_session", server.remote, run_id) as run,
+    ):
+        given, said = run.stdin, run.stdout
+        assert given is not None
+        assert said is not None
+
+        def batch() -> str:
+            given.write("\n")
+            given.flush()
+            return said.readline().strip()
+
+        assert batch() == "3"
+        server.kill()
+        server.restart()
+        assert "NO_ACTIVE_SESSION" in batch()
+        assert batch() == "3"
+        stop_abandoned_work(server.remote, run_id)
+        assert "SESSION_CLOSED" in batch()
+        given.close()
+        assert run.wait(60) == 0

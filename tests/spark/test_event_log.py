@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
@@ -25,6 +24,7 @@ from dagster_rebalance.spark.reading.ranges import read_ranges
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from tests.kafka.client.test_security import KEY_PASSWORD, pem_settings
 from tests.spark.lakes import connected
+from tests.spark.producing import produce
 
 if TYPE_CHECKING:
     from dagster_rebalance.testing.secured import SecuredKafka
@@ -55,10 +55,7 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("server")
     (folder / "events").mkdir()
     secured_kafka.create_topic(TOPIC)
-    producer = Producer(secured_kafka.client_config())
-    for number in range(10):
-        producer.produce(TOPIC, str(number))
-    assert producer.flush(30) == 0
+    produce(secured_kafka.client_config(), TOPIC, map(str, range(10)))
     for user, password in (("in-options", PASSWORD), ("by-reference", LOOKED_UP)):
         secured_kafka.add_user(user, password)
         secured_kafka.allow(user, "READ", topic=TOPIC)

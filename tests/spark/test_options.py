@@ -20,6 +20,75 @@ BROKERS = {"bootstrap.servers": "a:9092,b:9092"}
 SECURED = {**BROKERS, "security.protocol": "SASL_SSL"}
 
 
+PLAIN = {**SECURED, "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+SCRAM = {**SECURED, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me"}
+PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"isolation.level": "read_committed"}),  # Java's default is another one
+        ({"isolation.level": "READ_UNCOMMITTED"}, {"isolation.level": "read_uncommitted"}),
+        (
+            {**PLAIN, "security.protocol": "sasl_ssl", "sasl.password": 'p"w\\d'},
+            {
+                "sasl.jaas.config": f'{PLAIN_MODULE} required username="me" password="p\\"w\\\\d";',
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "PLAIN",
+            },
+        ),
+        (
+            {**PLAIN, "sasl.password": "a\r\nb"},
+            {"sasl.jaas.config": f'{PLAIN_MODULE} required username="me" password="a\\r\\nb";'},
+        ),
+        (
+            {**SCRAM, "sasl.password": "x"},
+            {
+                "sasl.jaas.config": f'{SCRAM_MODULE} required username="me" password="x";',
+                "sasl.mechanism": "SCRAM-SHA-512",
+            },
+        ),
+        (
+            {**PLAIN, "kafka.sasl.jaas.config": "Own required;", "kafka.client.id": "x"},
+            {"sasl.jaas.config": "Own required;", "client.id": "x"},
+        ),
+        (
+            {
+                **SCRAM,
+                "sasl.password": "hidden",
+                "sasl.oauthbearer.method": "oidc",
+                "kafka.sasl.jaas.config": "${env:LOGIN}",
+            },
+            {"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": "${env:LOGIN}"},
+        ),
+        *(
+            (
+                {
+                    "security.protocol": "SSL",
+                    "ssl.key.location": "/no/such/key",
+                    "ssl.certificate.location": "/no/such/chain",
+                    "ssl.key.password": "hidden",
+                    f"kafka.{own}": "its own",
+                },
+                {own: "its own", "security.protocol": "SSL", "ssl.key.password": None},
+            )
+            for own in ("ssl.keystore.key", "ssl.keystore.location")
+        ),
+    ],
+    ids=[
+        *("isolation level", "capitals", "quotes", "line end", "scram"),
+        *("options of Spark", "login of Spark", "key of Spark", "keystore of Spark"),
+    ],
+)
+def test_settings_are_translated(settings: dict[str, str], expected: dict[str, str | None]) -> None:
+    options = spark_kafka_options({**BROKERS, **settings})
+    assert {name: options.get(f"kafka.{name}") for name in expected} == expected
+    assert "hidden" not in " ".join(options.values())
+    assert spark_kafka_options(options) == options
+
+
 def test_settings_of_the_member_are_omitted() -> None:
     member = {
         **BROKERS,
@@ -32,54 +101,6 @@ def test_settings_of_the_member_are_omitted() -> None:
         "kafka.bootstrap.servers": "a:9092,b:9092",
         "kafka.isolation.level": "read_committed",
     }
-
-
-def test_isolation_level_has_librdkafkas_default() -> None:
-    assert spark_kafka_options(BROKERS)["kafka.isolation.level"] == "read_committed"
-    assert (
-        spark_kafka_options({**BROKERS, "isolation.level": "read_uncommitted"})[
-            "kafka.isolation.level"
-        ]
-        == "read_uncommitted"
-    )
-
-
-def test_isolation_level_is_lowercased() -> None:
-    options = spark_kafka_options({**BROKERS, "isolation.level": "READ_UNCOMMITTED"})
-    assert options["kafka.isolation.level"] == "read_uncommitted"
-
-
-def test_password_is_escaped_in_the_login() -> None:
-    options = spark_kafka_options(
-        {
-            **BROKERS,
-            "security.protocol": "sasl_ssl",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": "me",
-            "sasl.password": 'p"w\\d',
-        }
-    )
-    assert options["kafka.sasl.jaas.config"] == (
-        'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" '
-        'password="p\\"w\\\\d";'
-    )
-    assert options["kafka.security.protocol"] == "SASL_SSL"
-    assert options["kafka.sasl.mechanism"] == "PLAIN"
-
-
-def test_line_end_in_a_password_is_escaped() -> None:
-    options = spark_kafka_options(
-        {**SECURED, "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "a\r\nb"}
-    )
-    assert options["kafka.sasl.jaas.config"].endswith('password="a\\r\\nb";')
-
-
-def test_scram_login_module_is_used_for_sasl_mechanisms() -> None:
-    options = spark_kafka_options(
-        {**SECURED, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "x"}
-    )
-    assert "ScramLoginModule" in options["kafka.sasl.jaas.config"]
-    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
 
 
 def test_certificates_become_text_in_the_options(tmp_path: Path) -> None:
@@ -129,48 +150,6 @@ def test_secrets_are_hidden_in_copies_of_the_options() -> None:
         *options.items(),
     ):
         assert "hidden" not in f"{copied!r}{copied}"
-
-
-def test_spark_options_win_over_settings() -> None:
-    mine = {
-        **SECURED,
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "me",
-        "kafka.sasl.jaas.config": "Own required;",
-        "kafka.client.id": "x",
-    }
-    options = spark_kafka_options(mine)
-    assert options["kafka.sasl.jaas.config"] == "Own required;"
-    assert options["kafka.client.id"] == "x"
-    assert spark_kafka_options(options) == options
-
-
-def test_spark_login_replaces_the_whole_login() -> None:
-    member = {
-        **SECURED,
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.username": "me",
-        "sasl.password": "hidden",
-    }
-    options = spark_kafka_options(
-        {**member, "sasl.oauthbearer.method": "oidc", "kafka.sasl.jaas.config": "${env:LOGIN}"}
-    )
-    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
-    assert options["kafka.sasl.jaas.config"] == "${env:LOGIN}"
-    assert "hidden" not in " ".join(options.values())
-
-
-@pytest.mark.parametrize("own", ["kafka.ssl.keystore.key", "kafka.ssl.keystore.location"])
-def test_spark_key_replaces_the_whole_key(own: str) -> None:
-    member = {
-        **BROKERS,
-        "security.protocol": "SSL",
-        "ssl.key.location": "/no/such/key",
-        "ssl.certificate.location": "/no/such/chain",
-    }
-    options = spark_kafka_options({**member, "ssl.key.password": "hidden", own: "its own"})
-    assert options[own] == "its own"
-    assert "hidden" not in " ".join(options.values())
 
 
 def test_login_without_a_security_protocol_is_refused() -> None:

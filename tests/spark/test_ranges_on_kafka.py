@@ -16,6 +16,7 @@ from dagster_rebalance.spark.reading.options import spark_kafka_options
 from dagster_rebalance.spark.reading.ranges import _read_round, read_ranges
 from dagster_rebalance.spark.session.jobs import is_connect
 from dagster_rebalance.testing.local.kafka_node import admin_of
+from tests.spark.producing import produce
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,14 +29,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
-def produce(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) -> dict[str, str]:
-    """Fill each partition with `count` records, and return how to reach Kafka."""
+def filled(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) -> dict[str, str]:
+    """Fill each partition with `count` records, and return the connection settings."""
     config = {"bootstrap.servers": kafka.bootstrap_servers}
-    producer = Producer(config)
-    for number in range(count):
-        for partition in range(partitions):
-            producer.produce(topic, str(number), partition=partition)
-    assert producer.flush(30) == 0
+    for partition in range(partitions):
+        produce(config, topic, map(str, range(count)), partition=partition)
     return config
 
 
@@ -61,8 +59,8 @@ def test_exactly_the_ranges_are_read_with_their_bounds(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     orders, users = kafka_topic(4, prefix="orders"), kafka_topic(2, prefix="users")
-    kafka = produce(kafka_broker, orders, 100, 4)
-    produce(kafka_broker, users, 50, 2)
+    kafka = filled(kafka_broker, orders, 100, 4)
+    filled(kafka_broker, users, 50, 2)
     ranges = [
         OffsetRange(orders, 0, 5, 17),
         OffsetRange(orders, 3, 0, 10),
@@ -80,7 +78,7 @@ def test_records_of_aborted_transactions_are_not_read(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic()
-    kafka = produce(kafka_broker, topic, 3)
+    kafka = filled(kafka_broker, topic, 3)
     producer = Producer({**kafka, "transactional.id": topic})
     producer.init_transactions()
     for end in (producer.abort_transaction, producer.commit_transaction):
@@ -101,7 +99,7 @@ def test_offsets_deleted_by_retention_fail_the_write(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
     topic = kafka_topic()
-    kafka = produce(kafka_broker, topic, 100)
+    kafka = filled(kafka_broker, topic, 100)
     admin = admin_of(kafka_broker.bootstrap_servers)
     admin.delete_records([KafkaPartition(topic, 0, 60)])[KafkaPartition(topic, 0)].result()
     frame = read_ranges(session, [OffsetRange(topic, 0, 50, 100)], kafka)
@@ -119,7 +117,7 @@ def test_cached_clients_are_reused_for_the_same_log_only(
 ) -> None:
     """Cached clients return prefetched records, even of a deleted topic."""
     topic = kafka_topic()
-    kafka = produce(kafka_broker, topic, 20)
+    kafka = filled(kafka_broker, topic, 20)
 
     def values(start: int, until: int, clients: str) -> list[str]:
         ranges = [OffsetRange(topic, 0, start, until)]
@@ -129,10 +127,7 @@ def test_cached_clients_are_reused_for_the_same_log_only(
     assert values(0, 10, "the run-0") == [str(number) for number in range(10)]
     kafka_broker.delete_topic(topic)
     kafka_broker.create_topic(topic, 1)
-    producer = Producer(kafka)
-    for _ in range(20):
-        producer.produce(topic, "new", partition=0)
-    assert producer.flush(30) == 0
+    produce(kafka, topic, ["new"] * 20, partition=0)
     assert values(10, 15, "the run-0") == [str(number) for number in range(10, 15)], "kept"
     assert values(10, 20, "the run-1") == ["new"] * 10
     assert values(15, 20, "") == ["new"] * 5
@@ -142,7 +137,7 @@ def test_second_write_replaces_only_its_ranges(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
     topic, path = kafka_topic(2), str(tmp_path / "out")
-    kafka = produce(kafka_broker, topic, 100, 2)
+    kafka = filled(kafka_broker, topic, 100, 2)
     first, second = (
         [OffsetRange(topic, 0, 0, 40)],
         [OffsetRange(topic, 0, 40, 100), OffsetRange(topic, 1, 0, 100)],
@@ -165,7 +160,7 @@ def test_record_outside_of_the_ranges_fails_the_read(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic()
-    kafka = spark_kafka_options(produce(kafka_broker, topic, 10))
+    kafka = spark_kafka_options(filled(kafka_broker, topic, 10))
     everything = {"startingTimestamp": "0", "endingTimestamp": "9999999999999"}
     frame = _read_round(session, [(OffsetRange(topic, 0, 2, 5),)], {**kafka, **everything}, {})
     with pytest.raises(Exception, match="is in no range of the batch"):
@@ -182,7 +177,7 @@ def test_connect_server_is_asked_for_the_schema_only_at_the_write(
     if not is_connect(session):
         pytest.skip("a classic session asks nobody")
     topic = kafka_topic()
-    config = produce(kafka_broker, topic, 2)
+    config = filled(kafka_broker, topic, 2)
     on_server: Any = session
     client: Any = type(on_server.client)
     analyze: Any = client._analyze

@@ -1,7 +1,4 @@
-"""Spark reads a Kafka with TLS, a password and ACLs, and shows the password to nobody.
-
-It has no more rights than it needs.
-"""
+"""Reads of a Kafka with TLS, logins and ACLs: the rights they need, and the hidden secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
@@ -18,6 +14,7 @@ from dagster_rebalance.spark.reading.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.kafka.client.test_security import KEY_PASSWORD, pem_settings
 from tests.spark.lakes import connected
+from tests.spark.producing import produce
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.testing.secured import SecuredKafka
     from dagster_rebalance.testing.spark_connect import SparkConnectServer
+    from tests.issuer import KafkaWithTokens
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -48,10 +46,7 @@ def test_read_needs_only_the_read_right_on_the_topic(
 ) -> None:
     topic, user = unique_name("..secured"), unique_name("spark")
     secured_kafka.create_topic(topic)
-    producer = Producer(secured_kafka.client_config())
-    for number in range(10):
-        producer.produce(topic, str(number))
-    assert producer.flush(30) == 0
+    produce(secured_kafka.client_config(), topic, map(str, range(10)))
     secured_kafka.add_user(user, PASSWORD)
     secured_kafka.allow(user, "READ", topic=topic)
     config, range_ = secured_kafka.client_config(user), OffsetRange(topic, 0, 2, 7)
@@ -77,9 +72,7 @@ def test_read_with_a_certificate_and_an_encrypted_key(
 ) -> None:
     topic, user = unique_name("certified"), unique_name("spark")
     secured_kafka.create_topic(topic)
-    producer = Producer(secured_kafka.client_config())
-    producer.produce(topic, "a value")
-    assert producer.flush(30) == 0
+    produce(secured_kafka.client_config(), topic, ["a value"])
     secured_kafka.add_certificate(user)
     secured_kafka.allow(user, "READ", topic=topic)
     settings = pem_settings(secured_kafka.client_config(user), tmp_path)
@@ -101,3 +94,27 @@ def test_refused_password_is_not_shown(
         frame.collect()
     assert SECRET not in f"{refused.getrepr()}"
     assert SECRET not in spark_connect_server.process.log.read_text()
+
+
+def test_range_is_read_with_an_oidc_token(
+    session: SparkSession, kafka_with_tokens: KafkaWithTokens
+) -> None:
+    kafka, name = kafka_with_tokens, unique_name("bearer")
+    secret = 'swordfish "of the" issuer'  # noqa: S105 - what must not be shown
+    kafka.create_topic(name)
+    produce(kafka.client_config(), name, map(str, range(5)))
+    kafka.allow(name, "READ", topic=name)
+    kafka.issuer.clients[name] = secret
+    member = {
+        **kafka.bearer_config(),
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": name,
+        "sasl.oauthbearer.client.secret": secret,
+        "sasl.oauthbearer.scope": "kafka",
+        "sasl.oauthbearer.token.endpoint.url": kafka.issuer.url,
+        "https.ca.location": str(kafka.certificate),
+    }
+    frame = read_ranges(session, [OffsetRange(name, 0, 1, 4)], member)
+    assert sorted(int(row["value"]) for row in frame.select("value").collect()) == [1, 2, 3]
+    assert kafka.issuer.issued[-1] == name
+    assert "swordfish" not in frame._explain_string(extended=True)  # type: ignore[operator]  # what `explain` prints
