@@ -1,6 +1,6 @@
 """Validation of JSON values by a schema, in bounded time.
 
-Anyone who may write a record or register a schema must not be able to block the process.
+A record or a registered schema must never block the process.
 jsonschema-rs validates a recursive schema once per part of a value, and matches patterns in linear
 time. But a schema may refer to its own parts so often that the steps double with each level. These
 steps are counted before a record is validated.
@@ -218,7 +218,8 @@ def _without_unchecked_rules(part: dict[str, Any]) -> dict[str, Any]:
     if isinstance(part.get("pattern"), str) and not _is_linear(part["pattern"]):
         del part["pattern"]
     if isinstance(properties, dict) and not all(map(_is_linear, properties)):
-        part["patternProperties"] = {"^": {}}  # no other rule may refuse what they allow
+        # Other rules must not refuse the names that they allow.
+        part["patternProperties"] = {"^": {}}
     for name in _NOT_ASSERTED:
         if isinstance(part.get(name), str):
             del part[name]

@@ -164,7 +164,7 @@ def _write_staged(
 
 
 def _prefetch(frame: DataFrame) -> None:
-    """Ask a Connect server in parallel for what it would be asked for one after the other.
+    """Fetch the schema and the kind of a frame from a Connect server in parallel.
 
     A frame caches its schema, and whether it is a stream, which pyspark asks before it counts.
     """

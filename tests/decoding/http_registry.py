@@ -1,4 +1,4 @@
-"""A schema registry over HTTP: what confluent-kafka's client asks of one, and how one fails."""
+"""A schema registry over HTTP with the API that confluent-kafka's client uses, and its failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HttpRegistry:
 
     Attributes:
         url: Its address.
-        login: What it asks for: nothing, a password or a token.
+        login: The required login: none, a password or a token.
         answer: Instead of a schema: a status, a type and a body.
         is_free: Cleared, it keeps its answers to itself.
         requests: The paths that were asked for.
@@ -71,7 +71,7 @@ class HttpRegistry:
         return wanted is None or authorization == wanted
 
     def _of_context(self, subject: str) -> list[dict[str, Any]]:
-        """The schemas of a context: a subject in one of its own is called `:.context:subject`."""
+        """The schemas of a context: a subject in another context is called `:.context:subject`."""
         context = subject.split(":")[1] if subject.startswith(":.") else ""
         return self.contexts.setdefault(context, []) if context else self.schemas
 
@@ -146,7 +146,7 @@ def http_registry() -> Iterator[HttpRegistry]:
             self.wfile.write(body.encode())
 
         def log_message(self, *_: object) -> None:
-            """Nobody wants to read it."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     serving = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

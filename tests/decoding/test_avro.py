@@ -1,4 +1,4 @@
-"""Avro: what each type becomes, how schemas evolve, and why a payload is refused."""
+"""Avro: columns, schema evolution, and refused payloads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def record(**fields: Json) -> dict[str, Any]:
 
 
 def decoder(reader: Json, *writers: Json, **more: Json) -> Decoder:
-    """What reads what the writers wrote, whose ids count from 1; the reader's is theirs if none."""
+    """Return a decoder for writers' schemas with ids from 1; by default for the reader's."""
     known = {at: SchemaText(json.dumps(one)) for at, one in enumerate(writers or (reader,), 1)}
     return Decoder("value", "avro", SchemaText(json.dumps(reader), **more), KnownSchemas(known))
 

@@ -1,4 +1,4 @@
-"""The decoded records of a batch without Spark: one by one, and as Arrow."""
+"""Decoded records of a batch without Spark: messages, Arrow and dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of JSON agrees with another validator on random schemas and values."""
+"""The validator agrees with jsonschema on random schemas and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON: what its schema becomes, what is checked, and what is refused."""
+"""JSON: columns, validation, and refused payloads."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ ORDER = {
 
 
 def text(schema: Json, *references: tuple[str, Any]) -> SchemaText:
-    """A schema and what it refers to."""
+    """Return a schema with its references."""
     return SchemaText(json.dumps(schema), tuple((n, json.dumps(one)) for n, one in references))
 
 
 def decoder(reader: SchemaText, *writers: SchemaText) -> Decoder:
-    """What reads what the writers wrote, whose ids count from 1."""
+    """Return a decoder for writers' schemas with ids from 1."""
     known = KnownSchemas(dict(enumerate(writers or (reader,), 1)))
     return Decoder("value", "json", reader, known)
 

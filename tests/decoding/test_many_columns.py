@@ -1,4 +1,4 @@
-"""A schema of 2 kB may name one type 2^90 times, and whoever registers it decides."""
+"""The limit of columns: a registered schema of 2 kB may name one type 2^90 times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protobuf: message indexes, the columns of its types, and what is refused."""
+"""Protobuf: message indexes, columns, and refused payloads."""
 
 from __future__ import annotations
 

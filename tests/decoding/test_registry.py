@@ -1,4 +1,4 @@
-"""The registry: what is asked of it, how often, and what its troubles are taken for."""
+"""The schema registry: its requests, and the errors for its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decodes on Spark's executors needs the libraries of the formats, and not this package."""
+"""Decoding on Spark's executors, which have the libraries of the formats but not this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which schema a payload names, and what is no frame."""
+"""Frames of payloads, and invalid frames."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ resource = KafkaSparkResource(
 
 
 def cancel(instance: dg.DagsterInstance) -> None:
-    """Say that the run is to be cancelled, and interrupt its process."""
+    """Cancel the run in Dagster, and interrupt its process."""
     sys.stdin.readline()
     run = instance.get_run_by_id(run_id)
     assert run is not None

@@ -1,4 +1,4 @@
-"""A classic and a Connect session, for tests that hold both to the same behaviour."""
+"""A classic and a Connect session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that works in a Connect session, and goes on with it after it was stopped.
+"""A process that works in a Connect session, and continues after it was stopped.
 
 Arguments: URL, folder.
 """
@@ -17,7 +17,7 @@ session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 
 
 def work(attempt: str) -> None:
-    """Say how it ended."""
+    """Print how the work ended."""
     try:
         write_slowly(session, Path(sys.argv[2]) / attempt)
         print(attempt, "finished", flush=True)  # noqa: T201 - the test reads it

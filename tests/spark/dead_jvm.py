@@ -83,7 +83,7 @@ spark = KafkaSparkResource(
 
 
 def streamed(instance: dg.DagsterInstance) -> dict[str, object]:
-    """Play a streaming run, which leaves by itself when its JVM is dead."""
+    """Play a streaming run, which leaves when its JVM is dead."""
     group.produce(tp(0), RECORDS)
     defs = build_kafka_stream_defs(kafka=kafka, assets=[orders], spark=spark, name="stream")
     result = defs.resolve_job_def("stream").execute_in_process(
@@ -96,12 +96,12 @@ def streamed(instance: dg.DagsterInstance) -> dict[str, object]:
         "succeeded": result.success,
         "batches": batches,
         "committed": stored.offset,
-        "left": [_told(claim[0], outcomes.get(claim)) for claim in left],
+        "left": [_counts(claim[0], outcomes.get(claim)) for claim in left],
     }
 
 
-def _told(batch_id: str, outcome: Outcome | None) -> dict[str, int]:
-    """What the next owner counts on a range: by the claim that was interrupted, or a later one."""
+def _counts(batch_id: str, outcome: Outcome | None) -> dict[str, int]:
+    """Return the failures and interruptions that the next owner counts."""
     batch = StreamBatch.read(batch_id)
     assert batch is not None
     return {

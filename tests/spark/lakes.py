@@ -84,7 +84,7 @@ class Table:
         as_read: bool = False,
         **options: str,
     ) -> None:
-        """Replace ranges; each task writes what it has read, or Iceberg may move rows before."""
+        """Replace ranges; with `as_read`, Iceberg moves no rows between tasks."""
         if self.format == "delta":
             write_delta(frame, self.name, ranges, options=options)
         else:
@@ -94,7 +94,7 @@ class Table:
 
     def read(self, session: SparkSession, column: str = "value") -> list[tuple[int, int, str]]:
         """Partition, offset and a column of text of each row, in order."""
-        if self.format == "iceberg":  # whose catalogs keep what they know of a table for a while
+        if self.format == "iceberg":  # its catalogs cache tables for a while
             session.catalog.refreshTable(self.sql_name)
         rows = session.table(self.sql_name).selectExpr("partition", "offset", column)
         return sorted(tuple(row) for row in rows.collect())

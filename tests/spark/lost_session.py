@@ -1,4 +1,4 @@
-"""A process whose run uses Spark once for each line of its input, and says what came of it.
+"""A process whose run uses Spark once per line of its input, and prints the result.
 
 Arguments: URL, run id.
 """
@@ -16,13 +16,13 @@ remote, run_id = sys.argv[1:]
 
 @dg.asset
 def batches(spark: KafkaSparkResource) -> None:
-    """Work as a streaming run does: batch after batch, in one process."""
+    """Work on several batches in one process, as a streaming run does."""
     for _ in sys.stdin:
         try:
-            said = str(spark.spark_session.range(3).count())
+            result = str(spark.spark_session.range(3).count())
         except Exception as error:  # noqa: BLE001 - the test compares it
-            said = str(error).splitlines()[0]
-        print(said, flush=True)  # noqa: T201 - the test reads it
+            result = str(error).splitlines()[0]
+        print(result, flush=True)  # noqa: T201 - the test reads it
 
 
 with dg.DagsterInstance.ephemeral() as instance:

@@ -1,4 +1,4 @@
-"""The four readers that an output is promised to, each as its users call it."""
+"""The readers that an output supports, called as users call them."""
 
 from __future__ import annotations
 
@@ -21,33 +21,27 @@ Reader = Callable[[Path], list[Record]]
 
 
 def by_duckdb(folder: Path) -> list[Record]:
-    """Topic and offset of each record."""
     return duckdb.connect().sql(f"SELECT topic, \"offset\" FROM '{folder}/**/*.parquet'").fetchall()  # noqa: S608
 
 
 def by_polars(folder: Path) -> list[Record]:
-    """Topic and offset of each record."""
     return pl.scan_parquet(folder).select("topic", "offset").collect().rows()
 
 
 def by_polars_glob(folder: Path) -> list[Record]:
-    """Topic and offset of each record."""
     return pl.scan_parquet(f"{folder}/**/*.parquet").select("topic", "offset").collect().rows()
 
 
 def by_pyarrow(folder: Path) -> list[Record]:
-    """Topic and offset of each record."""
     table = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive").to_table()
     return [(row["topic"], row["offset"]) for row in table.to_pylist()]
 
 
 def by_parquet_table(folder: Path) -> list[Record]:
-    """Topic and offset of each record."""
     return [(row["topic"], row["offset"]) for row in pyarrow.parquet.read_table(folder).to_pylist()]
 
 
 def by_spark(session: SparkSession, folder: Path) -> list[Record]:
-    """Topic and offset of each record."""
     rows = session.read.parquet(str(folder)).select("topic", "offset").collect()
     return [(row["topic"], row["offset"]) for row in rows]
 
@@ -62,7 +56,7 @@ LIBRARIES: Mapping[str, Reader] = {
 
 
 def read_by_all(session: SparkSession, folder: Path) -> dict[str, list[Record]]:
-    """What each reader finds, sorted."""
+    """Return the records that each reader finds, sorted."""
     found = {name: read(folder) for name, read in LIBRARIES.items()}
     return {
         name: sorted(rows) for name, rows in {**found, "spark": by_spark(session, folder)}.items()

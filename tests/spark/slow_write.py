@@ -1,7 +1,4 @@
-"""Spark work that takes minutes and leaves a trace on disk while it runs.
-
-It removes the trace when it is stopped.
-"""
+"""Spark work that takes minutes, and writes a file that Spark removes if the work is stopped."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ STOP_LIMIT_S = 30.0
 
 
 def write_slowly(session: SparkSession, folder: Path) -> None:
-    """Keep one core busy for minutes: write a row each 50 ms into a file.
-
-    Spark removes the file when the write fails.
-    """
+    """Keep one core busy for minutes: write a row each 50 ms into a file."""
     rows = session.range(0, ROWS, 1, 1).selectExpr(
         "id", "java_method('java.lang.Thread', 'sleep', bigint(50)) AS slept"
     )
@@ -31,8 +25,8 @@ def write_slowly(session: SparkSession, folder: Path) -> None:
 
 
 def files_in_work(folder: Path) -> int:
-    """Files that a write has begun."""
-    # Not rglob, which raises where Spark removes a folder meanwhile.
+    """Return the number of files that a write has begun."""
+    # Not rglob, which raises if Spark removes a folder during the walk.
     walked = os.walk(folder)
     return sum(name.startswith("part-") for _, _, names in walked for name in names)
 
@@ -45,7 +39,7 @@ def wait_until_working(folder: Path) -> None:
 
 
 def wait_until_stopped(folder: Path) -> None:
-    """Return when the write was given up: only a stopped job removes its temporary folder."""
+    """Return when the write was abandoned: only a stopped job removes its temporary folder."""
     wait_until(
         lambda: files_in_work(folder) == 0,
         timeout_s=STOP_LIMIT_S,

@@ -1,4 +1,4 @@
-"""A process with a local Spark that writes a range to a table of each format, and never commits.
+"""A process with a local Spark that writes a range to a table of each format without a commit.
 
 Arguments: the folder of Iceberg's tables, and that of the test.
 """
@@ -26,7 +26,7 @@ session = SparkSession.builder.master("local[4]").config(map=settings).getOrCrea
 
 
 def write(table: Table) -> None:
-    """The second of two tasks waits, so that the commit cannot come."""
+    """Write with a second task that waits, so there is no commit."""
     frame = slowly(records(session, span(0, 100), "b"), 50, 600_000)
     table.write(frame, [span(0, 100)], as_read=True)
 

@@ -1,4 +1,4 @@
-"""The DataFrame of given messages is that of the same records in a real Kafka."""
+"""A batch of given messages has the DataFrame of the same records in a real Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standalone cluster: its executors do what drivers say, and end with them."""
+"""A standalone cluster, whose executors end with their driver."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def topic(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> str:
 def run(
     cluster: SparkCluster, kafka: KafkaCluster, topic: str, folder: Path, ms: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of a run, with a session of processes of its own, which ends here."""
+    """Start the process of a run in a new process group, and kill it at the end."""
     settings = json.dumps(cluster.session_settings())
     given = [cluster.url, settings, kafka.bootstrap_servers, topic, str(RECORDS), str(folder)]
     command = [sys.executable, "-m", "tests.spark.cluster_run", *given, str(ms)]
@@ -77,9 +77,7 @@ def test_executors_of_a_killed_run_end_and_its_replay_writes_once(
         )
         assert cluster.executors() == 1
         os.killpg(first.pid, signal.SIGKILL)
-    wait_until(
-        lambda: cluster.executors() == 0, timeout_s=LIMIT_S, what="the executor to end by itself"
-    )
+    wait_until(lambda: cluster.executors() == 0, timeout_s=LIMIT_S, what="the executor to end")
     assert not list(out.rglob("*.parquet"))
     with run(cluster, kafka_broker, topic, out, ms=0) as again:
         assert again.wait(LIMIT_S) == 0

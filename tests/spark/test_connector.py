@@ -1,4 +1,4 @@
-"""Which Kafka connector belongs to which pyspark."""
+"""Packages of the Kafka connector and of table formats."""
 
 from __future__ import annotations
 

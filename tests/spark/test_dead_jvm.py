@@ -1,4 +1,4 @@
-"""A local Spark whose JVM dies, or that a body stops, is no fault of the records."""
+"""A local Spark whose JVM dies, or that an asset stops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def played(form: str) -> dict[str, Any]:
-    """Return what became of a run, whose process has the empty variable of pyspark's as well."""
+    """Return the outcome of a run, in a process with an empty SPARK_REMOTE."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.dead_jvm", form],
         env={**os.environ, "SPARK_REMOTE": ""},

@@ -1,8 +1,4 @@
-"""Decoded in Spark, on classic and Connect sessions, from a real Kafka: with letters and without.
-
-The records are those of a team: keys in Avro, values by many schemas, one that is poison, one that
-is a tombstone.
-"""
+"""Decoding in Spark from a real Kafka, in classic and Connect sessions."""
 
 from __future__ import annotations
 
@@ -66,7 +62,7 @@ def topic(kafka_topic: TopicFactory) -> str:
 
 
 def produce(kafka: KafkaCluster, topic: str, registry: HttpRegistry) -> int:
-    """200 good orders by many schemas, a tombstone and a record that is poison; the last id."""
+    """Produce 200 orders of many schemas, a tombstone and a poison record; return the last id."""
     writers = []
     for number in range(SCHEMAS):
         more = {"name": f"f{number}", "type": "int", "default": number}
@@ -92,7 +88,7 @@ def produce(kafka: KafkaCluster, topic: str, registry: HttpRegistry) -> int:
 
 
 def batch_of(kafka: KafkaCluster, topic: str) -> KafkaBatch:
-    """All of it but the first record of each partition."""
+    """Return a batch without the first record of each partition."""
     resource = KafkaConsumerResource(
         bootstrap_servers=kafka.bootstrap_servers, group_id="etl", topics=[topic]
     )
@@ -101,7 +97,7 @@ def batch_of(kafka: KafkaCluster, topic: str) -> KafkaBatch:
 
 
 def letters_in(kafka: KafkaCluster, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
-    """Key, value and headers of each record of a topic."""
+    """Return key, value and headers of each record of a topic."""
     with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
         _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
         consumer.assign([TopicPartition(topic, 0, 0)])

@@ -1,4 +1,4 @@
-"""Spark work of a run that is cancelled, killed or taken for dead does not go on."""
+"""Spark work ends with its run: cancelled, killed, or declared dead."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_work_without_the_tag_of_a_batch_is_interrupted(
     spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
     spark = KafkaSparkResource(remote=spark_connect_server.remote)
-    # Not made by the resource: what that leaves in the process lets it make no classic session.
+    # Not made by the resource, whose session would prevent classic sessions in this process.
     session = SparkSession.builder.remote(spark_connect_server.remote).create()
     session.addTag(spark._tag)
     spark._session = session

@@ -42,7 +42,7 @@ LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required userna
 
 @dataclass(frozen=True)
 class Story:
-    """What each way to log in has read, and what the server has written about it."""
+    """The records that each login has read, and the event log of the server."""
 
     read: dict[str, list[int]]
     event_log: str
@@ -99,8 +99,7 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
             for way, config in ways.items():
                 frame = read_ranges(session, [OffsetRange(TOPIC, 0, 2, 7)], config)
                 read[way] = sorted(int(row["value"]) for row in frame.select("value").collect())
-                # The server leaves out what is deep in a plan, so a plain read beside it shows what
-                # it writes.
+                # The server omits the deep parts of a plan, so a plain read shows its options.
                 options = {**spark_kafka_options(config), "subscribe": TOPIC}
                 assert len(session.read.format("kafka").options(**options).load().collect()) == 10
             certified = ways["key in the options"]

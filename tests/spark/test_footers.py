@@ -1,4 +1,4 @@
-"""Which range a Parquet file holds, by its footer, without Spark."""
+"""Ranges of Parquet files by their footers, without Spark."""
 
 from __future__ import annotations
 

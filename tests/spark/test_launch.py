@@ -1,4 +1,4 @@
-"""How settings reach the JVM of a classic session."""
+"""Settings of the JVM of a classic session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagster_rebalance.spark.session.launch import (
     workers_of_this_python,
 )
 
-SECRET = "sword fish=\\ : # ! \"quoted\" 'x' grüße 🐟"  # noqa: S105 - what is looked for
+SECRET = "sword fish=\\ : # ! \"quoted\" 'x' grüße 🐟"  # noqa: S105 - of the test
 
 
 def test_workers_use_this_python_unless_pyspark_python_is_set(
@@ -79,7 +79,7 @@ def test_command_line_of_the_jvm_has_no_secret(tmp_path: Path) -> None:
     assert child.returncode == 0, child.stderr
     seen = json.loads(child.stdout.splitlines()[-1])
     assert "SparkSubmit" in seen["command"]
-    assert "-Xmx512m" in seen["command"], "what the JVM itself needs is read from the file, too"
+    assert "-Xmx512m" in seen["command"], "the JVM reads its own options from the file, too"
     assert "sword" not in seen["command"]
     assert seen["settings"]["spark.hadoop.fs.s3a.secret.key"] == SECRET
     assert (seen["settings"]["spark.master"], seen["settings"]["spark.app.name"]) == (

@@ -1,4 +1,4 @@
-"""An output by range: what its readers find, and what is refused."""
+"""Parquet output by range: its readers, and refused writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 
 def records(session: SparkSession, *topics: str, until: int = 10, value: str = "a") -> DataFrame:
-    """Records of partition 0 of some topics, in ranges of five."""
+    """Return records of partition 0 of some topics, in ranges of five."""
     names = ", ".join(f"'{topic}'" for topic in topics)
     return session.sql(
         f"SELECT topic, 0 AS partition, id AS offset, '{value}' AS value, "  # noqa: S608
@@ -37,12 +37,12 @@ def records(session: SparkSession, *topics: str, until: int = 10, value: str = "
 
 
 def expected(*topics: str, until: int = 10) -> list[tuple[str, int]]:
-    """What each reader must find."""
+    """Return the records that each reader must find."""
     return sorted((topic, offset) for topic in topics for offset in range(until))
 
 
 def one_range_a_task(session: SparkSession, topic: str, value: str = "a") -> DataFrame:
-    """Two ranges of five, each of them read by a task of its own, as from Kafka."""
+    """Return two ranges of five records, each read by a separate task, as from Kafka."""
     frame = session.sql(
         f"SELECT '{topic}' AS topic, 3 AS partition, id AS offset, '{value}' AS value, "  # noqa: S608
         "id - id % 5 AS range_start, id - id % 5 + 5 AS range_until FROM range(0, 10, 1, 2)"
@@ -52,7 +52,7 @@ def one_range_a_task(session: SparkSession, topic: str, value: str = "a") -> Dat
 
 @pytest.fixture
 def gathered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders into which records were gathered by range, which takes a shuffle."""
+    """Collect the folders into which records were gathered by range."""
     folders: list[str] = []
     stage = output_module._stage
 

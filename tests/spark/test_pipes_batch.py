@@ -1,4 +1,4 @@
-"""`PipesBatch`: what it reads by, and what it shows. What it reads is tested with the page."""
+"""Settings and metadata of `PipesBatch`; tests/docs reads its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How staged files take their places on file systems that this machine lacks, by interface."""
+"""Publication on object stores and HDFS, through local stand-ins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def staged(folder: Path) -> tuple[Path, Path]:
-    """A place with an old file in an output, and a new file that is staged for it."""
+    """Return a staged file, and its place in an output with an old file."""
     place, source = folder / "out" / "p" / "0-5.parquet", folder / ".out-staging" / "1" / "new"
     for file, text in ((place, "old"), (source, "new")):
         file.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Exactly the offsets of the ranges, from a real Kafka, with a classic and a Connect session."""
+"""Reads of exact offset ranges from a real Kafka, in classic and Connect sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def filled(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) -> 
 
 
 def offsets(frame: DataFrame) -> list[tuple[str, int, int, int, int]]:
-    """What was read, sorted: topic, partition, offset and the bounds of its range."""
+    """Return topic, partition, offset and range bounds of each record, sorted."""
     rows = frame.select("topic", "partition", "offset", "range_start", "range_until").collect()
     return sorted(
         (row["topic"], row["partition"], row["offset"], row["range_start"], row["range_until"])
@@ -47,7 +47,7 @@ def offsets(frame: DataFrame) -> list[tuple[str, int, int, int, int]]:
 
 
 def expected(ranges: list[OffsetRange]) -> list[tuple[str, int, int, int, int]]:
-    """What should have been read."""
+    """Return the expected result of `offsets`."""
     return sorted(
         (one.topic, one.partition, offset, one.start, one.until)
         for one in ranges
@@ -175,7 +175,7 @@ def test_connect_server_is_asked_for_the_schema_only_at_the_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not is_connect(session):
-        pytest.skip("a classic session asks nobody")
+        pytest.skip("a classic session has no server")
     topic = kafka_topic()
     config = filled(kafka_broker, topic, 2)
     on_server: Any = session

@@ -1,4 +1,4 @@
-"""What is refused before Spark reads, and what its errors mean."""
+"""Refused connector options, and explained errors of a read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_CONNECTOR = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka. M
 def test_options_cannot_override_the_offsets(option: str) -> None:
 
     class NoSession:
-        """Is not reached."""
+        """A session that is never used."""
 
     with pytest.raises(ConfigurationError, match=option):
         read_ranges(

@@ -1,4 +1,4 @@
-"""Which columns fit the Parquet files of an output, and which names readers cannot tell apart."""
+"""Schemas that fit the Parquet files of an output, and ambiguous names."""
 
 from __future__ import annotations
 

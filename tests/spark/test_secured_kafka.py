@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
-SECRET = "swordfish-of-the-spark-user"  # noqa: S105 - what is looked for
+SECRET = "swordfish-of-the-spark-user"  # noqa: S105 - of the test
 PASSWORD = f'{SECRET} "quoted" \\ and; ,{{0}} %s'
 
 
@@ -100,7 +100,7 @@ def test_range_is_read_with_an_oidc_token(
     session: SparkSession, kafka_with_tokens: KafkaWithTokens
 ) -> None:
     kafka, name = kafka_with_tokens, unique_name("bearer")
-    secret = 'swordfish "of the" issuer'  # noqa: S105 - what must not be shown
+    secret = 'swordfish "of the" issuer'  # noqa: S105 - of the test
     kafka.create_topic(name)
     produce(kafka.client_config(), name, map(str, range(5)))
     kafka.allow(name, "READ", topic=name)

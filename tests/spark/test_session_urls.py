@@ -1,4 +1,4 @@
-"""How a run's Connect session is named."""
+"""URLs and ids of Connect sessions."""
 
 from __future__ import annotations
 

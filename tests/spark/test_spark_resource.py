@@ -1,4 +1,4 @@
-"""The Spark session of a run, as far as no Spark is needed to see it."""
+"""The Spark resource, without Spark."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ SEEN: list[tuple[str, bool]] = []
 
 
 class Watcher(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Asks at the end of each step whether the run needs the session still."""
+    """Records at the end of each step whether the session is still needed."""
 
     _context: Any = PrivateAttr()
 

@@ -1,4 +1,4 @@
-"""Ranges in real tables of Delta Lake and Iceberg: none is lost, none is doubled."""
+"""Ranges in real tables of Delta Lake and Iceberg: no loss, no duplicates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def records(session: SparkSession, range_: OffsetRange, value: str) -> DataFrame
 
 
 def slowly(frame: DataFrame, offset: int, ms: int) -> DataFrame:
-    """The same rows; the task that has one of them waits before it."""
+    """Return the same rows; the task with this offset waits before it."""
     wait = f"java_method('java.lang.Thread', 'sleep', bigint({ms}))"
     waits = f"if(offset = {offset}, {wait}, '')"
     return frame.selectExpr(
@@ -83,7 +83,7 @@ def slowly(frame: DataFrame, offset: int, ms: int) -> DataFrame:
 
 
 def expected(*spans: tuple[int, int, str], partition: int = 0) -> list[tuple[int, int, str]]:
-    """What the table has."""
+    """Return the expected rows of the table."""
     return [
         (partition, offset, value)
         for start, until, value in spans
@@ -196,13 +196,13 @@ def test_concurrent_writers_leave_a_range_once(server: SparkConnectServer, table
                 late = slowly(frame, 0, 2000) if value == "a" and round_ else frame
                 table.write(late, [range_])
 
-    def work_and_tell(value: str) -> None:
+    def work_and_record(value: str) -> None:
         try:
             work(value)
         except BaseException as error:  # noqa: BLE001 - told below
             errors.append(error)
 
-    writers = [threading.Thread(target=work_and_tell, args=(value,)) for value in "abc"]
+    writers = [threading.Thread(target=work_and_record, args=(value,)) for value in "abc"]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -233,7 +233,7 @@ def test_killed_server_leaves_no_partial_write(warehouse: Path, tmp_path: Path) 
             for table in tables:
                 table.write(records(session, span(0, 50), "a"), [span(0, 50)])
         writers = [
-            threading.Thread(target=_write_for_ever, args=(server, table), daemon=True)
+            threading.Thread(target=_write_without_commit, args=(server, table), daemon=True)
             for table in tables
         ]
         for table, writer in zip(tables, writers, strict=True):
@@ -281,15 +281,15 @@ def test_killed_local_spark_leaves_no_partial_write(
         assert table.read(session) == expected((0, 100, "b"))
 
 
-def _write_for_ever(server: SparkConnectServer, table: Table) -> None:
-    """The second task waits, so that the commit cannot come."""
+def _write_without_commit(server: SparkConnectServer, table: Table) -> None:
+    """Write with a second task that waits, so there is no commit."""
     with suppress(Exception), connected(server) as session:
         frame = slowly(records(session, span(0, 100), "b"), 50, 600_000)
         table.write(frame, [span(0, 100)], as_read=True)
 
 
 def _has_a_file_beside(table: Table, known: set[Path]) -> bool:
-    """Whether there is a further file with its footer."""
+    """Whether there is another complete file."""
     contents = (path.read_bytes() for path in table.data_files() - known)
     return any(len(content) > len(_MAGIC) and content.endswith(_MAGIC) for content in contents)
 

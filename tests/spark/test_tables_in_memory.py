@@ -1,4 +1,4 @@
-"""Ranges in tables: which rows they stand for, and what becomes of a commit that was overtaken."""
+"""Ranges in tables: their rows, and commits that conflict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORM = TableFormat("Sand", "sand", re.compile("OVERTAKEN"), "it needs a bucket."
 
 
 class Frame:
-    """As much of a DataFrame as is asked before it is written."""
+    """The parts of a DataFrame that are used before a write."""
 
     def __init__(
         self, *columns: str, read_id: str | None = None, read: Sequence[OffsetRange] | None = None
@@ -64,7 +64,7 @@ def replace(
     table: str = "shop.orders",
     read: Sequence[OffsetRange] | None = None,
 ) -> None:
-    """Replace both ranges by what a commit does."""
+    """Replace both ranges with a commit."""
     frame: Any = Frame("topic", "partition", "offset", "range_start", read_id=read_id, read=read)
     replace_rows(
         frame,

@@ -1,4 +1,4 @@
-"""Two writers of one range leave each record once, whatever they do to each other."""
+"""Two concurrent writers of one range leave each record once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_two_writers_at_any_interleaving_leave_each_record_once(session: SparkSe
     tally = play(session, rounds=25, seed=1, whole=False)
     assert tally.wrong == []
     assert tally.overtaken, "the writers only took turns"
-    assert tally.killed, "nobody was killed"
+    assert tally.killed, "no writer was killed"
 
 
 def test_two_concurrent_writes_leave_each_record_once(session: SparkSession) -> None:

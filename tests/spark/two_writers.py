@@ -1,12 +1,12 @@
-"""Two writers of the same ranges, at an interleaving drawn by chance, either of them killed or not.
+"""Two writers of the same ranges at a random interleaving, either of which may be killed.
 
     .venv/bin/python -m tests.spark.two_writers --rounds 300 --seed 7
 
-A round plays the calls that both make on the file system one by one, in a drawn order. A writer
-that is killed takes no further call, and cleans nothing up. A reader, drawn too, looks after each
-call, and all of them at the end. What stands for the zombie: a writer whose last calls come after
-the other has ended. Where Spark stages does not depend on the other writer, so most rounds copy
-what it staged once; in the others (`--whole`) each writer works from its own read to its end.
+A round plays the file system calls of both writers one by one, in a random order. A killed writer
+makes no further call, and cleans nothing up. A random reader reads after each call, and all
+readers at the end. A zombie is a writer whose last calls come after the other has ended. Staging
+does not depend on the other writer, so most rounds copy files that Spark staged once; with
+`--whole`, each writer also stages.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 RANGES = ((0, 4), (4, 9), (9, 12))
 TOPIC = "007"
 WRITERS = ("before", "a", "b")
-# Calls that change what a reader can find.
+# Calls that change the files of a reader.
 CALLS = ("makedirs", "replace", "rename", "unlink", "rmdir")
 WAIT_S = 120.0
 
 
 class Killed(BaseException):
-    """The process of this writer is gone: nothing of it runs any more."""
+    """The process of this writer was killed."""
 
 
 @dataclass
 class Writer:
-    """A thread that writes, and stops before each of its calls until it is let go on."""
+    """A thread that writes, and waits before each of its calls for permission."""
 
     name: str
     kill_at: int | None
@@ -59,20 +59,20 @@ class Writer:
     stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def before_call(self) -> None:
-        """Wait to be let go on, or be killed here."""
+        """Wait for permission, or be killed."""
         if self.calls == self.kill_at:
             raise Killed
         self.calls += 1
         self.stopped.release()
         if not self.may_go.acquire(timeout=WAIT_S):
-            msg = f"{self.name} was never let go on"
+            msg = f"{self.name} never got permission"
             raise TimeoutError(msg)
 
     def run(self, work: Callable[[], object]) -> None:
-        """Write, and say that this has ended."""
+        """Write, and record the end."""
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - told to the round
+        except BaseException as error:  # noqa: BLE001 - recorded
             self.error = error
         self.ended = True
         self.stopped.release()
@@ -80,7 +80,7 @@ class Writer:
 
 @dataclass
 class Tally:
-    """What became of the rounds."""
+    """The outcome of the rounds."""
 
     rounds: int = 0
     calls: int = 0
@@ -90,7 +90,7 @@ class Tally:
 
 
 class Staged:
-    """What Spark staged once for each writer, and how a copy of it is published."""
+    """The files that Spark staged once for each writer."""
 
     def __init__(self, session: SparkSession, folder: Path) -> None:
         self._folder = folder
@@ -98,7 +98,7 @@ class Staged:
             _stage(_records(session, name), str(folder / name))
 
     def writes(self, root: Path) -> Callable[[str], object]:
-        """Copy what was staged to where the writers of one output stage it."""
+        """Copy the staged files beside an output, and return a function that publishes them."""
         beside = root.parent / ".out-staging"
         shutil.copytree(self._folder, beside)
         files = {
@@ -113,7 +113,7 @@ class Staged:
 
 
 def play(session: SparkSession, rounds: int, seed: int, *, whole: bool) -> Tally:
-    """Play rounds of two writers each, and tell what readers found wrong."""
+    """Play rounds of two writers each, and return the findings of their readers."""
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="two-writers-") as name:
         folder = Path(name)
@@ -165,7 +165,7 @@ def _play_round(
             order += writer.name
             writer.may_go.release()
             assert writer.stopped.acquire(timeout=WAIT_S), f"{writer.name} hangs"
-            _look(
+            _check(
                 root,
                 tally,
                 order,
@@ -182,10 +182,10 @@ def _play_round(
             tally.wrong.append(f"{order}: {writer.name} failed: {writer.error!r}")
     one_is_done = was_there or any(writer.error is None for writer in writers)
     everyone: dict[str, Reader] = {**LIBRARIES, "spark": partial(by_spark, session)}
-    _look(root, tally, f"{order}, at the end", everyone, is_whole=one_is_done)
+    _check(root, tally, f"{order}, at the end", everyone, is_whole=one_is_done)
 
 
-def _look(
+def _check(
     root: Path, tally: Tally, when: str, readers: Mapping[str, Reader], *, is_whole: bool
 ) -> None:
     """Each reader finds each record at most once, and each range as a whole or not at all."""
@@ -196,7 +196,7 @@ def _look(
     for name, read in readers.items():
         try:
             found = Counter(read(root))
-        except Exception as error:  # noqa: BLE001 - what a reader cannot read is the finding
+        except Exception as error:  # noqa: BLE001 - a finding
             tally.wrong.append(f"{when}: {name} cannot read it: {error}")
             continue
         tally.wrong += [
@@ -221,7 +221,7 @@ def _records(session: SparkSession, value: str) -> Any:  # noqa: ANN401 - of eit
 
 @contextmanager
 def _calls_stop(by_thread: dict[int, Writer]) -> Iterator[None]:
-    """Let each call of a writer on the file system wait until it is let go on."""
+    """Let each file system call of a writer wait for permission."""
 
     def stopping(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -243,7 +243,7 @@ def _calls_stop(by_thread: dict[int, Writer]) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """Play, and print what was found."""
+    """Play, and print the findings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

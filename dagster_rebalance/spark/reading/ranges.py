@@ -210,7 +210,7 @@ def written_once(read_id: str | None, places: AbstractSet[str]) -> Iterator[None
         if again:
             msg = (
                 f"a part of the same read_ranges() was already written to {again[0]}: a second "
-                "part would replace the first. Write all of it in one call, or each part to a "
+                "part would replace the first. Write the whole read in one call, or each part to a "
                 "separate path or table. To write the same again, read it again."
             )
             raise IllegalStateError(msg)
@@ -227,7 +227,7 @@ def written_once(read_id: str | None, places: AbstractSet[str]) -> Iterator[None
 
 @contextmanager
 def explained_read_errors() -> Iterator[None]:
-    """Replace the error of a failed read of Kafka by one that says what it means and what to do.
+    """Replace the error of a failed read of Kafka by one that explains its cause and remedy.
 
     Raises:
         BrokerError: Kafka no longer has some of the offsets, or the partition.

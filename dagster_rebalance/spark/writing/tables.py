@@ -1,8 +1,9 @@
 """Ranges in tables with transactions: one commit removes the old rows of ranges and adds the new.
 
-The rows of a range are those with its topic, partition and offsets, whoever wrote them and in
-whatever ranges. No record of earlier writes is kept: because one commit does both, two writers of a
-range at any interleaving leave each record once. `delta` and `iceberg` make that commit.
+The rows of a range are those with its topic, partition and offsets, regardless of their writer and
+of the ranges that they were written in. No record of earlier writes is kept: because one commit
+does both, two writers of a range at any interleaving leave each record once. `delta` and `iceberg`
+make that commit.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class TableFormat:
         name: Its name in messages.
         provider: Its name in Spark.
         conflict: Matches the error of a commit that another commit has prevented.
-        setup: What a session needs, for a message.
+        setup: The settings that a session needs, for a message.
     """
 
     name: str
