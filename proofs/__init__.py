@@ -1,5 +1,5 @@
-"""These programs prove what the package promises.
+"""Programs that verify the promises of the package: `python -m proofs --help`.
 
-`demo` and `chaos` run on real parts, `simulation` runs in virtual time, and `bench` measures
-figures. They are no part of the wheel, and run from a checkout: `python -m proofs --help`.
+`demo` and `chaos` run on real processes, `simulation` in virtual time, and `bench` measures. They
+run from a checkout only.
 """

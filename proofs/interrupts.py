@@ -1,7 +1,4 @@
-"""Ctrl-C: one is enough, it ends everything in order, and nothing that is being ended is disturbed.
-
-Owns the signal handlers of a command that starts other programs.
-"""
+"""Signal handling of commands that start other programs: one Ctrl-C ends them in order."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Turns the signals that ask a program to end into KeyboardInterrupt, now or a little later."""
+    """Converts SIGINT, SIGTERM and SIGHUP to KeyboardInterrupt, immediately or deferred."""
 
     def __init__(self) -> None:
         self._is_deferred = False
@@ -25,17 +22,17 @@ class Interrupts:
         self._is_over = False
 
     def install(self) -> None:
-        """Take the signals from now on, even if a shell started the program with SIGINT ignored."""
+        """Install the handlers, even if a shell started the program with SIGINT ignored."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
     def end(self) -> None:
-        """Ignore further signals: what is being ended gets ended."""
+        """Ignore further signals during the shutdown."""
         self._is_over = True
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let a short call come to its end first."""
+        """Defer signals until a short call has returned."""
         self._is_deferred = True
         try:
             yield

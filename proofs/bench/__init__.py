@@ -1,1 +1,1 @@
-"""`python -m proofs bench`: what a hold, a poll and a mark cost, beside other clients."""
+"""Benchmarks of the package beside other clients: `python -m proofs bench`."""

@@ -1,9 +1,4 @@
-"""aiokafka as a peer of the benchmark.
-
-Only imported where it is installed: it is no dependency of the package.
-
-Owns its event loop, which runs while it is polled, and so all the time.
-"""
+"""The contender aiokafka, which is no dependency: import this module only where it is installed."""
 
 from __future__ import annotations
 
@@ -26,9 +21,9 @@ logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 class AioKafka(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships no types
-    """Its rebalance callback is a coroutine, which can wait for work without blocking the loop.
+    """A member with aiokafka: its callback waits for work without blocking the event loop.
 
-    It is eager: all partitions are revoked, and those that come back are taken as retained.
+    All partitions are revoked (eager); those that are assigned again count as retained.
     """
 
     def __init__(self, servers: str, group: str, topic: str, hold_s: float) -> None:
@@ -53,7 +48,7 @@ class AioKafka(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka shi
         return consumer
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """Finish the work, once."""
+        """Finish the work of the hold, once."""
         if not revoked or self._is_leaving or self.hold.began_at:
             return
         self._before = frozenset(tp.partition for tp in revoked)
@@ -62,23 +57,19 @@ class AioKafka(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka shi
         self.hold.ended_at = time.monotonic()
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """What has come back was retained."""
         if self.hold.ended_at and not self.hold.retained:
             self.hold.retained = self._before.intersection(tp.partition for tp in assigned)
 
     def poll(self) -> list[int]:
-        """Let the loop run, and return the partition of each record that came."""
         found = self._loop.run_until_complete(
             self._consumer.getmany(timeout_ms=round(SLICE_S * 1000), max_records=BATCH)
         )
         return [tp.partition for tp, records in found.items() for _ in records]
 
     def owned(self) -> frozenset[int]:
-        """The partitions that are assigned."""
         return frozenset(tp.partition for tp in self._consumer.assignment())
 
     def close(self) -> None:
-        """Leave."""
         self._is_leaving = True
         self._loop.run_until_complete(self._consumer.stop())
         self._loop.close()

@@ -1,7 +1,6 @@
-"""A member that blocks in its callback: a contender of `deploy_duplicates`, run as a program.
+"""The contender of `deploy_duplicates` that blocks in its rebalance callback, as a program.
 
-It works in a thread, so that it can poll meanwhile. When partitions are asked for, its callback
-waits for the batch at work and commits it, which is the most that a callback can do.
+A thread works while the main thread polls. The callback waits for the current batch and commits it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Member:
         self._consumer = Consumer({**work.client_config(BLOCKING), **cooperative})
 
     def run(self) -> None:
-        """Work until it is asked to end."""
         signal.signal(signal.SIGTERM, lambda *_: self._stopped.set())
         self._consumer.subscribe([self._work.topic], on_revoke=lambda *_: self._finish())
         while not self._stopped.is_set():
@@ -52,7 +50,7 @@ class Member:
             self._at_work = self._pool.submit(self._work.process, ranges, self._version)
 
     def _stay(self) -> None:
-        """Poll to stay a member. A record of a new partition has to wait."""
+        """Poll to remain a member; records of new partitions have to wait."""
         message = self._consumer.poll(0.1)
         if message is not None and message.error() is None:
             number, offset = int(message.partition() or 0), int(message.offset() or 0)

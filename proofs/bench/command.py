@@ -1,7 +1,6 @@
-"""`python -m proofs bench` compares the package's speed with what one would use without it.
+"""`python -m proofs bench`: compare the package with other clients on a real Kafka.
 
-One run measures everything on a real Kafka. Owns the options, and what is shown and written. A
-missed goal is reported, and is no error: a busy machine can miss one.
+A missed goal is reported, and is no error: a busy machine can miss one.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Benchmark(enum.Enum):
 
 @dataclass
 class _Parts:
-    """What is measured with, each started when it is needed first, and ended with the stack."""
+    """Kafka and Spark of the benchmarks, each started on first use and stopped with the stack."""
 
     stack: ExitStack
     interrupts: Interrupts
@@ -79,22 +78,21 @@ class _Parts:
 
     @cached_property
     def kafka(self) -> KafkaCluster:
-        """For clients."""
         return self._started("Kafka", KafkaCluster())
 
     @cached_property
     def nodes(self) -> KafkaCluster:
-        """One of which a node may die."""
+        """Kafka with three nodes, for benchmarks that kill one."""
         return self._started("a Kafka of three nodes", KafkaCluster(nodes=coordinator.NODES))
 
     @cached_property
     def streamed(self) -> KafkaCluster:
-        """For streaming runs and Spark: its topic of offsets is read again and again."""
+        """Kafka for streaming runs and Spark, whose topic of offsets is read repeatedly."""
         return self._started("Kafka for streaming runs", KafkaCluster())
 
     @cached_property
     def spark(self) -> SparkConnectServer:
-        """A warm server for all that use Spark."""
+        """A warm Spark Connect server."""
         return self._started("Spark Connect", SparkConnectServer())
 
 

@@ -1,8 +1,7 @@
-"""The `without_coordinator` benchmark: a member reads what it keeps while its coordinator is dead.
+"""`without_coordinator`: read retained partitions while the group's coordinator is dead.
 
-Owns the play: a second member joins, the first one holds what Kafka asks for, and a second later
-the node that coordinates the group is killed. It leads no partition of the topic, so that only what
-the member itself waits for can slow the reading.
+A second member joins, the first one holds the revoke, and a second later the coordinator's node is
+killed. It leads no partition of the topic, so only waits of the member itself can slow the reading.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 
 NODES = 3
 _SETTLE_S, _DIES_AFTER_S = 3.0, 1.0
-"""What was produced before is read first. It takes up to 2 s here: the partitions have two leaders,
-and a reader may hear of the second one with its next look at the metadata only."""
+"""The backlog is read first, for up to 2 s: the partitions have two leaders, and a reader may need
+a metadata refresh to find the second one."""
 
 
 def measure(
     kafka: KafkaCluster, *, runs: int, hold_s: float, steady_s: float, step: Callable[[str], None]
 ) -> list[Entry]:
-    """Play it several times, in both protocols, on a Kafka of three nodes."""
+    """Measure with both protocols, on a Kafka of three nodes."""
     kafka.create_topic("first", 1)
     first = client_config(kafka.bootstrap_servers, "first", "classic")
     with closing(Ours(first, "first", 0)) as one:

@@ -1,7 +1,7 @@
 """`deploy_duplicates` and `stream_deploy_gap`: a rolling deploy under load, and a kill -9.
 
-Each contender plays alone, on a topic of its own, with the same load, batches and output. The first
-benchmark counts the output, record by record; the second looks at what Kafka stored, and when.
+Each contender runs alone on its own topic with the same load, batches and output. The first
+benchmark counts the output records, the second measures gaps between commits in Kafka.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _PROJECT = "proofs.bench.deploy_project"
 _PARTITIONS, _PER_SECOND = 8, 1000
 _WORKERS = 2
 _SETTLED = 3
-"""How many batches of each partition a version has done last when it has settled."""
+"""Number of last batches of each partition that a version must have processed."""
 _WARM_BATCHES = 10
-"""How many micro-batches Structured Streaming has done when it is stopped."""
+"""Number of micro-batches of Structured Streaming before its stop."""
 _LIMIT_S = 300.0
 _QUIET_S = 90.0
-"""Without more output for so long, what is missing is lost. Kafka notices a kill after 45 s."""
+"""Records missing after this time without output are lost. Kafka detects a kill after 45 s."""
 _GAP_GOAL_S = 3.0
 _PEERS = {
     POLLED: "a sensor that polls and commits in its tick",
@@ -68,7 +68,7 @@ _PEERS = {
 
 @dataclass(frozen=True)
 class _Play:
-    """A contender at work under load, in the first version of its code."""
+    """A contender under load, with the first version of its code."""
 
     work: Work
     producer: NumberedProducer
@@ -76,13 +76,13 @@ class _Play:
     committed: Callable[[], int | None]
 
     def deploy(self) -> None:
-        """Let all of it get the second version."""
+        """Deploy the second version."""
         self.work.version.write_text("v2")
         self.roll_out()
         self.settle("v2")
 
     def settle(self, version: str) -> None:
-        """Wait until a version works on all partitions, in several processes."""
+        """Wait until a version works on all partitions in several processes."""
 
         def is_settled() -> bool:
             self.producer.check()
@@ -105,7 +105,7 @@ class _Play:
         wait_until(is_killed, timeout_s=_LIMIT_S, what=what, interval_s=0.01)
 
     def lost_and_doubled(self) -> tuple[int, int]:
-        """Stop producing, and count once all is there and committed, or nothing more comes."""
+        """Stop producing, and count once all records are committed or no more output comes."""
         self.producer.stop()
         ends, output = self.producer.ends, self.work.output()
         since = time.monotonic()
@@ -122,7 +122,7 @@ class _Play:
 def measure_duplicates(
     kafka: KafkaCluster, *, runs: int, step: Callable[[str], None]
 ) -> list[Entry]:
-    """Deploy, kill one at work, and count what is lost and done twice."""
+    """Deploy, kill a process, and count lost and doubled records."""
     counted = defaultdict(list)
     for run in range(runs):
         for contender in (STREAM, POLLED, BLOCKING):
@@ -135,7 +135,7 @@ def measure_duplicates(
 
 
 def duplicates_entries(counted: Mapping[str, Sequence[tuple[int, int]]]) -> list[Entry]:
-    """What streaming runs lost and did twice beside each peer, in all turns together."""
+    """Return the lost and doubled records of streaming runs beside each peer, in total."""
     sums = {
         contender: (sum(lost for lost, _ in found), sum(doubled for _, doubled in found))
         for contender, found in counted.items()
@@ -158,7 +158,7 @@ def duplicates_entries(counted: Mapping[str, Sequence[tuple[int, int]]]) -> list
 def measure_gap(
     kafka: KafkaCluster, server: SparkConnectServer, *, runs: int, step: Callable[[str], None]
 ) -> list[Entry]:
-    """Deploy, and look for the longest time in which a partition commits nothing."""
+    """Deploy, and measure the longest gap between commits of a partition."""
     gaps_s = defaultdict(list)
     for run in range(runs):
         for form in (STREAM, BATCHES):
@@ -176,7 +176,7 @@ def measure_gap(
 
 
 def gap_entries(gaps_s: Mapping[str, Sequence[float]]) -> list[Entry]:
-    """The longest gap of streaming runs in all turns beside that of each peer."""
+    """Return the longest gap of streaming runs in all rounds beside that of each peer."""
     case = f"longest time without a commit of a partition in a deploy of {_WORKERS} runs"
     ours = max(gaps_s[STREAM])
     return [
@@ -195,7 +195,7 @@ def gap_entries(gaps_s: Mapping[str, Sequence[float]]) -> list[Entry]:
 
 
 def has_settled(output: Iterable[Written], version: str) -> bool:
-    """Whether the newest ranges of all partitions are of this version, by several processes."""
+    """Return whether several processes of a version wrote the newest ranges of all partitions."""
     newest: dict[int, list[Written]] = defaultdict(list)
     for one in sorted(output, key=lambda one: one.start, reverse=True):
         if len(newest[one.partition]) < _SETTLED:
@@ -210,7 +210,6 @@ def has_settled(output: Iterable[Written], version: str) -> bool:
 
 @contextmanager
 def _played(kafka: KafkaCluster, contender: str) -> Iterator[_Play]:
-    """A contender that has settled."""
     topic = unique_name(f"deploy-{contender}")
     kafka.create_topic(topic, _PARTITIONS)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -236,7 +235,7 @@ def _load(kafka: KafkaCluster, topic: str) -> NumberedProducer:
 
 @contextmanager
 def _dagster(work: Work, contender: str) -> Iterator[Callable[[], None]]:
-    """A Dagster with the contender's sensor turned on; gives what loads the code again."""
+    """Run Dagster with the contender's sensor; yields the function that reloads the code."""
     location = CodeLocation(LOCATION, _PROJECT, ROOT, work.environment, reloads=True)
     with DagsterDeployment(Path(work.folder) / "home", [location]) as dagster:
         dagster.ui.start_sensor(LOCATION, f"{contender}_sensor")
@@ -245,7 +244,7 @@ def _dagster(work: Work, contender: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _members(work: Work) -> Iterator[Callable[[], None]]:
-    """Members that block in their callback; gives what replaces them, new ones first."""
+    """Run blocking members; yields the function that replaces them, new ones first."""
     with ExitStack() as stack:
 
         def start(version: str) -> list[ChildProcess]:
@@ -276,7 +275,7 @@ def _members(work: Work) -> Iterator[Callable[[], None]]:
 
 
 def _restart_gap_s(kafka: KafkaCluster, server: SparkConnectServer) -> float:
-    """From the last micro-batch before a stop to the end of the first one after the start."""
+    """Return the time from the last micro-batch before a stop to the first one after the start."""
     topic = unique_name("deploy-structured")
     kafka.create_topic(topic, _PARTITIONS)
 

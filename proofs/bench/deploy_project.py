@@ -1,6 +1,6 @@
-"""The code location of a deploy: both of our forms, and a sensor that polls and commits.
+"""The code location of a deploy: both forms of runs, and a sensor that polls and commits.
 
-The version of the code is what a file says when it is loaded, so that a reload is a deploy.
+The version of the code is read from a file at load, so a reload is a deploy.
 """
 
 import time
@@ -43,19 +43,19 @@ def _asset(form: str) -> dg.AssetsDefinition:
 
 @dg.op(config_schema={"ranges": [[int]]})
 def process(context: dg.OpExecutionContext) -> None:
-    """The work of a run for what a tick has polled."""
+    """The asset of the polling sensor."""
     WORK.process([(one[0], one[1], one[2]) for one in context.op_config["ranges"]], VERSION)
 
 
 @dg.job(name=POLLED, executor_def=dg.in_process_executor)
 def polled() -> None:
-    """A run for what a tick has polled."""
+    """The job of the polling sensor."""
     process()
 
 
 @dg.sensor(name=f"{POLLED}_sensor", job=polled, minimum_interval_seconds=5)
 def polled_sensor() -> Iterator[dg.RunRequest | dg.SkipReason]:
-    """Poll for a while, commit, and request a run, as examples on the web do."""
+    """Poll, commit and request a run, as examples on the web do."""
     consumer = Consumer(WORK.client_config(POLLED))
     try:
         consumer.subscribe([WORK.topic])

@@ -1,8 +1,7 @@
-"""What the contenders of a deploy do with their records, and how their output is counted.
+"""The work of the contenders of a deploy, and the count of their output.
 
-A batch takes half a second. Its ranges are written one after the other, each to a file with its
-bounds as the name, so that a range that is done again replaces what was written of it. Owns these
-files.
+A batch takes half a second. Each range is written to a file named by its bounds, so a range that is
+processed again replaces its file.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class Written:
     """A range of the output.
 
     Attributes:
-        partition: The number of its partition.
-        start: Its first offset.
-        until: The offset behind its last one.
-        version: The version of the code that wrote it.
-        process: The id of the process that wrote it.
+        partition: Number of the partition.
+        start: First offset.
+        until: Offset after the last one.
+        version: Version of the code that wrote it.
+        process: Pid of the writer.
     """
 
     partition: int
@@ -49,13 +48,13 @@ class Written:
 
 @dataclass(frozen=True)
 class Work:
-    """What a contender works on.
+    """The settings of a contender.
 
     Attributes:
         brokers: The Kafka.
         topic: The topic.
-        folder: Where the output and the code's version are.
-        batch_s: How long a batch takes.
+        folder: Folder of the output and of the code's version.
+        batch_s: Duration of a batch.
     """
 
     brokers: str
@@ -65,17 +64,17 @@ class Work:
 
     @property
     def environment(self) -> dict[str, str]:
-        """How a process is told."""
+        """Return the environment variables for a process."""
         return {_VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": str(ROOT)}
 
     @classmethod
     def from_environment(cls) -> Work:
-        """What this process was told."""
+        """Return the settings of this process."""
         return cls(**json.loads(os.environ[_VARIABLE]))
 
     @property
     def version(self) -> Path:
-        """The file that says which version the code is."""
+        """The file with the version of the code."""
         return Path(self.folder) / "version"
 
     @property
@@ -85,7 +84,6 @@ class Work:
         return folder
 
     def client_config(self, contender: str) -> dict[str, Any]:
-        """The settings of a consumer that commits by itself."""
         return {
             "bootstrap.servers": self.brokers,
             "group.id": f"{self.topic}-{contender}",
@@ -105,11 +103,10 @@ class Work:
         at_work.unlink()
 
     def at_work(self) -> list[int]:
-        """The ids of processes that have written a part of their batch, and not all of it."""
+        """Return the pids of processes that have written a part of their batch."""
         return [int(file.name[1:]) for file in self._output.glob("@*")]
 
     def output(self) -> list[Written]:
-        """All that was written."""
         found = []
         for file in self._output.glob("[0-9]*"):
             partition, start, until = map(int, file.name.split("-"))
@@ -118,7 +115,7 @@ class Work:
 
 
 def ranges_of(messages: Iterable[Message]) -> list[_Range]:
-    """The ranges of polled records; what a client says of itself is left out."""
+    """Return the ranges of polled records, without error messages of the client."""
     bounds: dict[int, tuple[int, int]] = {}
     for message in messages:
         if message.error() is None:
@@ -129,7 +126,7 @@ def ranges_of(messages: Iterable[Message]) -> list[_Range]:
 
 
 def lost_and_doubled(output: Iterable[Written], ends: Sequence[int]) -> tuple[int, int]:
-    """How many of the produced records are missing, and how many are there more than once."""
+    """Return the number of missing records, and of records that occur more than once."""
     times = Counter(
         (one.partition, offset) for one in output for offset in range(one.start, one.until)
     )

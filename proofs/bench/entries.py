@@ -1,7 +1,4 @@
-"""What a benchmark found: entries with a goal each, as JSON and as a table.
-
-Owns the form of `build/bench.json` and the verdict. Must never measure.
-"""
+"""Results of benchmarks with their goals, as JSON (`build/bench.json`) and as a table."""
 
 from __future__ import annotations
 
@@ -22,12 +19,7 @@ _COMPARE = {">=": operator.ge, "<=": operator.le}
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a ratio should be.
-
-    Attributes:
-        sign: `>=` or `<=`.
-        bound: What it is compared with.
-    """
+    """Goal of a ratio: `>=` or `<=` a bound."""
 
     sign: str
     bound: float
@@ -36,13 +28,12 @@ class Goal:
         return f"{self.sign} {self.bound:g}"
 
     def is_met(self, ratio: float) -> bool:
-        """Whether a ratio is good enough."""
         return bool(_COMPARE[self.sign](ratio, self.bound))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The figures of one run, for ours and the peer; `peer` is None when there was no peer."""
+    """The figures of one run, for ours and the peer; `peer` is None without a peer."""
 
     ours: float
     peer: float | None
@@ -51,16 +42,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one comparison came to, over all runs.
+    """The result of one comparison over all runs.
 
     Attributes:
         name: The benchmark.
-        case: What was compared with what.
-        ratio_of: What the ratio is.
-        unit: Of `ours` and `peer`.
-        goal: What the ratio should be.
+        case: The compared cases.
+        ratio_of: Meaning of the ratio.
+        unit: Unit of `ours` and `peer`.
+        goal: Goal of the ratio.
         samples: The runs.
-        note: What the reader must know besides.
+        note: Remarks for the reader.
     """
 
     name: str
@@ -78,22 +69,20 @@ class Entry:
 
     @property
     def peer(self) -> float | None:
-        """The median of the runs in which there was a peer."""
+        """The median of the runs with a peer."""
         found = [sample.peer for sample in self.samples if sample.peer is not None]
         return median(found) if found else None
 
     @property
     def ratio(self) -> float:
-        """The median of the runs' ratios: each compares what was measured side by side."""
+        """The median of the runs' ratios, each from figures that were measured side by side."""
         return median(sample.ratio for sample in self.samples)
 
     @property
     def met(self) -> bool:
-        """Whether the goal is met."""
         return self.goal.is_met(self.ratio)
 
     def as_json(self) -> dict[str, Any]:
-        """The entry as it is written."""
         return {
             "name": self.name,
             "case": self.case,
@@ -115,13 +104,11 @@ class Entry:
 
 
 def write_json(entries: Sequence[Entry], path: Path) -> None:
-    """Write all entries, as a list."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([entry.as_json() for entry in entries], indent=2) + "\n")
 
 
 def table_of(entries: Sequence[Entry]) -> Table:
-    """All entries, for people."""
     table = Table()
     table.add_column("name", no_wrap=True)
     table.add_column("case")

@@ -1,8 +1,7 @@
-"""`retained_during_hold` measures how fast retained partitions are read while others are held.
+"""`retained_during_hold`: the read rate of retained partitions while others are held.
 
-Owns the play: ours and the peers read the same records at the same time, each in a group of its
-own; then a second member joins every group, and each first member holds the partitions that it is
-asked for. So a busy machine slows all of them alike.
+Ours and the peers read the same records at the same time in separate groups, so a busy machine
+slows all of them. Then a second member joins every group, and each first member holds the revoke.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 PARTITIONS, _PER_SECOND = 4, 2000
 LIMIT_S = 60.0
 _SETTLE_S = 1.0
-"""From the first records to the measuring: what was produced before is read faster than the
-rest."""
+"""Time before the measurement: the backlog is read faster than the rest."""
 _RATIO = "ours during the hold over ours before it"
 _OURS = "ours, {}"
 _BARE = "confluent-kafka, {}"
@@ -60,17 +58,17 @@ PAIRS = [
         "classic cooperative-sticky, against aiokafka waiting in on_partitions_revoked",
     ),
 ]
-"""Ours, the peer, and what is compared."""
+"""Ours, the peer, and the case."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What one member read, and when it held.
+    """The records and the hold of one member.
 
     Attributes:
-        arrivals: When a record came, and of which partition.
+        arrivals: Time and partition of each record.
         hold: The hold.
-        steady: When it read with nothing going on: from, until.
+        steady: Start and end of the steady phase.
     """
 
     arrivals: list[tuple[float, int]]
@@ -79,24 +77,20 @@ class Played:
 
     @property
     def steady_rate(self) -> float:
-        """Records a second of the retained partitions before the hold.
-
-        The rate counts from the first batch to the last: the beginning of the time says nothing.
-        """
+        """Return the records per second of the retained partitions before the hold."""
         times = self._times(*self.steady)
         later = [at for at in times if at > times[0]]
         return len(later) / (times[-1] - times[0]) if later else 0.0
 
     @property
     def held_rate(self) -> float:
-        """Records a second of the retained partitions during the hold, all of it."""
+        """Return the records per second of the retained partitions during the hold."""
         return len(self._times(self.hold.began_at, self.hold.ended_at)) / (
             self.hold.ended_at - self.hold.began_at
         )
 
     @property
     def ratio(self) -> float:
-        """How much of its steady rate a member has kept."""
         return self.held_rate / self.steady_rate if self.steady_rate else 0.0
 
     def _times(self, begin: float, end: float) -> list[float]:
@@ -109,12 +103,12 @@ class Played:
 
 @dataclass
 class _Stage:
-    """What the members of one run have in common.
+    """Shared state of the members of one run.
 
     Attributes:
-        reading: Who reads all partitions.
-        invited: Set once the second members shall join.
-        abandoned: Set once nobody waits for the outcome any more.
+        reading: Members that read all partitions.
+        invited: Set when the second members shall join.
+        abandoned: Set when the run is given up.
     """
 
     reading: set[str] = field(default_factory=set)
@@ -125,7 +119,6 @@ class _Stage:
 def measure(
     kafka: KafkaCluster, *, runs: int, hold_s: float, steady_s: float, step: Callable[[str], None]
 ) -> list[Entry]:
-    """Play it several times."""
     plays = []
     for run in range(runs):
         step(f"retained_during_hold, run {run + 1} of {runs}")
@@ -134,7 +127,7 @@ def measure(
 
 
 def entries_of(plays: Sequence[Mapping[str, Played]]) -> list[Entry]:
-    """Ours and each peer side by side, by the names of the members; aiokafka may be missing."""
+    """Return ours beside each peer, by the names of the members; aiokafka may be missing."""
     entries = []
     for ours, peer, case in PAIRS:
         samples = [
@@ -157,7 +150,7 @@ def entries_of(plays: Sequence[Mapping[str, Played]]) -> list[Entry]:
 
 
 def _contenders(servers: str, topic: str, hold_s: float) -> dict[str, Callable[[], Contender]]:
-    """How to make a member of each kind; those of one kind are in one group."""
+    """Return the factories of all members; those of one kind share a group."""
     contenders: dict[str, Callable[[], Contender]] = {}
     for protocol in ("consumer", "classic"):
         contenders[_OURS.format(protocol)] = partial(
@@ -207,7 +200,7 @@ def _wait(
     what: str,
     extra_s: float = 0.0,
 ) -> None:
-    """Wait until something is true of all; an error of one of them ends the wait."""
+    """Wait until a condition holds for all; an error of a member ends the wait."""
 
     def waiting() -> list[str]:
         for future in playing.values():
@@ -241,7 +234,7 @@ def _play(name: str, make: Callable[[], Contender], stage: _Stage) -> _Observed:
 
 @contextmanager
 def in_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Do something in a thread of its own, until it is told to stop; its error is ours."""
+    """Run a function in a thread until it is stopped, and raise its error here."""
     stop = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work, stop)
@@ -253,14 +246,14 @@ def in_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def follow(make: Callable[[], Contender], stop: threading.Event) -> None:
-    """Be a second member, until told to stop."""
+    """Run a second member until it is stopped."""
     with closing(make()) as member:
         while not stop.is_set():
             member.poll()
 
 
 def produce(servers: str, topic: str, stop: threading.Event) -> None:
-    """Small records at a steady rate, evenly on all partitions."""
+    """Produce small records at a constant rate, evenly on all partitions."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0})
     began_at, sent = time.monotonic(), 0
     while not stop.wait(0.005):

@@ -1,8 +1,7 @@
-"""The `idle` benchmark measures a member's decisions about partitions with nothing to do.
+"""`idle`: share of a core for the decisions of a member without work.
 
-The figure is their share of a core. Owns the turns that are measured: ten a second, as the member
-loop makes them, in virtual time and without Kafka. The answers of Kafka come at once and say that
-nothing has changed.
+The member loop's ten turns per second run in virtual time and without Kafka, whose answers report
+no change.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CASES = {1_000: 0.02, 10_000: 0.1}
-"""The share of a core that so many partitions may cost."""
+"""Maximum share of a core by number of partitions."""
 _TURN_S = 0.1
 _TURNS_BETWEEN_SUMMARIES = 10
 _NOTHING = Bounds(0, 0)
@@ -48,7 +47,7 @@ def measure(*, runs: int, turns: int, step: Callable[[str], None]) -> list[Entry
 
 
 def _turn_idle(partitions: int, turns: int) -> float:
-    """The seconds of CPU that so many turns took, once everything is taken in."""
+    """Return the CPU seconds of the turns after all partitions were assigned."""
     engine = Engine(EngineSettings(), new_batch_id=lambda _: "none", now=0.0)
     _feed(engine, events.TickArrived(), 0.0)
     _feed(

@@ -1,7 +1,6 @@
-"""The benchmark's consumers hold on for a while to partitions that they are asked for.
+"""The benchmark's consumers: ours, and confluent-kafka with a blocking callback.
 
-They are ours, and confluent-kafka as it is. Owns what each consumer must do to finish its work
-before it gives partitions up, and the note of when it did. One thread uses each consumer.
+Each holds revoked partitions for a while and notes the time. One thread uses each consumer.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
     from confluent_kafka import TopicPartition
 
 SLICE_S = 0.02
-"""How long a poll waits: what a rate over some seconds cannot be more exact than."""
+"""Timeout of a poll, which limits the precision of rates."""
 BATCH = 500
 SESSION_TIMEOUT_MS, HEARTBEAT_INTERVAL_MS = 6000, 500
 
 
 @dataclass
 class Hold:
-    """When partitions were held, and which ones nobody asked for."""
+    """The time of a hold, and the retained partitions."""
 
     began_at: float = 0.0
     ended_at: float = 0.0
@@ -33,7 +32,6 @@ class Hold:
 
     @property
     def is_over(self) -> bool:
-        """Whether all of it is known."""
         return bool(self.ended_at and self.retained)
 
 
@@ -43,7 +41,7 @@ class Contender(Protocol):
     hold: Hold
 
     def poll(self) -> list[int]:
-        """Take part, and return the partition of each record that came."""
+        """Poll, and return the partition of each record."""
 
     def owned(self) -> frozenset[int]:
         """The partitions that are assigned."""
@@ -53,7 +51,7 @@ class Contender(Protocol):
 
 
 def client_config(servers: str, group: str, protocol: str) -> dict[str, Any]:
-    """What ours and the bare client are given alike."""
+    """Return the common settings of ours and the bare client."""
     config = {
         "bootstrap.servers": servers,
         "group.id": group,
@@ -72,7 +70,7 @@ def client_config(servers: str, group: str, protocol: str) -> dict[str, Any]:
 
 
 class Ours:
-    """`RebalanceAwareConsumer`: it delays the revoke, and polls on."""
+    """A member that delays the revoke and continues to poll."""
 
     def __init__(self, config: dict[str, Any], topic: str, hold_s: float) -> None:
         self._hold_s = hold_s
@@ -81,7 +79,6 @@ class Ours:
         self._consumer.subscribe([topic])
 
     def poll(self) -> list[int]:
-        """Take part, and delay the revoke until the time is over."""
         records = self._consumer.poll(SLICE_S, max_records=BATCH)
         asked, now = self._consumer.get_to_be_revoked_partitions(), time.monotonic()
         if asked and not self.hold.began_at:
@@ -96,16 +93,14 @@ class Ours:
         return [record.partition() or 0 for record in records]
 
     def owned(self) -> frozenset[int]:
-        """The partitions that are assigned."""
         return frozenset(tp.partition for tp in self._consumer.assignment())
 
     def close(self) -> None:
-        """Leave."""
         self._consumer.close()
 
 
 class Bare:
-    """A confluent-kafka member can finish work before a revoke only in the callback."""
+    """A member that finishes its work inside the revoke callback."""
 
     def __init__(self, config: dict[str, Any], topic: str, hold_s: float) -> None:
         self._hold_s = hold_s
@@ -123,15 +118,13 @@ class Bare:
         self.hold.ended_at = time.monotonic()
 
     def poll(self) -> list[int]:
-        """Take part; a revoke blocks it."""
+        """Poll; a revoke blocks the call."""
         records = self._consumer.consume(BATCH, SLICE_S)
         return [record.partition() or 0 for record in records if record.error() is None]
 
     def owned(self) -> frozenset[int]:
-        """The partitions that are assigned."""
         return frozenset(tp.partition for tp in self._consumer.assignment())
 
     def close(self) -> None:
-        """Leave."""
         self._is_leaving = True
         self._consumer.close()

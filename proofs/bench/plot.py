@@ -1,7 +1,4 @@
-"""The figures as a plot: how far each one is inside or outside of its goal, on a log scale.
-
-Plain SVG, so that nothing has to be installed and a change shows in a diff.
-"""
+"""SVG plot of the distance of each figure from its goal, on a log scale."""
 
 from __future__ import annotations
 
@@ -22,14 +19,13 @@ _FONT = "font-family='sans-serif' font-size='11'"
 
 
 def margin(entry: Entry) -> float:
-    """How many times better than its goal a figure is: 1 meets it exactly."""
+    """Return how many times better than its goal a figure is."""
     ratio, bound = entry.ratio, entry.goal.bound
     better, worse = (ratio, bound) if entry.goal.sign == ">=" else (bound, ratio)
     return better / worse if worse else math.inf
 
 
 def write_svg(entries: Sequence[Entry], path: Path) -> None:
-    """Draw one bar for each entry, from the goal to its figure."""
     height = _ROW * (len(entries) + 2) + 2 * _MARGIN
     width = _LABEL + _WIDTH + 2 * _MARGIN
     goal_x = _x(1.0)

@@ -1,7 +1,6 @@
-"""`poll_overhead` compares `poll(max_records=500)` with the bare client's `consume(500)`.
+"""`poll_overhead`: `poll(max_records=500)` beside the bare client's `consume(500)`.
 
-Both read the same records. Owns the topic, and when the clock runs: from the first records on,
-because joining a group and connecting are no part of reading.
+The clock starts with the first records, without joining and connecting.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _Reader: TypeAlias = "Callable[[str, int], float]"
 _TOPIC, _PARTITIONS, _RECORD, _BATCH = "poll-overhead", 4, b"x" * 100, 500
 _LIMIT_S = 120.0
 _PAIRS_IN_A_RUN = 3
-"""A read takes a second, in which a machine may do something else."""
+"""Reads per run: a read takes a second, in which a machine may be busy."""
 
 
 def measure(
     kafka: KafkaCluster, *, runs: int, records: int, step: Callable[[str], None]
 ) -> list[Entry]:
-    """Read the whole topic in turns."""
+    """Read the whole topic with each client in turn."""
     step(f"poll_overhead, producing {records:,} records")
     kafka.create_topic(_TOPIC, _PARTITIONS)
     _produce(kafka.bootstrap_servers, records)

@@ -1,8 +1,7 @@
-"""Batches through Spark: `spark_ingest` and `write_by_range`, beside the same by hand.
+"""`spark_ingest` and `write_by_range`: batches through Spark, beside plain Spark.
 
-Both read a topic through one warm Spark Connect server, ours and the peer in turns, each time other
-records of the same size. Owns the topic, and what "by hand" means: what a user of Spark would
-write without this package.
+Both read the same topic through one warm Spark Connect server in turn, each time other records of
+the same size.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ COLUMNS = ("topic", "partition", "offset", "CAST(value AS STRING) AS value")
 BOUNDS = ("range_start", "range_until")
 _INGEST_PARTITIONS = 4
 _WRITES = {(1, 1_000): 3, (4, 1_000): 3, (4, 60_000): 2, (64, 1_024): 1}
-"""How many ranges, and how many records together; and how often they are written in a run."""
+"""Ranges and records of a write, and writes per run."""
 _WARM_UP = 2
 _PRODUCE_LIMIT_S = 120.0
 
@@ -51,7 +50,7 @@ def measure_ingest(
     records: int,
     step: Callable[[str], None],
 ) -> list[Entry]:
-    """Sum up a topic, in turns through a batch and through Spark's connector by hand."""
+    """Aggregate a topic, in turn through a batch and through Spark's connector."""
     step(f"spark_ingest, producing {records:,} records")
     each = records // _INGEST_PARTITIONS
     topic = fill(kafka, [each] * _INGEST_PARTITIONS)
@@ -82,7 +81,7 @@ def measure_writes(
     runs: int,
     step: Callable[[str], None],
 ) -> list[Entry]:
-    """Write micro-batches of some ranges, in turns by range and by a plain append."""
+    """Write micro-batches of several ranges, in turn by range and by a plain append."""
     sizes = [0] * max(count for count, _ in _WRITES)
     for (count, records), turns in _WRITES.items():
         for number in range(count):
@@ -129,10 +128,10 @@ def measure_writes(
 
 
 def fill(kafka: KafkaCluster, sizes: Sequence[int]) -> str:
-    """Make a topic with so many records in each partition, and return its name.
+    """Create a topic with so many records in each partition, and return its name.
 
     Raises:
-        BrokerError: Kafka did not take them in time.
+        BrokerError: Kafka did not confirm them in time.
     """
     topic = unique_name("bench")
     kafka.create_topic(topic, len(sizes))
@@ -161,7 +160,7 @@ def fill(kafka: KafkaCluster, sizes: Sequence[int]) -> str:
 
 @contextmanager
 def connected(server: SparkConnectServer) -> Iterator[Any]:
-    """A session of its own on the server."""
+    """Open a new session on the server."""
     session = SparkSession.builder.remote(server.remote).create()
     try:
         yield session
@@ -196,7 +195,7 @@ def _by_hand(session: Any, kafka: KafkaCluster, ranges: Sequence[OffsetRange]) -
 
 
 def _read_all(frame: DataFrame) -> None:
-    """Read each record, without what a sink costs."""
+    """Read each record without a sink."""
     frame.selectExpr("sum(length(value)) AS bytes", "count(1) AS records").collect()
 
 

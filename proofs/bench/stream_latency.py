@@ -1,8 +1,7 @@
-"""What a batch of a streaming run costs beyond its work, and how fast partitions are handed over.
+"""`stream_claim_to_commit`, `stream_idle` and `stream_revoke`: overhead of streaming runs.
 
-`stream_claim_to_commit` compares a body that does nothing in both forms, on one Dagster and one
-topic; `stream_idle` is the CPU of a run without records; `stream_revoke` the time from Kafka's
-request to the release, while batches take a second.
+They measure a batch without work in both forms on one Dagster and one topic, the CPU of a run
+without records, and the time from Kafka's request to the release while batches take a second.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ _SETTLE_S, _START_LIMIT_S = 3.0, 240.0
 _IDLE_PARTITIONS = 100
 _BATCH_S = 1.0
 _AFTER_RELEASE_S = 1.0
-"""A batch that is claimed so long after a release began after it."""
+"""Batches claimed this long after a release count as after it."""
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A Dagster with both forms, and the Kafka that they work on."""
+    """A Dagster with both forms, and its Kafka."""
 
     kafka: KafkaCluster
     dagster: DagsterDeployment
@@ -67,7 +66,7 @@ class _Stage:
 def measure_latency(
     kafka: KafkaCluster, *, runs: int, seconds: float, step: Callable[[str], None]
 ) -> list[Entry]:
-    """Let a streaming run and then runs for each batch do nothing, on SQLite and on Postgres."""
+    """Run empty batches in a streaming run and in per-batch runs, on SQLite and on Postgres."""
     entries = []
     for storage in ("SQLite", "Postgres"):
         with ExitStack() as stack:
@@ -108,7 +107,7 @@ def measure_latency(
 def latency_entries(
     storage: str, streams: Sequence[Sequence[Committed]], batches: float
 ) -> list[Entry]:
-    """Tell each turn of a streaming run by percentiles, and beside the median of the other form."""
+    """Return percentiles of each streaming run, beside the median of the other form."""
     took = [[one.took_s for one in found] for found in streams]
     p50, p99 = ([percentile(each, share) for each in took] for share in (0.5, 0.99))
     case = f"{_PARTITIONS} partitions, {_PER_SECOND:,} records/s, empty body, {storage}"
@@ -146,7 +145,7 @@ def latency_entries(
 
 
 def _play(stage: _Stage, form: str, seconds: float) -> list[Committed]:
-    """Turn a form on, and off again; returns what was committed once it had settled."""
+    """Turn a form on and off, and return the commits of the steady phase."""
     group, since = f"{stage.body.group}-{form}", 0.0
 
     def settled() -> list[Committed] | None:
@@ -166,7 +165,7 @@ def _play(stage: _Stage, form: str, seconds: float) -> list[Committed]:
 def measure_idle(
     kafka: KafkaCluster, *, runs: int, seconds: float, step: Callable[[str], None]
 ) -> list[Entry]:
-    """The CPU of a streaming run whose partitions have no records."""
+    """Measure the CPU of a streaming run whose partitions have no records."""
     topic = unique_name("idle")
     kafka.create_topic(topic, _IDLE_PARTITIONS)
     body = Body(kafka.bootstrap_servers, topic, _IDLE_PARTITIONS, topic)
@@ -196,7 +195,7 @@ def _cpu_s(pid: int) -> float:
 def measure_revoke(
     kafka: KafkaCluster, *, rebalances: int, step: Callable[[str], None]
 ) -> list[Entry]:
-    """Let another member join and leave again and again while batches take a second."""
+    """Let another member join and leave repeatedly while batches take a second."""
     topic = unique_name("revoke")
     kafka.create_topic(topic, _PARTITIONS)
     body = Body(kafka.bootstrap_servers, topic, _PARTITIONS, topic, sleep_s=_BATCH_S)
@@ -258,7 +257,7 @@ def _join_and_leave(kafka: KafkaCluster, group: str, topic: str) -> None:
 
 
 def revokes_in(records: Iterable[GroupRecord]) -> list[tuple[float, float, frozenset[int]]]:
-    """When partitions were asked back, when they were released, and what was retained."""
+    """Return the revoke requests, the releases, and the retained partitions."""
     asked: dict[str, tuple[float, frozenset[int]]] = {}
     found = []
     for record in records:
@@ -281,7 +280,7 @@ def retained_rate(
     *,
     after_s: float,
 ) -> float:
-    """Records a second of a retained partition, between two commits around a hold."""
+    """Return the records per second of a retained partition, between two commits around a hold."""
     rates = []
     for partition in kept:
         mine = [one for one in commits if one.partition == partition]

@@ -1,6 +1,6 @@
-"""The code location of the benchmarks of streaming runs: one body, in both forms.
+"""The code location of the benchmarks of streaming runs: one body in both forms.
 
-What the body does, and for which topic, is in the environment (see `proofs.bench.streams`).
+Its settings are in the environment (`proofs.bench.streams`).
 """
 
 import time
@@ -34,7 +34,7 @@ def _kafka(form: str) -> KafkaConsumerResource:
 
 
 def _asset(form: str) -> dg.AssetsDefinition:
-    """The work of a form: through Spark, or none but to take its time."""
+    """Make the asset: it works through Spark, or only sleeps."""
     if SPARK is None:
 
         @dg.asset(name=f"{form}_orders")

@@ -1,9 +1,8 @@
-"""`stream_micro_batch` and `stream_backlog`: batches through Spark, from Kafka to Parquet.
+"""`stream_micro_batch` and `stream_backlog`: batches from Kafka to Parquet through Spark.
 
-A streaming run, Spark Structured Streaming and a run for each batch take turns at one topic, in
-batches of the same size, on the same Spark Connect server. What is compared are records a second
-between the ends of batches, so all that a batch costs is in it: claims, commits, checkpoints,
-Dagster's storage.
+A streaming run, Spark Structured Streaming and per-batch runs take turns at one topic, with batches
+of the same size on the same Spark Connect server. Rates count from end to end of batches, so they
+include claims, commits, checkpoints and Dagster's storage.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ if TYPE_CHECKING:
 _PARTITIONS = 4
 _MICRO_RECORDS = 1_000
 _RUNS = 4
-"""How many batches have a run each in a turn: their seconds are many, and hardly differ."""
+"""Number of per-batch runs in a round: they take many seconds and hardly differ."""
 _WARM_UP = 1
-"""Turns that are not measured: Spark compiles its code first."""
+"""Unmeasured rounds, in which Spark compiles its code."""
 _LIMIT_S = 900.0
 
 
 @dataclass(frozen=True)
 class _Backlog:
-    """What everybody works off, from its beginning."""
+    """The backlog that all contenders process from its beginning."""
 
     kafka: KafkaCluster
     server: SparkConnectServer
@@ -68,7 +67,7 @@ def measure_micro_batches(
     batches: int,
     step: Callable[[str], None],
 ) -> list[Entry]:
-    """Work off a backlog of small batches, in turns."""
+    """Process a backlog of small batches, in turn."""
     backlog = _filled(kafka, server, _MICRO_RECORDS, batches)
     rates = _play("stream_micro_batch", backlog, runs=runs, step=step)
     case = f"{backlog.size:,} records of {_PARTITIONS} partitions to Parquet"
@@ -86,7 +85,7 @@ def measure_backlog(
     records: int,
     step: Callable[[str], None],
 ) -> list[Entry]:
-    """Work off a backlog of large batches, in turns."""
+    """Process a backlog of large batches, in turn."""
     step(f"stream_backlog, producing {records:,} records")
     backlog = _filled(kafka, server, records // batches, batches)
     rates = _play("stream_backlog", backlog, runs=runs, step=step)
@@ -98,7 +97,7 @@ def measure_backlog(
 def entries_of(
     name: str, case: str, unit: str, found: dict[str, list[float]], goals: dict[str, Goal]
 ) -> list[Entry]:
-    """A streaming run beside each peer, turn by turn."""
+    """Return a streaming run beside each peer, round by round."""
     peers = {structured_streaming.NAME: "Structured Streaming", BATCHES: "a run for each batch"}
     return [
         Entry(
@@ -124,7 +123,7 @@ def _filled(kafka: KafkaCluster, server: SparkConnectServer, size: int, batches:
 def _play(
     name: str, backlog: _Backlog, *, runs: int, step: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """The records a second of each form in each turn."""
+    """Return the records per second of each form in each round."""
     forms: dict[str, Callable[[_Backlog], list[tuple[float, int]]]] = {
         STREAM: _stream,
         structured_streaming.NAME: _structured,
@@ -144,7 +143,7 @@ def _play(
 
 
 def _stream(backlog: _Backlog) -> list[tuple[float, int]]:
-    """Let a streaming run work off all of it."""
+    """Process the backlog with a streaming run."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         body = _body(backlog, folder)
         with streaming_run(backlog.kafka, Path(folder) / "home", body):
@@ -153,7 +152,7 @@ def _stream(backlog: _Backlog) -> list[tuple[float, int]]:
 
 
 def _batches(backlog: _Backlog) -> list[tuple[float, int]]:
-    """Let a run for each batch work off its beginning."""
+    """Process its beginning with per-batch runs."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         body = _body(backlog, folder)
         location = CodeLocation(LOCATION, PROJECT, ROOT, body.environment)
@@ -166,7 +165,7 @@ def _batches(backlog: _Backlog) -> list[tuple[float, int]]:
 
 
 def _structured(backlog: _Backlog) -> list[tuple[float, int]]:
-    """Let Structured Streaming work off all of it."""
+    """Process the backlog with Structured Streaming."""
     seen: dict[int, tuple[float, int]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
@@ -209,7 +208,7 @@ def _wait_for(backlog: _Backlog, body: Body, form: str, batches: int) -> None:
 
 
 def ends_of(ranges: Iterable[Committed]) -> list[tuple[float, int]]:
-    """When the last range of each batch was committed, and the batch's records, oldest first."""
+    """Return the end and the records of each batch, oldest first."""
     batches: dict[str, list[Committed]] = defaultdict(list)
     for one in ranges:
         batches[one.batch_id].append(one)
@@ -220,6 +219,6 @@ def ends_of(ranges: Iterable[Committed]) -> list[tuple[float, int]]:
 
 
 def records_per_second(ends: list[tuple[float, int]]) -> float:
-    """From the end of the first batch, which waits for what is started, to the end of the last."""
+    """Return the rate from the end of the first batch to the end of the last."""
     (since, _), *later = ends
     return sum(records for _, records in later) / (later[-1][0] - since)

@@ -1,7 +1,4 @@
-"""What the benchmarks of streaming runs have in common: such a run, and what Kafka saw of it.
-
-All times are Kafka's own, from its topic of offsets: they hold for any member of any group.
-"""
+"""Common parts of the benchmarks of streaming runs, with timestamps of Kafka's offsets topic."""
 
 from __future__ import annotations
 
@@ -44,17 +41,17 @@ _VARIABLE = "DAGSTER_REBALANCE_BENCH_BODY"
 
 @dataclass(frozen=True)
 class Body:
-    """What a run of the code location works on, and how.
+    """The work of a run of the code location.
 
     Attributes:
         brokers: The Kafka.
         topic: The topic.
-        partitions: How many the topic has.
-        group: What the names of the groups begin with.
-        sleep_s: How long a batch takes.
-        remote: The Spark Connect server through which batches are written; empty for no Spark.
-        output: Where Spark writes them.
-        records_per_range: The most offsets of one partition in a batch.
+        partitions: Number of partitions.
+        group: Prefix of the groups' names.
+        sleep_s: Duration of a batch.
+        remote: Spark Connect server for the writes; empty without Spark.
+        output: Folder of Spark's output.
+        records_per_range: Maximum offsets of one partition in a batch.
     """
 
     brokers: str
@@ -68,12 +65,12 @@ class Body:
 
     @property
     def environment(self) -> dict[str, str]:
-        """How the code location is told."""
+        """Return the environment variables for the code location."""
         return {_VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": str(ROOT)}
 
     @classmethod
     def from_environment(cls) -> Body:
-        """What this process was told."""
+        """Return the settings of this process."""
         return cls(**json.loads(os.environ[_VARIABLE]))
 
 
@@ -82,11 +79,11 @@ class Committed:
     """A range that was claimed and then committed.
 
     Attributes:
-        partition: The number of its partition.
-        records: How many offsets it has.
-        batch_id: The batch that had claimed it.
-        claimed_at: When Kafka stored the claim, in seconds since 1970.
-        at: When Kafka stored the offset behind it.
+        partition: Number of the partition.
+        records: Number of offsets.
+        batch_id: The claiming batch.
+        claimed_at: Kafka's timestamp of the claim, in seconds since 1970.
+        at: Kafka's timestamp of the commit.
     """
 
     partition: int
@@ -97,12 +94,12 @@ class Committed:
 
     @property
     def took_s(self) -> float:
-        """From claim to commit."""
+        """Seconds from claim to commit."""
         return self.at - self.claimed_at
 
 
 def committed_records(kafka: KafkaCluster, body: Body, form: str) -> int | None:
-    """The sum of all committed offsets; None while there are none."""
+    """Return the sum of all committed offsets, or None without any."""
     with suppress(KafkaException):  # the coordinator of a new group has to be found first
         found = committed_offsets(
             kafka.client_config(),
@@ -116,7 +113,6 @@ def committed_records(kafka: KafkaCluster, body: Body, form: str) -> int | None:
 
 
 def wait_for_commits(kafka: KafkaCluster, body: Body, form: str, *, timeout_s: float) -> None:
-    """Wait until a group commits."""
     first: list[int] = []
 
     def has_moved() -> bool | None:
@@ -129,12 +125,12 @@ def wait_for_commits(kafka: KafkaCluster, body: Body, form: str, *, timeout_s: f
 
 
 def committed_ranges(kafka: KafkaCluster, group: str) -> list[Committed]:
-    """All ranges that a group has claimed and committed, oldest commit first."""
+    """Return all claimed and committed ranges of a group, oldest commit first."""
     return ranges_in(read_stored_offsets(kafka.bootstrap_servers, group))
 
 
 def ranges_in(stored: Iterable[StoredOffset]) -> list[Committed]:
-    """The ranges that were claimed and then committed, among all that a group has stored."""
+    """Return the claimed and committed ranges among the stored offsets of a group."""
     open_claims: dict[int, list[tuple[int, int, str, float]]] = defaultdict(list)
     found = []
     for one in stored:
@@ -153,14 +149,14 @@ def ranges_in(stored: Iterable[StoredOffset]) -> list[Committed]:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The smallest value that so large a share of all does not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 @contextmanager
 def streaming_run(kafka: KafkaCluster, home: Path, body: Body) -> Iterator[ChildProcess]:
-    """A streaming run that has committed something, or owns its partitions; then it leaves."""
+    """Run a streaming run until it has committed or owns its partitions; it leaves on exit."""
     home.mkdir(parents=True, exist_ok=True)
     settings = home / "dagster.yaml"
     if not settings.exists():
@@ -187,7 +183,7 @@ def streaming_run(kafka: KafkaCluster, home: Path, body: Body) -> Iterator[Child
 
 @contextmanager
 def turned_on(dagster: DagsterDeployment, form: str) -> Iterator[None]:
-    """A form's sensor is on; at the end all runs have ended."""
+    """Turn a form's sensor on; on exit all its runs have ended."""
     dagster.ui.start_sensor(LOCATION, f"{form}_sensor")
     yield
     dagster.ui.stop_sensor(LOCATION, f"{form}_sensor")

@@ -1,6 +1,6 @@
-"""Spark Structured Streaming as a peer: a query from a topic to Parquet, and what it has done.
+"""The contender Spark Structured Streaming: a query from a topic to Parquet.
 
-Set up as Spark's documentation says: a file sink and a checkpoint, which make the output exact.
+As in Spark's documentation, a file sink and a checkpoint make the output exact.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def start(
     *,
     options: dict[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start a query, or start it again from its checkpoint if the folder has one.
+    """Start a query, or restart it from the checkpoint in its folder.
 
     Args:
         session: The session on the server.
         kafka: The Kafka.
         topic: The topic.
-        folder: Where the output and the checkpoint are.
-        options: More options of the source.
+        folder: Folder of the output and the checkpoint.
+        options: Additional options of the source.
     """
     query: StreamingQuery = (
         session.readStream.format("kafka")
@@ -53,9 +53,7 @@ def start(
 
 
 def micro_batches(query: StreamingQuery) -> dict[int, tuple[float, int]]:
-    """When each recent micro-batch ended, in seconds since 1970, and its records, by its id.
-
-    Spark remembers the last 100.
+    """Return the end time and the records of the last 100 micro-batches, by id.
 
     Raises:
         DagsterRebalanceError: The query has failed.

@@ -1,7 +1,6 @@
-"""The `tracker` benchmark measures the time and the memory of marking records done.
+"""`tracker`: time and memory of `OffsetTracker`, beside the minimum work per record.
 
-The time is compared with the least that one could do for a record. Owns the order of the marks:
-shuffled over all that is in flight, which is the worst that workers can do.
+The marks are shuffled over all records in flight, the worst case of workers.
 """
 
 from __future__ import annotations
@@ -71,14 +70,14 @@ def measure(*, runs: int, marks: int, step: Callable[[str], None]) -> list[Entry
 
 
 def shuffled(marks: int, *, seed: int) -> list[tuple[TopicPartition, int]]:
-    """So many offsets, evenly over all partitions, in any order."""
+    """Return offsets evenly over all partitions in random order."""
     order = [(at, offset) for offset in range(marks // len(_PARTITIONS)) for at in _PARTITIONS]
     random.Random(seed).shuffle(order)  # noqa: S311 - a benchmark must be repeatable
     return order
 
 
 def _time(marks: Sequence[tuple[TopicPartition, int]], *, ours_first: bool) -> Sample:
-    """Both in turns, round by round: a machine that slows down for a moment slows down both."""
+    """Measure both in turn: a slow moment of the machine slows both."""
     tracker, latest = OffsetTracker(), dict.fromkeys(_PARTITIONS, 0)
     order = sorted(marks, key=lambda mark: mark[1])
     each = len(marks) // len(_PARTITIONS)
@@ -104,10 +103,7 @@ def _time(marks: Sequence[tuple[TopicPartition, int]], *, ours_first: bool) -> S
 
 
 def _peaks(marks: Sequence[tuple[TopicPartition, int]]) -> list[int]:
-    """The most memory in use in each round of one tracker.
-
-    Memory that the tracker keeps from earlier rounds adds up.
-    """
+    """Return the peak memory of each round of one tracker, which accumulates kept memory."""
     tracker, peaks = OffsetTracker(), []
     order = sorted(marks, key=lambda mark: mark[1])
     each = len(marks) // len(_PARTITIONS)

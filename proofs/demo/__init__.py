@@ -1,1 +1,1 @@
-"""`python -m proofs demo` plays one of two stories on real parts, and then checks the output."""
+"""`python -m proofs demo`: play one of two stories on real processes, and verify the output."""

@@ -1,8 +1,4 @@
-"""The demo's checks judge the output, Kafka and Dagster, never a member's own counters.
-
-Owns the checks of both stories; all are functions of what was read elsewhere. Must not start, read
-or write anything.
-"""
+"""The checks of both stories, from the output, Kafka and Dagster, not from members' counters."""
 
 from __future__ import annotations
 
@@ -19,13 +15,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must be true.
-
-    Attributes:
-        name: What.
-        passed: Whether it is.
-        detail: What was found.
-    """
+    """The result of one check."""
 
     name: str
     passed: bool
@@ -48,7 +38,7 @@ def check_output(output: Output) -> Check:
 
 
 def check_committed(committed: Mapping[int, int], ends: Mapping[int, int]) -> Check:
-    """The group has committed everything that is in Kafka."""
+    """The group has committed everything in Kafka."""
     behind = [
         f"partition {p}: {committed.get(p, 0)} of {end}"
         for p, end in sorted(ends.items())
@@ -62,6 +52,6 @@ def check_committed(committed: Mapping[int, int], ends: Mapping[int, int]) -> Ch
 
 
 def some(items: Sequence[object]) -> str:
-    """The first of some things, for a message."""
+    """Return the first values for a message."""
     named = ", ".join(map(str, items[:_NAMED]))
     return f"{named}, ..." if len(items) > _NAMED else named

@@ -1,7 +1,6 @@
-"""`python -m proofs demo` shows what this package does, on real parts, and checks the outcome.
+"""`python -m proofs demo`: the options and the exit code.
 
-There are two stories: streaming runs, and a run for each batch. Owns the options and the exit code.
-Everything that the demo starts is gone when it ends, also after Ctrl-C, and when it is killed.
+All processes of the demo end with it, also after Ctrl-C or a kill.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def demo(
 
 
 def _play(stage: Stage, view: View, interrupts: Interrupts, *, protocol: str, output: Path) -> bool:
-    """Play and judge; False when a check failed."""
+    """Play and verify; return False if a check failed."""
     logs = output.with_name("demo-logs")
     try:
         report = stage.play(view, interrupts)
@@ -135,7 +134,7 @@ def _keep(logs: Iterable[Path], folder: Path) -> None:
 
 
 def _stay(stage: Stage, view: View) -> None:
-    """Let a person look around, until Ctrl-C."""
+    """Keep everything running until Ctrl-C."""
     view.print("\nLook at Dagster:")
     for what, address in stage.pages:
         view.print(f"  {what}: {address}")

@@ -1,7 +1,4 @@
-"""A story is one form of the demo: what it starts, what it plays, and what it reports.
-
-Owns what the command needs to know of a story, and what both stories do in the same way.
-"""
+"""The interface of a story, and common code of both stories."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Report(Protocol):
-    """What came out of a play."""
+    """The result of a story."""
 
     @property
     def checks(self) -> Sequence[Check]:
@@ -31,25 +28,25 @@ class Report(Protocol):
         """The report for programs."""
 
     def show(self, view: View) -> None:
-        """The report for a person."""
+        """Print the report."""
 
 
 class Stage(Protocol):
-    """Everything that a story runs on."""
+    """The processes of a story."""
 
     @property
     def logs(self) -> Sequence[Path]:
-        """The files with what the parts have to say."""
+        """The log files."""
 
     @property
     def pages(self) -> Iterable[tuple[str, str]]:
-        """What a person can look at in Dagster's UI, and where."""
+        """The pages in Dagster's UI, by title."""
 
     def play(self, view: View, interrupts: Interrupts) -> Report:
-        """Play all acts, and judge what came out.
+        """Play all acts, and return the report.
 
         Raises:
-            DagsterRebalanceError: An act did not come to its end, or a part has ended by itself.
+            DagsterRebalanceError: An act timed out, or a process has ended unexpectedly.
         """
 
 
@@ -58,28 +55,27 @@ class Story(Protocol):
 
     @property
     def line_every_s(self) -> float:
-        """How often a line says how things stand where there is no terminal."""
+        """Interval of status lines where there is no terminal."""
 
     def stage(
         self, step: Callable[[str], None], interrupts: Interrupts
     ) -> AbstractContextManager[Stage]:
-        """Start everything; it is gone when the context is left.
+        """Start all processes; they end with the context.
 
         Args:
-            step: Gets a sentence before each part is started.
-            interrupts: Ended first when everything is to be ended.
+            step: Receives a sentence before each start.
+            interrupts: Ended first in the shutdown.
 
         Raises:
-            DagsterRebalanceError: A part did not start; the message says which, and holds the end
-                of its log.
+            DagsterRebalanceError: A process did not start; the message includes the end of its log.
         """
 
 
 def check_running(processes: Iterable[ChildProcess]) -> None:
-    """See that parts are at work.
+    """Check that all processes run.
 
     Raises:
-        DagsterRebalanceError: One has ended by itself.
+        DagsterRebalanceError: A process has ended unexpectedly.
     """
     for process in processes:
         if not process.is_running:

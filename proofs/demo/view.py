@@ -1,8 +1,4 @@
-"""A person sees the demo as a live table in a terminal, and as lines of text anywhere else.
-
-Owns the layout that both forms share; what is in the table is theirs. Must not read or change
-anything by itself.
-"""
+"""The display of the demo: a live table in a terminal, or lines of text."""
 
 from __future__ import annotations
 
@@ -28,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class Board(Protocol):
-    """How things stand."""
+    """A state to display."""
 
     def table(self) -> Table:
-        """For a terminal."""
+        """Return the table for a terminal."""
 
     def in_words(self) -> str:
-        """The same in a line."""
+        """Return the state as one line."""
 
 
 class View:
-    """Shows how the demo goes on.
+    """Displays the progress of the demo.
 
     Args:
-        line_every_s: How often a line says how things stand where there is no terminal.
+        line_every_s: Interval of status lines where there is no terminal.
     """
 
     def __init__(self, line_every_s: float) -> None:
@@ -59,12 +55,11 @@ class View:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person watches."""
         return self.console.is_terminal
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """The seconds since the start."""
         return time.monotonic() - self._began_at
 
     def __enter__(self) -> Self:
@@ -76,24 +71,24 @@ class View:
         self._live.stop()
 
     def act(self, title: str, text: str) -> None:
-        """A new act begins."""
+        """Start a new act."""
         self._now = text
         self._line_due_at = time.monotonic() + self._line_every_s
         self.console.print(f"\n[bold]{self._clock()} {title}[/bold]  {text}")
 
     def say(self, text: str) -> None:
-        """Something happened."""
+        """Print an event."""
         self.console.print(f"[dim]{self._clock()}[/dim]   {text}")
 
     def step(self, text: str) -> None:
-        """Something is being started."""
+        """Print that something is being started."""
         self._line_due_at = time.monotonic() + self._line_every_s
         self.say(escape(text))
         if self.is_terminal:
             self._live.update(Text(f"        {text} ...", style="dim"))
 
     def show(self, board: Board, waits_for: str) -> None:
-        """How things stand."""
+        """Display the state."""
         if self.is_terminal:
             table = board.table()
             table.title = self._now
@@ -105,11 +100,11 @@ class View:
             self.say(board.in_words())
 
     def print(self, what: RenderableType) -> None:
-        """Something that stays."""
+        """Print a permanent line."""
         self.console.print(what)
 
     def checks(self, checks: Iterable[Check]) -> None:
-        """What was judged, and how."""
+        """Print the results of the checks."""
         for check in checks:
             self.print(
                 f"{'[green]passed[/green]' if check.passed else '[bold red]FAILED[/bold red]'}  "
@@ -117,7 +112,7 @@ class View:
             )
 
     def clear(self) -> None:
-        """Take the table away, for good."""
+        """Remove the table."""
         self._live.stop()
 
     def _clock(self) -> str:
@@ -126,11 +121,11 @@ class View:
 
 
 def plain(text: str) -> str:
-    """A text without its colours."""
+    """Return a text without its colours."""
     return Text.from_markup(text).plain
 
 
 def short(names: Iterable[str]) -> str:
-    """Partitions in short: `orders-0..3, orders-7`."""
+    """Return a short form of partitions: `orders-0..3, orders-7`."""
     split = [name.rpartition("-") for name in names]
     return named(TopicPartition(topic, int(number)) for topic, _, number in split)

@@ -1,4 +1,1 @@
-"""Witnesses tell what really happened, seen from outside of any member.
-
-They read what was produced, what Kafka stored, what the output has, and what Dagster shows.
-"""
+"""Independent readers of the produced records, of Kafka, of the output and of Dagster."""

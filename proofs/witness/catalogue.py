@@ -1,8 +1,4 @@
-"""This witness reads a group's members and recorded commits from Dagster's catalogue.
-
-The catalogue shows who joined, was assigned what, held or left. The witness reads it as a person
-would. Decides nothing and changes nothing.
-"""
+"""Read a group's members and recorded commits from Dagster's catalogue, as a user would."""
 
 from __future__ import annotations
 
@@ -24,14 +20,14 @@ _PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A commit as Dagster shows it.
+    """A commit in Dagster.
 
     Attributes:
-        member: The code location whose member recorded it.
-        range: What was committed.
-        is_late: Whether an earlier owner committed it, and could not record it.
-        at: When, in seconds since 1970.
-        inner: Where each commit but the last one ended, if several are joined.
+        member: Code location of the member that recorded it.
+        range: The committed range.
+        is_late: Whether it was committed by an earlier owner that could not record it.
+        at: In seconds since 1970.
+        inner: If several commits are joined, the ends of all but the last one.
     """
 
     member: str
@@ -42,22 +38,21 @@ class Recorded:
 
     @property
     def commits(self) -> list[OffsetRange]:
-        """Each of the commits."""
         ends = [self.range.start, *self.inner, self.range.until]
         return [replace(self.range, start=one, until=end) for one, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that the catalogue says of the group: who joined, was assigned what, held or left.
+    """An observation of the group asset: joined, assigned, hold or left.
 
     Attributes:
-        kind: What happened.
+        kind: The event.
         member: The code location.
-        text: The same as a sentence.
-        partitions: What it is about.
-        metadata: All that is said.
-        at: When, in seconds since 1970.
+        text: Its description.
+        partitions: Its partitions.
+        metadata: All of its metadata.
+        at: In seconds since 1970.
     """
 
     kind: str
@@ -70,17 +65,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class HoldSeen:
-    """A receipt, and what else was committed while the hold lasted.
+    """A receipt, with the commits of other partitions during the hold.
 
     Attributes:
-        member: Who held.
+        member: The code location.
         outcome: How it ended.
         cause: Why it began.
-        partitions: What was held.
-        seconds: How long.
-        ended_at: When it ended, in seconds since 1970.
-        runs: How many runs it waited for.
-        retained_records: Records of other partitions that were committed meanwhile.
+        partitions: The held partitions.
+        seconds: Its duration.
+        ended_at: In seconds since 1970.
+        runs: Number of runs that it waited for.
+        retained_records: Committed records of other partitions during the hold.
     """
 
     member: str
@@ -96,13 +91,9 @@ class HoldSeen:
 class CatalogueReader:
     """Follows one group.
 
-    Args:
-        instance: Where the catalogue is.
-        group: The consumer group.
-
     Attributes:
-        events: What has been seen, oldest first.
-        recorded: The commits that have been seen, oldest first.
+        events: All events, oldest first.
+        recorded: All recorded commits, oldest first.
     """
 
     def __init__(self, instance: dg.DagsterInstance, group: str) -> None:
@@ -116,13 +107,13 @@ class CatalogueReader:
 
     @property
     def holds(self) -> list[HoldSeen]:
-        """The receipts so far, oldest first."""
+        """Return the receipts, oldest first."""
         return [_hold(event) for event in self.events if event.kind == "hold"]
 
     def read(self) -> list[Event]:
-        """See what is new, and return the new events.
+        """Read and return the new events.
 
-        Should Dagster's storage fail on the way, the next call goes on from there.
+        If Dagster's storage fails, the next call continues from there.
         """
         for observation, at in self._observations():
             self.events.append(_event(observation, at))

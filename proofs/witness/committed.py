@@ -1,7 +1,7 @@
-"""What a group has committed, as Kafka says it to somebody who is no member, and when.
+"""Committed offsets and ends of partitions, read by a client that is no member.
 
-Asked through a consumer and not through an AdminClient: that one ends the whole process by a
-segmentation fault when the coordinator has just moved (librdkafka issue 5315).
+It uses a consumer: an AdminClient crashes with a segmentation fault when the coordinator has just
+moved (librdkafka issue 5315).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def committed_offsets(
     *,
     limit_s: float,
 ) -> dict[int, int]:
-    """The committed offset of each partition of a topic that has one.
+    """Return the committed offset of each partition of a topic that has one.
 
     Raises:
-        KafkaException: Kafka does not answer within `limit_s`, or refuses.
+        KafkaException: Kafka did not answer within `limit_s`, or refused.
     """
     consumer = Consumer({**client_config, "group.id": group, "enable.auto.commit": False})
     try:
@@ -43,10 +43,10 @@ def committed_offsets(
 def end_offsets(
     admin: AdminClient, topic: str, numbers: Iterable[int], *, limit_s: float
 ) -> dict[int, int]:
-    """Where each partition of a topic ends.
+    """Return the end of each partition of a topic.
 
     Raises:
-        KafkaException: Kafka does not answer within `limit_s`, or refuses.
+        KafkaException: Kafka did not answer within `limit_s`, or refused.
     """
     asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in numbers}
     answers = admin.list_offsets(asked, request_timeout=limit_s)
@@ -59,15 +59,10 @@ def end_offsets(
 def longest_gap(
     commits: Iterable[tuple[int, float]], since: float, until: float
 ) -> tuple[float, int]:
-    """The longest time between two commits of a partition, in seconds, and which partition.
+    """Return the longest time between two commits of a partition in seconds, and the partition.
 
-    A gap counts whole when it touches the time that is asked for, since it is what a reader of the
-    output sees. To a partition without a commit before or behind it, that time itself is the bound.
-
-    Args:
-        commits: The partition and the time of each, in the order of the times.
-        since: The time that is asked for begins here,
-        until: and ends here.
+    Gaps that overlap [`since`, `until`] count in full. `commits` are sorted by time. If a partition
+    has no earlier or later commit, the bound is used instead.
     """
     times: defaultdict[int, list[float]] = defaultdict(list)
     for partition, at in commits:

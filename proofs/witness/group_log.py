@@ -1,8 +1,3 @@
-"""Follows what Kafka stores of a group, while it is stored.
-
-Owns the client that reads. What the records say is known by `offsets_topic`.
-"""
-
 from __future__ import annotations
 
 import uuid
@@ -23,12 +18,7 @@ _AT_MOST = 10_000
 
 
 class GroupLog:
-    """Follows one group from its beginning.
-
-    Args:
-        bootstrap_servers: The Kafka.
-        group: The consumer group.
-    """
+    """Follows the records of one group in `__consumer_offsets` while they are stored."""
 
     def __init__(self, bootstrap_servers: str, group: str) -> None:
         self._group = group
@@ -49,7 +39,7 @@ class GroupLog:
         self._consumer.close()
 
     def new(self) -> list[GroupRecord]:
-        """What was stored since the last call, oldest first.
+        """Return the records since the last call, oldest first.
 
         Raises:
             BrokerError: The topic cannot be read.
@@ -71,7 +61,7 @@ class GroupLog:
         return found
 
     def _assign(self) -> bool:
-        """Kafka makes the topic when the first group of all joins."""
+        """Assign the group's partition; Kafka creates the topic when the first group joins."""
         topic = self._consumer.list_topics(OFFSETS_TOPIC, _LIMIT_S).topics[OFFSETS_TOPIC]
         numbers = [number for number, one in topic.partitions.items() if one.leader >= 0]
         if numbers and len(numbers) == len(topic.partitions):

@@ -1,8 +1,7 @@
-"""Kafka's topic `__consumer_offsets` shows what a group stored and who had its partitions.
+"""The format of Kafka's topic `__consumer_offsets`: stored offsets and assignments of groups.
 
-One partition of the topic has the records of a group; the group's coordinator wrote them in the
-order in which things happened. Owns the format of these records. Knows nothing of this package's
-members: it is an independent witness of what they did.
+All records of a group are in one partition, in the order of events. The module imports no code of
+the members that it verifies.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class StoredOffset:
-    """One record of an offset: somebody wrote it, whether it moved the offset or not.
+    """One stored offset, whether it moved or not.
 
     Attributes:
         group: The consumer group.
         topic: The topic.
         partition: The partition.
-        offset: The next offset to be read.
-        at: When Kafka stored it, in seconds since 1970.
-        metadata: What was stored with it.
+        offset: The next offset to read.
+        at: Kafka's timestamp, in seconds since 1970.
+        metadata: The stored metadata.
     """
 
     group: str
@@ -51,17 +50,14 @@ class StoredOffset:
 
 @dataclass(frozen=True, slots=True)
 class MemberAssigned:
-    """What a member of a group in the consumer protocol has from now on (KIP-848).
-
-    What it has to give up is still its own.
+    """The assignment of a member with the consumer protocol (KIP-848), with partitions to revoke.
 
     Attributes:
         group: The consumer group.
         member_id: The member.
-        partitions: The numbers of its partitions, whatever their topic is; None when it is no
-            member any more.
-        at: When Kafka stored it, in seconds since 1970.
-        asked_back: Those of them that it has to give up.
+        partitions: Numbers of its partitions in all topics; None if it has left.
+        at: Kafka's timestamp, in seconds since 1970.
+        asked_back: The partitions that it has to revoke.
     """
 
     group: str
@@ -73,12 +69,12 @@ class MemberAssigned:
 
 @dataclass(frozen=True, slots=True)
 class GenerationAssigned:
-    """What the members of a group in the classic protocol are assigned from now on.
+    """The assignment of all members with the classic protocol.
 
     Attributes:
         group: The consumer group.
-        members: The numbers of each member's partitions, whatever their topic is.
-        at: When Kafka stored it, in seconds since 1970.
+        members: Numbers of each member's partitions in all topics.
+        at: Kafka's timestamp, in seconds since 1970.
     """
 
     group: str
@@ -91,45 +87,36 @@ GroupRecord: TypeAlias = StoredOffset | MemberAssigned | GenerationAssigned
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """An offset that moved.
-
-    Attributes:
-        range: What was committed by it.
-        at: When Kafka stored it, in seconds since 1970.
-    """
+    """A committed range, and Kafka's timestamp in seconds since 1970."""
 
     range: OffsetRange
     at: float
 
 
 class _Reader:
-    """Takes fields off the front of a record."""
-
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def number(self, kind: str) -> int:
-        """A big-endian integer, by its `struct` letter."""
         (value,) = struct.unpack_from(f">{kind}", self._data, self._at)
         self._at += struct.calcsize(kind)
         return int(value)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left."""
         return self._at >= len(self._data)
 
     def string(self) -> str:
-        """A string with its length in two bytes before it; empty for none."""
+        """Read a string with a two-byte length; None if it is null."""
         return self.bytes(self.number("h")).decode()
 
     def compact_string(self) -> str:
-        """A string with its length and one in a varint before it."""
+        """Read a string with a varint of its length plus one."""
         return self.bytes(self.varint() - 1).decode()
 
     def varint(self) -> int:
-        """A number without a sign, seven bits in each byte."""
+        """Read an unsigned varint."""
         value = shift = 0
         while True:
             byte = self.number("B")
@@ -139,25 +126,19 @@ class _Reader:
             shift += 7
 
     def bytes(self, length: int) -> bytes:
-        """So many bytes as they are; none for a length below 0."""
+        """Read `size` bytes; none for a negative size."""
         data = self._data[self._at : self._at + max(0, length)]
         self._at += len(data)
         return data
 
 
 def parse(key: bytes, value: bytes | None, at: float = 0.0) -> GroupRecord | None:
-    """Read a record of `__consumer_offsets`.
+    """Parse a record of `__consumer_offsets`.
 
-    The result is None for a record that removes an offset, or that says nothing of offsets and
-    owners.
-
-    Args:
-        key: The record's key.
-        value: The record's value.
-        at: When Kafka stored it, in seconds since 1970.
+    Returns None for tombstones and for other kinds of records.
 
     Raises:
-        BrokerError: It is in a format that came after Kafka 4.1.
+        BrokerError: The format is newer than Kafka 4.1.
     """
     fields = _Reader(key)
     kind = fields.number("h")
@@ -191,7 +172,7 @@ def _offset(key: _Reader, fields: _Reader) -> StoredOffset:
 
 
 def _member_partitions(fields: _Reader) -> tuple[frozenset[int], frozenset[int]]:
-    """What a member keeps, and what it was asked to give up and has not given up yet."""
+    """Return a member's partitions, and those of them that it still has to revoke."""
     _refuse_newer(fields.number("h"), _MEMBER_VALUE, "a member's assignment")
     fields.bytes(struct.calcsize(">iib"))  # its epoch, the one before it, and its state
     return _numbers(fields), _numbers(fields)
@@ -221,7 +202,7 @@ def _generation(fields: _Reader) -> Iterator[tuple[str, frozenset[int]]]:
 
 
 def _assigned(fields: _Reader) -> frozenset[int]:
-    """An assignment of the clients' own protocol, the same in each version of it."""
+    """Parse an assignment in the clients' protocol, which is the same in all versions."""
     if fields.is_empty:
         return frozenset()
     fields.number("h")
@@ -239,15 +220,10 @@ def _refuse_newer(version: int, newest: int, what: str) -> None:
 
 
 def commits_in(stored: Iterable[StoredOffset]) -> tuple[list[Commit], list[str]]:
-    """The commits among stored offsets: those that moved an offset forward.
+    """Return the commits among stored offsets, and a sentence for each offset that decreased.
 
-    Claims and first positions move none.
-
-    Args:
-        stored: Of one group, in the order of the topic. Each partition begins at offset 0.
-
-    Returns:
-        The commits, and a sentence for each offset that went back.
+    Claims and first positions move no offset. `stored` is in the order of the topic; partitions
+    begin at offset 0.
     """
     commits, went_back = [], []
     last: dict[tuple[str, int], int] = {}
@@ -266,7 +242,7 @@ def commits_in(stored: Iterable[StoredOffset]) -> tuple[list[Commit], list[str]]
 
 
 def read_stored_offsets(bootstrap_servers: str, group: str) -> list[StoredOffset]:
-    """Every offset that a group ever stored, oldest first.
+    """Return all stored offsets of a group, oldest first.
 
     Raises:
         BrokerError: The topic could not be read to its end.
@@ -279,7 +255,7 @@ def read_stored_offsets(bootstrap_servers: str, group: str) -> list[StoredOffset
 
 
 def read_group(bootstrap_servers: str, group: str) -> list[GroupRecord]:
-    """Everything that Kafka ever stored of a group's offsets and owners, oldest first.
+    """Return all stored offsets and assignments of a group, oldest first.
 
     Raises:
         BrokerError: The topic could not be read to its end.

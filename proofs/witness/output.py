@@ -1,7 +1,4 @@
-"""The output compared with what was produced: each number exactly once, at its place.
-
-Owns what a row of the output says.
-"""
+"""Compare the output with the produced records: each number exactly once, in its place."""
 
 from __future__ import annotations
 
@@ -30,14 +27,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output compared with what was produced.
+    """The result of a comparison.
 
     Attributes:
-        records: Rows of the output.
-        lost: Produced numbers that are not in it.
-        doubled: Numbers that are in it more than once.
-        wrong: Rows that nobody produced so: another number, partition or offset, or in the folder
-            of another range.
+        records: Number of output rows.
+        lost: Produced numbers that are missing.
+        doubled: Numbers that occur more than once.
+        wrong: Rows with a number, partition or offset that was not produced, or in the folder of
+            another range.
     """
 
     records: int
@@ -49,7 +46,7 @@ class Output:
 def compare_output(produced: Mapping[int, tuple[int, int | None]], rows: Iterable[Row]) -> Output:
     """Compare the output with the partition and offset of each produced number.
 
-    A number whose offset is not known may be anywhere in its partition where no other one is.
+    A number with unknown offset matches any other free offset of its partition.
     """
     counts: Counter[int] = Counter()
     taken = set(produced.values())
@@ -69,7 +66,7 @@ def compare_output(produced: Mapping[int, tuple[int, int | None]], rows: Iterabl
 
 
 def parquet_rows(folder: Path) -> Iterator[Row]:
-    """The rows of an output that Spark wrote by range."""
+    """Read an output that Spark has written by range."""
     found = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive").to_table(
         columns=list(Row._fields)
     )
@@ -78,7 +75,7 @@ def parquet_rows(folder: Path) -> Iterator[Row]:
 
 
 def table_rows(remote: str, table: str) -> Iterator[Row]:
-    """The rows of a table, as a Spark Connect server reads them that knows its format."""
+    """Read a table through a Spark Connect server that supports its format."""
     session = SparkSession.builder.remote(remote).create()
     try:
         for row in session.table(table).select(*Row._fields).collect():
@@ -88,7 +85,7 @@ def table_rows(remote: str, table: str) -> Iterator[Row]:
 
 
 def json_rows(folder: Path) -> Iterator[Row]:
-    """The rows of an output of JSON lines, in a file `<start>-<until>.jsonl` for each range."""
+    """Read an output of JSON lines, with a file `<start>-<until>.jsonl` per range."""
     for file in folder.glob("*/*.jsonl"):
         start, until = map(int, file.stem.split("-"))
         for line in file.read_text().splitlines():

@@ -1,7 +1,6 @@
-"""The coordinator's records tell who had each partition when something was stored for it.
+"""Owners of partitions by the coordinator's records, to detect commits by other members.
 
-Owns the judgement that an offset was stored by somebody who did not have the partition. Kafka does
-not say who stored an offset; the member that recorded the commit does.
+Kafka does not record the committer of an offset; Dagster's record of the commit does.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Owners:
         self._asked_back: frozenset[int] = frozenset()
 
     def take(self, record: GroupRecord) -> None:
-        """Take the next record in."""
+        """Apply the next record."""
         if isinstance(record, MemberAssigned):
             self._take_member(record)
         elif isinstance(record, GenerationAssigned):
@@ -61,41 +60,37 @@ class Owners:
 
     @property
     def partitions(self) -> set[int]:
-        """The partitions that somebody has."""
+        """The owned partitions."""
         return set(self._generation).union(
             *(member.partitions or () for member in self._members.values())
         )
 
     def of(self, partition: int) -> str | None:
-        """The id of the member that has a partition."""
+        """Return the member id of the owner of a partition."""
         for member, record in self._members.items():
             if partition in (record.partitions or ()):
                 return member
         return self._generation.get(partition)
 
     def is_asked_back(self, partition: int) -> bool:
-        """Whether the member that has a partition has to give it up, and has not done so yet."""
+        """Return whether the owner of a partition still has to revoke it."""
         return partition in self._asked_back or any(
             partition in record.asked_back for record in self._members.values()
         )
 
     def is_taken_unasked(self, partition: int) -> bool:
-        """Whether the coordinator took a partition unasked, and its member cannot know yet.
+        """Return whether the coordinator took a partition away before its member could detect it.
 
-        This follows from librdkafka's source and one broker's log: while the client looks for the
-        names of the topics of its first assignment, its heartbeats say that it has nothing. A
-        coordinator that has a new assignment by then gives those partitions to others at once. The
-        member still begins with what it was told first, and is asked for those partitions a moment
-        later. The claims tell apart what both store.
+        While librdkafka resolves the topic names of its first assignment, its heartbeats report no
+        partitions. If the coordinator has a new assignment meanwhile, it assigns those partitions
+        to others at once. The member still starts with the first assignment, and is asked to revoke
+        a moment later. The claims tell the writes of both apart.
         """
         return partition in self._taken_unasked
 
 
 def changes_of_owner(log: Iterable[GroupRecord]) -> dict[int, list[tuple[float, str | None]]]:
-    """Since when each partition has had which owner, oldest first; None for nobody.
-
-    `log` is what Kafka stored of the group.
-    """
+    """Return the owners of each partition over time, oldest first; None without an owner."""
     owners = Owners()
     changes: dict[int, list[tuple[float, str | None]]] = {}
     for record in log:
@@ -115,15 +110,15 @@ def stored_without_owning(
     names: Mapping[str, str],
     claimed_by: Mapping[StoredOffset, str] | None = None,
 ) -> list[str]:
-    """A sentence for each offset that was stored by somebody who did not have the partition.
+    """Return a sentence for each offset that was stored by a member without ownership.
 
     Claims are included.
 
     Args:
-        log: What Kafka stored of the group, oldest first. The group reads one topic.
-        recorded_by: The names of those who say that they committed a range.
-        names: The name of each member, by the id that Kafka gave to it.
-        claimed_by: The name of whoever stored a claim, where the claim says it.
+        log: The records of the group, oldest first. The group reads one topic.
+        recorded_by: The members that recorded the commit of a range.
+        names: The name of each member, by its id in Kafka.
+        claimed_by: The writer of a claim, if the claim names it.
     """
     owners = Owners()
     last: dict[int, int] = {}

@@ -1,7 +1,4 @@
-"""A producer of numbered records at a steady rate, and a note of each one that Kafka confirmed.
-
-Owns what was produced: the output is compared with it.
-"""
+"""A producer of numbered records at a constant rate, which notes each confirmed record."""
 
 from __future__ import annotations
 
@@ -27,15 +24,13 @@ _FLUSH_LIMIT_S = 30.0
 
 
 class NumberedProducer:
-    """Produces from the time it is entered until it is stopped.
-
-    Each number is a record of its own, on the partitions in turn.
+    """Produces from entry until `stop`, to all partitions in turn.
 
     Args:
         bootstrap_servers: The Kafka.
         topic: The topic.
-        partitions: How many partitions it has.
-        per_second: Records per second, all partitions together.
+        partitions: Its number of partitions.
+        per_second: Records per second in all partitions.
     """
 
     def __init__(
@@ -60,26 +55,23 @@ class NumberedProducer:
 
     @property
     def confirmed(self) -> dict[int, tuple[int, int | None]]:
-        """Partition and offset of each number that Kafka confirmed.
+        """Return the partition and offset of each confirmed number.
 
-        The offset is None where Kafka only said that it has the record already: the answer to the
-        first try was lost with its broker.
+        The offset is None if the first answer was lost with its broker, and Kafka only confirmed a
+        duplicate.
         """
         return dict(self._confirmed)
 
     @property
     def ends(self) -> list[int]:
-        """How many records Kafka confirmed, by partition.
-
-        The topic was empty, so this is also where the partition ends.
-        """
+        """Return the confirmed records by partition: the ends of the initially empty topic."""
         return list(self._ends)
 
     def take_in(self, partitions: int) -> None:
-        """Produce to so many partitions from now on: the topic was given more.
+        """Produce to more partitions of the extended topic.
 
         Raises:
-            DagsterRebalanceError: The client does not hear of them.
+            DagsterRebalanceError: The client's metadata does not show them in time.
         """
         wait_until(
             lambda: self._knows(partitions),
@@ -99,7 +91,7 @@ class NumberedProducer:
         )
 
     def check(self) -> None:
-        """See that it is at work.
+        """Check that the producer works.
 
         Raises:
             BrokerError: It has ended, or Kafka did not confirm a record.
@@ -109,10 +101,10 @@ class NumberedProducer:
             raise BrokerError(msg)
 
     def stop(self) -> None:
-        """Produce no more, and wait until Kafka has confirmed everything.
+        """Stop, and wait until Kafka has confirmed all records.
 
         Raises:
-            BrokerError: It did not confirm a record.
+            BrokerError: Kafka did not confirm a record.
         """
         self._stopped.set()
         self._thread.join()
@@ -168,7 +160,7 @@ class NumberedProducer:
 def produced_at(
     client_config: Mapping[str, str], topic: str, ends: Mapping[int, int], *, limit_s: float
 ) -> dict[int, dict[int, float]]:
-    """When each record of a topic was produced, by partition and offset, in seconds since 1970.
+    """Return the timestamp of each record by partition and offset, in seconds since 1970.
 
     Raises:
         BrokerError: The topic could not be read to these ends.

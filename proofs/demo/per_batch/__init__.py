@@ -1,1 +1,1 @@
-"""The story of runs for batches: two members hand partitions over while Spark runs drain."""
+"""The story of per-batch runs: two members hand partitions over while Spark runs drain."""

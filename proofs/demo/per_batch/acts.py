@@ -1,7 +1,6 @@
-"""The play of runs for batches: what happens, and what each act waits for before the next one.
+"""The acts of the story of per-batch runs.
 
-Owns the order of events. It turns sensors on, sends a signal and stops the producer; everything
-else is done by the members themselves.
+They turn sensors on, send a signal and stop the producer; the members do everything else.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _BLUE_ALONE_COMMITS = 8
 _TAKEN_OVER_COMMITS = 2
 _SLOW_S = 10.0
 _AT_ITS_BEGINNING_S = 11.0
-"""So much simulated work is left of a slow run that has just begun: green takes some seconds to
-join, and the hold shall last a while."""
+"""Remaining simulated work of a slow run that has just begun: enough for green to join and for a
+visible hold."""
 _WORK_LEFT_S = 8.0
 
 
 @dataclass
 class Play:
-    """The acts, one after the other."""
+    """Plays the acts in order."""
 
     parts: Parts
     watcher: Watcher
@@ -50,7 +49,7 @@ class Play:
         """Play all acts.
 
         Raises:
-            DagsterRebalanceError: An act did not come to its end, or a part has ended by itself.
+            DagsterRebalanceError: An act timed out, or a process has ended unexpectedly.
         """
         self.blue_alone()
         self.green_joins()
@@ -59,7 +58,7 @@ class Play:
         self.catch_up()
 
     def blue_alone(self) -> None:
-        """A member works on all partitions."""
+        """One member works on all partitions."""
         self.view.act(
             "Act 1",
             f"{painted(BLUE)} works alone: all {len(self.parts.partitions)} partitions are its own",
@@ -70,10 +69,7 @@ class Play:
         )
 
     def green_joins(self) -> None:
-        """A second member comes while runs of the first are in flight.
-
-        The first member gives up some partitions, drained, and keeps the others going.
-        """
+        """A second member joins while runs are in flight; the first one drains some partitions."""
         self._until(
             "a slow run of blue to begin",
             lambda now: _slow_work_left_s(now.lanes) >= _AT_ITS_BEGINNING_S,
@@ -90,7 +86,7 @@ class Play:
         )
 
     def green_takes_over(self) -> None:
-        """Both work, each on its own partitions."""
+        """Both members work on their partitions."""
         self.view.act(
             "Act 3",
             f"{painted(GREEN)} takes over what was drained, from the offsets that {painted(BLUE)} "
@@ -119,7 +115,7 @@ class Play:
         self._until("green to own everything", lambda now: len(now.owned_by(GREEN)) == everything)
 
     def catch_up(self) -> None:
-        """Nothing new comes, and the backlog is worked off."""
+        """The producer stops, and the backlog is processed."""
         self.view.act("Act 5", f"the producer stops, {painted(GREEN)} catches up")
         self.parts.producer.stop()
         self._until("everything to be committed", lambda now: now.lag == 0 and not now.runs)
@@ -164,9 +160,9 @@ def _told(event: Event) -> str:
 
 
 def _slow_work_left_s(lanes: Iterable[Lane], *, begun: bool = False) -> float:
-    """How much simulated work the runs on slow partitions have at least to do.
+    """Return the minimum remaining simulated work of the runs on slow partitions.
 
-    Runs that are being started count, unless `begun`.
+    Starting runs count unless `begun`.
     """
     return min(
         (_work_left_s(lane, begun=begun) for lane in lanes if _work_s(lane) > _SLOW_S), default=0.0

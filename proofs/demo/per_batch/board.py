@@ -1,5 +1,3 @@
-"""The table of the form with a run for each batch, and the same in a line."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,12 +15,11 @@ _COLOURS = {"blue": "dodger_blue1", "green": "green3"}
 
 @dataclass(frozen=True)
 class LaneBoard:
-    """A row for each partition: who has it, and which run works on it."""
+    """A row per partition, with its owner and its run."""
 
     snapshot: Snapshot
 
     def table(self) -> Table:
-        """For a terminal."""
         table = Table()
         for name, justify in (
             ("partition", "left"),
@@ -39,7 +36,6 @@ class LaneBoard:
         return table
 
     def in_words(self) -> str:
-        """The same in a line."""
         owners: dict[str, list[Lane]] = {}
         for lane in self.snapshot.lanes:
             owners.setdefault(
@@ -55,7 +51,7 @@ class LaneBoard:
 
 
 def painted(member: str) -> str:
-    """The name of a member in its colour."""
+    """Return the name of a member in its colour."""
     colour = _COLOURS.get(member)
     return f"[{colour}]{member}[/{colour}]" if colour else member
 

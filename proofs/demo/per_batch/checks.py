@@ -1,8 +1,4 @@
-"""What a form with a run for each batch has to show beside a right output: holds, and commits.
-
-Owns these checks; all are functions of what was read elsewhere. Must not start, read or write
-anything.
-"""
+"""The checks of the story of per-batch runs: holds and recorded commits."""
 
 from __future__ import annotations
 
@@ -21,12 +17,11 @@ if TYPE_CHECKING:
 DRAINED = "drained"
 DRAINED_HOLDS_WANTED = 2
 SHORTEST_JUDGED_S = 8.0
-"""A run takes about as long: a hold that was shorter cannot show whether the other partitions went
-on."""
+"""A run takes about this long: a shorter hold cannot show progress of the other partitions."""
 
 
 def is_retained(commit: Commit, hold: HoldSeen) -> bool:
-    """Whether a commit is progress of another partition while the hold lasted."""
+    """Return whether a commit is progress of another partition during the hold."""
     return (
         str(commit.range.topic_partition) not in hold.partitions
         and hold.ended_at - hold.seconds <= commit.at <= hold.ended_at
@@ -50,7 +45,7 @@ def check_materialisations(
 
 
 def check_holds(holds: Sequence[HoldSeen]) -> Check:
-    """Holds were drained, and the partitions that were not held went on meanwhile."""
+    """Holds were drained, and the retained partitions progressed during them."""
     drained = [hold for hold in holds if hold.outcome == DRAINED]
     # Who leaves retains nothing; that no batch of another member happens to end meanwhile says
     # nothing about the hold.

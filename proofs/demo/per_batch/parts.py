@@ -1,8 +1,4 @@
-"""The parts of the demo are Kafka, a Spark Connect server, Dagster and a producer.
-
-Dagster has the example project twice. Owns what is started, with which settings, and that all of it
-is gone afterwards.
-"""
+"""The processes of the story: Kafka, Spark Connect, Dagster with two code locations, a producer."""
 
 from __future__ import annotations
 
@@ -34,8 +30,7 @@ PARTITIONS = 8
 BLUE, GREEN = "blue", "green"
 
 WORK_S = (2, 2, 12, 2, 2, 2, 12, 2)
-"""Seconds of simulated work by partition: slow runs for some of those that move and some of those
-that stay, quick ones for the others."""
+"""Seconds of simulated work: some moving and some retained partitions are slow."""
 
 SETTINGS = {
     "run_coordinator": {
@@ -55,16 +50,16 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that runs.
+    """The running processes.
 
     Attributes:
         kafka: The broker.
         spark: The Spark Connect server.
         dagster: The deployment.
         instance: Its instance.
-        producer: Has begun to produce.
-        output: The folder with the Parquet output.
-        folder: The demo's own files, logs included.
+        producer: The running producer.
+        output: Folder of the Parquet output.
+        folder: Folder of the demo, with logs.
     """
 
     kafka: KafkaCluster
@@ -77,15 +72,14 @@ class Parts:
 
     @property
     def partitions(self) -> list[str]:
-        """The names of the topic's partitions."""
         return [f"{TOPIC}-{number}" for number in range(PARTITIONS)]
 
     def sensor_page(self) -> str:
-        """The UI's page of the sensor that is left."""
+        """The UI's page of the remaining sensor."""
         return f"{self.dagster.ui.url}/locations/__repository__@{GREEN}/sensors/{SENSOR}"
 
     def asset_page(self, which: str) -> str:
-        """The UI's page of the group's `offsets` or `group` asset."""
+        """Return the UI's page of the group's `offsets` or `group` asset."""
         return f"{self.dagster.ui.url}/assets/kafka/{GROUP}/{which}?view=events"
 
 
@@ -97,17 +91,16 @@ def all_parts(
     step: Callable[[str], None],
     interrupts: Interrupts,
 ) -> Iterator[Parts]:
-    """Start everything, in order.
+    """Start all processes in order.
 
     Args:
         protocol: The group protocol.
-        records_per_second: What the producer produces.
-        step: Gets a sentence before each part is started.
-        interrupts: Ended first when everything is to be ended.
+        records_per_second: Rate of the producer.
+        step: Receives a sentence before each start.
+        interrupts: Ended first in the shutdown.
 
     Raises:
-        DagsterRebalanceError: A part did not start; the message says which, and holds the end of
-            its log.
+        DagsterRebalanceError: A process did not start; the message includes the end of its log.
     """
     project = _example_project()
     folder = private_folder("demo")

@@ -1,8 +1,3 @@
-"""The end of the play judges the output, Kafka and Dagster, and reports in tables and in JSON.
-
-Owns what is read for the checks, and the form of the report.
-"""
-
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +30,7 @@ _LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Report:
-    """What came out."""
+    """The result of the story."""
 
     produced: int
     output: Output
@@ -46,7 +41,6 @@ class Report:
     checks: list[Check]
 
     def as_json(self) -> dict[str, Any]:
-        """The report for programs."""
         return {
             "records_produced": self.produced,
             "records_in_output": self.output.records,
@@ -60,7 +54,6 @@ class Report:
         }
 
     def show(self, view: View) -> None:
-        """The report for a person."""
         figures = Table(title="The demo in figures", title_justify="left", show_header=False)
         for name, value in (
             ("records produced", self.produced),
@@ -98,7 +91,7 @@ class Report:
 
 
 def make_report(parts: Parts, watcher: Watcher) -> Report:
-    """Read everything and judge it."""
+    """Read the output, Kafka and Dagster, and check them."""
     produced = parts.producer.confirmed
     output = compare_output(produced, parquet_rows(parts.output))
     stored = read_stored_offsets(parts.kafka.bootstrap_servers, GROUP)

@@ -1,8 +1,4 @@
-"""The state of the play has each partition's owner, the committed offsets, and the runs at work.
-
-It is read from Dagster's catalogue, as a person would, and Kafka is asked who it gave what to.
-Decides nothing and changes nothing.
-"""
+"""The state of the story from Dagster's catalogue and Kafka: owners, committed offsets, runs."""
 
 from __future__ import annotations
 
@@ -36,13 +32,13 @@ _LIVE = [
 
 @dataclass(frozen=True, slots=True)
 class RunAtWork:
-    """A run that is not over.
+    """An unfinished run.
 
     Attributes:
         run_id: Its id.
-        partitions: What it works on.
-        is_queued: Whether Dagster has not begun to start it.
-        seconds: For how long its process has worked; 0 before it began.
+        partitions: Its partitions.
+        is_queued: Whether it is in Dagster's queue.
+        seconds: Time since its process began to work, or 0.
     """
 
     run_id: str
@@ -53,14 +49,14 @@ class RunAtWork:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One partition.
+    """The state of one partition.
 
     Attributes:
         name: The partition.
-        owner: The code location whose member has it; empty while it has none.
-        is_draining: Whether Kafka or a shutdown wants it back from the owner.
+        owner: Code location of the owner, or empty.
+        is_draining: Whether the owner has to give it up.
         committed: The last recorded offset.
-        end: Where it ends.
+        end: The end of the partition.
         run: The run that works on it.
     """
 
@@ -73,24 +69,21 @@ class Lane:
 
     @property
     def lag(self) -> int:
-        """How many records are not committed yet."""
         return self.end - self.committed
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it at one time."""
+    """The state of all partitions at one time."""
 
     lanes: tuple[Lane, ...]
     runs: tuple[RunAtWork, ...]
 
     def owned_by(self, member: str) -> list[Lane]:
-        """The partitions of a member."""
         return [lane for lane in self.lanes if lane.owner == member]
 
     @property
     def lag(self) -> int:
-        """How many records are not committed yet."""
         return sum(lane.lag for lane in self.lanes)
 
 
@@ -99,13 +92,13 @@ class Watcher:
     """Follows one group.
 
     Attributes:
-        instance: Where the catalogue is.
+        instance: The Dagster instance.
         group: The consumer group.
         names: Its partitions.
-        admin: For Kafka.
-        interrupts: librdkafka aborts the process when the broker goes during a description of a
-            group: a signal must wait for its end.
-        leaving: Members that have been told to shut down.
+        admin: The Kafka client.
+        interrupts: Defers signals during the description of a group: librdkafka aborts the process
+            if the broker goes away meanwhile.
+        leaving: Members that are being shut down.
     """
 
     instance: dg.DagsterInstance
@@ -123,16 +116,14 @@ class Watcher:
 
     @property
     def events(self) -> list[Event]:
-        """What has been seen, oldest first."""
         return self._catalogue.events
 
     @property
     def recorded(self) -> list[Recorded]:
-        """The commits that have been seen, oldest first."""
         return self._catalogue.recorded
 
     def look(self, ends: Sequence[int]) -> Snapshot:
-        """See what is new. `ends` are the ends of the partitions."""
+        """Read the new events and return the state; `ends` are the ends of the partitions."""
         for event in self._catalogue.read():
             self._take(event)
         runs = tuple(self._runs())
@@ -154,7 +145,6 @@ class Watcher:
 
     @property
     def holds(self) -> list[HoldSeen]:
-        """The receipts so far, oldest first."""
         return self._catalogue.holds
 
     def _take(self, event: Event) -> None:
@@ -185,7 +175,7 @@ class Watcher:
             )
 
     def _assigned(self) -> dict[str, set[str]]:
-        """What Kafka lets each member have. During a hold that is less than the member has."""
+        """Return each member's assignment in Kafka, which excludes held partitions."""
         with self.interrupts.deferred():
             try:
                 described = self.admin.describe_consumer_groups(

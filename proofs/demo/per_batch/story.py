@@ -1,5 +1,3 @@
-"""A Dagster run for each batch: two members hand partitions over while Spark runs drain."""
-
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -22,12 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PerBatch:
-    """The story.
-
-    Attributes:
-        protocol: The group protocol.
-        records_per_second: What the producer produces.
-    """
+    """One Dagster run per batch: two members hand partitions over while Spark runs drain."""
 
     protocol: str
     records_per_second: int
@@ -35,7 +28,6 @@ class PerBatch:
 
     @contextmanager
     def stage(self, step: Callable[[str], None], interrupts: Interrupts) -> Iterator[PerBatchStage]:
-        """Start everything."""
         with all_parts(
             protocol=self.protocol,
             records_per_second=self.records_per_second,
@@ -47,19 +39,15 @@ class PerBatch:
 
 @dataclass(frozen=True)
 class PerBatchStage:
-    """What the story runs on."""
-
     parts: Parts
 
     @property
     def logs(self) -> list[Path]:
-        """The files with what the parts have to say."""
         home, kafka, spark = self.parts.folder / "home", self.parts.kafka, self.parts.spark
         return [*home.glob("*.log"), *kafka.logs, spark.process.log]
 
     @property
     def pages(self) -> list[tuple[str, str]]:
-        """What a person can look at."""
         return [
             ("the commits", self.parts.asset_page("offsets")),
             ("the members and the hold receipts", self.parts.asset_page("group")),
@@ -67,7 +55,6 @@ class PerBatchStage:
         ]
 
     def play(self, view: View, interrupts: Interrupts) -> Report:
-        """Play all acts, and judge what came out."""
         parts = self.parts
         admin = admin_of(parts.kafka.bootstrap_servers)
         watcher = Watcher(parts.instance, GROUP, parts.partitions, admin, interrupts)

@@ -1,1 +1,1 @@
-"""The story of streaming runs: a second one joins, new code takes over, and one is killed."""
+"""The story of streaming runs: a second run joins, new code takes over, and one run is killed."""

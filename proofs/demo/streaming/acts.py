@@ -1,7 +1,6 @@
-"""The play of streaming runs: what happens, and what each act waits for before the next one.
+"""The acts of the story of streaming runs.
 
-Owns the order of events. It turns the sensor on, changes what is deployed, kills a process and
-stops the producer; everything else is done by the runs themselves.
+They turn the sensor on, deploy, kill a process and stop the producer; the runs do everything else.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ if TYPE_CHECKING:
 ACT_LIMIT_S = 180.0
 _LOOK_EVERY_S = 0.25
 _STEADY_S = 4.0
-"""How long an act goes on when nothing has to happen any more, to be watched."""
+"""Time that an act continues to be watched after its last event."""
 _KILL_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """An act that has been played, in seconds since 1970."""
+    """A played act, with its times in seconds since 1970."""
 
     name: str
     began_at: float
@@ -49,12 +48,12 @@ class Act:
 
 @dataclass
 class Play:
-    """The acts, one after the other.
+    """Plays the acts in order.
 
     Attributes:
-        played: What has been played.
-        left: The runs of the old code, as they were after the deploy.
-        victim: The run that was killed.
+        played: The played acts.
+        left: The runs of the old code after the deploy.
+        victim: The killed run.
     """
 
     parts: Parts
@@ -68,7 +67,7 @@ class Play:
         """Play all acts.
 
         Raises:
-            DagsterRebalanceError: An act did not come to its end, or a part has ended by itself.
+            DagsterRebalanceError: An act timed out, or a process has ended unexpectedly.
         """
         self.first_run()
         with self.parts.producer:
@@ -86,7 +85,7 @@ class Play:
         self._until("the run to join", lambda now: now.owners == {1})
 
     def one_run_works(self) -> None:
-        """Records come, and a run works on all partitions."""
+        """Records are produced, and one run works on all partitions."""
         with self._act("one run", f"records come; one run works on all {PARTITIONS} partitions"):
             self._watch_for("commits of all partitions", 1.5 * _STEADY_S)
 
@@ -127,7 +126,7 @@ class Play:
             self._watch_for("commits of all partitions", _STEADY_S)
 
     def run_is_killed(self) -> None:
-        """A process of a run ends without a word."""
+        """A run is killed."""
         self.victim = victim = self._owner_of_most()
         with self._act(
             "kill -9",
@@ -146,7 +145,7 @@ class Play:
             )
 
     def producer_stops(self) -> None:
-        """Nothing new comes, and what is there is worked off."""
+        """The producer stops, and the backlog is processed."""
         with self._act("the producer stops", "the producer stops, and all records get committed"):
             self.parts.producer.stop()
             self._until(
@@ -155,7 +154,7 @@ class Play:
             )
 
     def _kill(self, run: StreamingRun) -> None:
-        """Kill it as soon as it has begun a batch."""
+        """Kill the run as soon as it has begun a batch."""
         process = self.watcher.process_of(run)
         if process is None:
             msg = f"{run.name} ({run.run_id}) has not logged its process"
@@ -188,7 +187,7 @@ class Play:
         self.played.append(Act(name, began_at, time.time()))
 
     def _meanwhile(self, what: str, action: Callable[[], None]) -> None:
-        """Do something that takes seconds, while the view goes on."""
+        """Run a slow call while the view is updated."""
         with ThreadPoolExecutor(1) as thread:
             doing = thread.submit(action)
             self._until(what, lambda _: doing.done())

@@ -1,5 +1,3 @@
-"""The table of streaming runs, and the same in a line."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -24,17 +22,16 @@ _COLUMNS = (
     ("last batch", "right", 13),
     ("now", "left", 28),
 )
-"""The columns with their widths, which stay as they are while the table lives."""
+"""Columns with their fixed widths."""
 
 
 @dataclass(frozen=True)
 class StreamBoard:
-    """A row for each partition, and a line for each run that is live."""
+    """A row per partition, and a line per live run."""
 
     snapshot: Snapshot
 
     def table(self) -> Table:
-        """For a terminal."""
         table = Table()
         for name, justify, width in _COLUMNS:
             table.add_column(
@@ -67,7 +64,6 @@ class StreamBoard:
         return table
 
     def in_words(self) -> str:
-        """The same in a line."""
         owners: dict[str, list[str]] = {}
         for lane in self.snapshot.lanes:
             owners.setdefault(_owner(lane.owner), []).append(lane.name)
@@ -93,7 +89,7 @@ class StreamBoard:
 
 
 def painted(run: StreamingRun) -> str:
-    """The name of a run in its colour."""
+    """Return the name of a run in its colour."""
     colour = _COLOURS[(run.number - 1) % len(_COLOURS)]
     return f"[{colour}]{run.name}[/{colour}]"
 

@@ -1,8 +1,4 @@
-"""What streaming runs have to show beside a right output: records in Dagster, and a deploy.
-
-Owns these checks; all are functions of what was read elsewhere. Must not start, read or write
-anything.
-"""
+"""The checks of the story of streaming runs: recorded commits and the deploy."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_recorded(recorded: Sequence[OffsetRange], ends: Mapping[int, int]) -> Check:
-    """Dagster shows each committed offset in one materialisation, whatever ended in between."""
+    """Dagster shows each committed offset in one materialisation."""
     by_partition: dict[int, list[OffsetRange]] = defaultdict(list)
     for range_ in recorded:
         by_partition[range_.partition].append(range_)
@@ -43,7 +39,7 @@ def check_recorded(recorded: Sequence[OffsetRange], ends: Mapping[int, int]) -> 
 
 
 def check_deploy(left: Sequence[StreamingRun]) -> Check:
-    """Each run of the old code left in order: none failed, and none was cancelled."""
+    """Each run of the old code ended in order: none failed, and none was cancelled."""
     found = [
         f"{run.name} ended as {run.status.value}"
         for run in left

@@ -1,8 +1,4 @@
-"""What the play shows in figures: how long records wait, and how long a partition stands still.
-
-All figures are functions of what was read elsewhere: when each record was produced, and what Kafka
-stored when. Must not start, read or write anything.
-"""
+"""The figures of the story: waits of records, and gaps of partitions, from Kafka's timestamps."""
 
 from __future__ import annotations
 
@@ -20,29 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long something took, in seconds."""
+    """Durations in seconds."""
 
     p50_s: float
     p99_s: float
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Waits:
-        """The median, and what 99 % are below; 0 of nothing."""
+        """Return the median and the 99th percentile; 0 without values."""
         found = sorted(seconds) or [0.0]
         return cls(*(round(found[int((len(found) - 1) * part)], 3) for part in (0.5, 0.99)))
 
 
 @dataclass(frozen=True, slots=True)
 class ActFigures:
-    """An act in figures.
+    """The figures of an act.
 
     Attributes:
         name: The act.
-        seconds: How long it took.
-        records: Records that were produced in it.
-        record_to_commit: From the production of a record to the commit of its offset.
-        longest_gap_s: The longest time without a commit of any one partition.
-        gap_partition: Which one that was.
+        seconds: Its duration.
+        records: Records produced in it.
+        record_to_commit: Time from the production of a record to the commit of its offset.
+        longest_gap_s: The longest time without a commit of a partition.
+        gap_partition: That partition.
     """
 
     name: str
@@ -56,13 +52,7 @@ class ActFigures:
 def figures_of(
     act: Act, done: Sequence[Done], produced_at: Mapping[int, Mapping[int, float]]
 ) -> ActFigures:
-    """An act in figures.
-
-    Args:
-        act: When it was played.
-        done: All commits.
-        produced_at: When each record was produced, by partition and offset.
-    """
+    """Return the figures of an act from all commits and the production time of each record."""
     waits = [
         one.at - at
         for one in done
@@ -83,5 +73,5 @@ def figures_of(
 
 
 def claim_to_commit(done: Sequence[Done]) -> Waits:
-    """From the claim of a range to the commit of its offsets."""
+    """Return the times from the claim of a range to its commit."""
     return Waits.of([one.at - one.claimed_at for one in done])

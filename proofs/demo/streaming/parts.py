@@ -1,8 +1,4 @@
-"""The parts of the story: Kafka, Dagster with one code location, a producer, and Spark if wanted.
-
-Owns what is started, with which settings, and that all of it is gone afterwards. Kafka, Dagster and
-Spark start at the same time.
-"""
+"""The processes of the story: Kafka, Dagster, a producer, and Spark if requested."""
 
 from __future__ import annotations
 
@@ -37,14 +33,14 @@ JOB = "kafka_stream"
 SENSOR = "kafka_stream_sensor"
 PARTITIONS = 8
 SESSION_TIMEOUT_S = 5
-"""Kafka gives the partitions of a killed member to others after this time; its default is 45 s. So
-short a time suits a demo: in production a machine that stalls for a moment would lose them."""
+"""Kafka's default is 45 s. In production, a machine that stalls briefly would lose its partitions
+with such a short timeout."""
 _PROJECT = Path(__file__).parent / "project"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that runs.
+    """The running processes.
 
     Attributes:
         kafka: The broker.
@@ -52,9 +48,9 @@ class Parts:
         dagster: The deployment.
         instance: Its instance.
         producer: Produces while it is entered.
-        log: What Kafka stores of the group.
-        code: The code of the asset, as it is deployed.
-        folder: The demo's own files, logs included.
+        log: The group's records in Kafka.
+        code: The deployed code of the asset.
+        folder: Folder of the demo, with logs.
     """
 
     kafka: KafkaCluster
@@ -67,22 +63,21 @@ class Parts:
     folder: Path
 
     def rows(self) -> Iterator[Row]:
-        """What the output has. Spark writes Parquet, plain Python JSON lines."""
+        """Return the output, which is Parquet with Spark and JSON lines without."""
         return (parquet_rows if self.spark else json_rows)(self.folder / "orders")
 
     @property
     def logs(self) -> list[Path]:
-        """The files with what the parts have to say."""
         spark = self.spark.logs if self.spark else []
         return [*self.dagster.home.glob("*.log"), *self.kafka.logs, *spark]
 
     def scale_to(self, runs: int) -> None:
-        """Want another number of streaming runs, and load the code location again."""
+        """Set the number of streaming runs, and reload the code location."""
         self.code.with_name("runs").write_text(str(runs))
         self.dagster.ui.reload(LOCATION)
 
     def deploy(self, before: str, after: str) -> None:
-        """Deploy code that is changed in one place."""
+        """Deploy code with a change in one place."""
         self.code.write_text(self.code.read_text().replace(before, after))
         self.dagster.ui.reload(LOCATION)
 
