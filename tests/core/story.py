@@ -1,0 +1,458 @@
+"""Story tables: scripts of steps and expectations for members in the in-memory world.
+
+A line has steps separated by ` | `. A step is an action (`revoke 0`), or an expectation: a query,
+` = ` and its exact answer, or ` ~ ` (` !~ `) and a text that the answer contains (or does not).
+Partitions are numbers, ranges look like `0[5,9)`, and runs are named `run1`, `run2` and so on.
+
+    ## run_in_queue_is_cancelled_at_once
+    join m 1 | tick | wait 1 | revoke 0
+    state run1 = CANCELED | outcomes = drained | handed over = 0
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.model import commands, events
+from dagster_rebalance.core.model.directives import Action, Directive
+from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.reporting.explain import explain_partition, summary
+from dagster_rebalance.core.runs.stream_batch import Outcome
+from tests.core.streams import Stream
+from tests.core.world import AT_ONCE, Member, World, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.model.receipt import Receipt
+    from dagster_rebalance.core.partitions.owned import OwnedPartition
+
+DEFAULT = "DEFAULT"
+
+
+def stories(text: str) -> pytest.MarkDecorator:
+    """Parametrize a test by the stories of a text, each below a `## name`."""
+    found = [one.partition("\n") for one in text.split("## ")[1:]]
+    return pytest.mark.parametrize(
+        "story", [pytest.param(body, id=name.strip()) for name, _, body in found]
+    )
+
+
+def play(story: str, settings: Mapping[str, EngineSettings] | None = None) -> Script:
+    """Play a story, with settings that it may name."""
+    return Script(settings or {}).play(story)
+
+
+class Script:
+    """The world of a story and its current member."""
+
+    def __init__(self, settings: Mapping[str, EngineSettings]) -> None:
+        self.settings = {DEFAULT: EngineSettings(), **settings}
+        self.world = World(records=100)
+        self.members: dict[str, Member] = {}
+        self.member = Member(self.world, EngineSettings())
+        self.made: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def play(self, story: str) -> Script:
+        """Play a story, or the next part of one."""
+        for number, line in enumerate(story.splitlines(), 1):
+            for step in filter(None, map(str.strip, f" {line}".partition(" #")[0].split(" | "))):
+                self._step(step, f"line {number}: {line.strip()}")
+        return self
+
+    def _step(self, step: str, where: str) -> None:
+        """Carry out an action, or compare the answer to a query."""
+        for operator in (" !~ ", " ~ ", " = "):
+            query, found, expected = step.partition(operator)
+            if found:
+                answer = str(self._call("is", query))
+                holds = answer == expected if operator == " = " else expected in answer
+                assert holds is (operator != " !~ "), f"{where}\n  {query} is {answer!r}"
+                return
+        self._call("do", step)
+
+    def _call(self, kind: str, text: str) -> object:
+        name, *arguments = shlex.split(text)
+        return getattr(self, f"{kind}_{name}")(*arguments)
+
+    # Members and the world
+
+    def do_world(self, records: str, partitions: str = "1") -> None:
+        """Begin with other records and partitions than 100 in one."""
+        self.world = World(records=int(records), partitions=int(partitions))
+
+    def do_join(self, name: str, owns: str = "0", settings: str = DEFAULT) -> None:
+        """A member that owns the first partitions joins and is the current one."""
+        self.member = self.members[name] = self.world.member(
+            owns=int(owns), settings=self.settings[settings], pace=self._pace(settings)
+        )
+
+    def do_stream(self, name: str, owns: str = "", settings: str = DEFAULT) -> None:
+        """A streaming run that owns partitions, such as `0,1`, joins and is the current one."""
+        numbers = [int(number) for number in owns.split(",") if number.isdigit()]
+        self.member = self.members[name] = Stream(
+            self.world,
+            name,
+            owns=numbers,
+            settings=self.settings[settings],
+            pace=self._pace(settings),
+        )
+
+    def _pace(self, settings: str) -> Any:  # noqa: ANN401 - its own default means none
+        pace = self.settings[settings].pace
+        return AT_ONCE if pace == EngineSettings().pace else pace
+
+    def do_at_work(self, owns: str, settings: str = DEFAULT, records: str = "100") -> None:
+        """A member with a started run on each of its partitions."""
+        self.do_world(records, owns)
+        self.do_join("m", owns, settings)
+        self.do_wait("1.25")
+        self.do_tick()
+        for run_id in self.made:
+            self.do_start(run_id)
+        self.do_wait("1")
+
+    def do_as(self, name: str) -> None:
+        """Make another member the current one."""
+        self.member = self.members[name]
+
+    def do_wait(self, seconds: str, *names: str) -> None:
+        """Time passes for the current member, or for named ones."""
+        members = [self.members[name] for name in names] or [self.member]
+        self.world.wait(float(seconds), *members)
+
+    def do_turns(self, seconds: str) -> None:
+        """Time passes, with a tick each second whose requests arrive."""
+        for _ in range(int(seconds)):
+            self.member.tick()
+            self.world.wait(1, self.member)
+
+    def do_tick(self, state: str = "WAITING") -> None:
+        """A tick whose requests arrive."""
+        self.made = self.member.tick(state=RunState[state])
+
+    def do_ticks(self) -> None:
+        """A tick whose requests are lost."""
+        self.member.feed(events.TickArrived())
+
+    def do_fails(self, *kinds: str) -> None:
+        """Commands fail."""
+        self.member.fails |= {getattr(commands, kind) for kind in kinds}
+
+    def do_unanswered(self, *kinds: str) -> None:
+        """Commands are carried out without an answer."""
+        self.member.unanswered |= {getattr(commands, kind) for kind in kinds}
+
+    def do_answers(self) -> None:
+        """All commands are carried out and answered again."""
+        self.member.fails.clear()
+        self.member.unanswered.clear()
+
+    def do_mark(self, kind: str) -> None:
+        """Count commands of a kind from here on."""
+        self.counts[kind] = len(self._given(kind))
+
+    # Kafka
+
+    def do_assign(self, *numbers: str) -> None:
+        """Kafka assigns partitions."""
+        self.member.feed(events.PartitionsAssigned(_tps(numbers)))
+
+    def do_revoke(self, *numbers: str) -> None:
+        """Kafka requests a revoke."""
+        self.member.feed(events.RevokeRequested(_tps(numbers)))
+
+    def do_lose(self, *numbers: str) -> None:
+        """Partitions are lost."""
+        self.member.feed(events.PartitionsLost(_tps(numbers)))
+
+    def do_supersede(self, *numbers: str) -> None:
+        """A hold is superseded."""
+        self.member.feed(events.PartitionsLost(_tps(numbers), events.LostReason.SUPERSEDED))
+
+    def do_move(self, source: str, target: str, *numbers: str) -> None:
+        """Partitions are lost by one member and assigned to another, the current one from now."""
+        self.do_as(source)
+        self.do_lose(*numbers)
+        self.do_as(target)
+        self.do_assign(*numbers)
+
+    def do_leave(self, reason: str, *how: str) -> None:
+        """The member is to leave, within a number of seconds, or for a `successor`."""
+        limit = next((float(one) for one in how if one != "successor"), None)
+        self.member.feed(events.LeaveRequested(reason, limit, "successor" in how))
+
+    def do_produce(self, number: str, records: str) -> None:
+        """Records are appended."""
+        self.world.kafka.produce(tp(int(number)), int(records))
+
+    def do_stored(self, number: str, offset: str, metadata: str = "") -> None:
+        """Another client commits an offset, or deletes it (`none`)."""
+        if offset == "none":
+            del self.world.kafka.stored[tp(int(number))]
+        else:
+            self.world.kafka.stored[tp(int(number))] = OffsetAndMetadata(int(offset), metadata)
+
+    def do_elect(self, number: str, cut_at: str | None = None) -> None:
+        """A partition gets a new leader, whose log may end at `cut_at`."""
+        self.world.kafka.elect(int(number), cut_at=None if cut_at is None else int(cut_at))
+
+    def do_bounds(self, number: str, start: str, until: str) -> None:
+        """Kafka has these offsets."""
+        self.world.kafka.bounds[tp(int(number))] = Bounds(int(start), int(until))
+
+    # Dagster
+
+    def do_start(self, run_id: str) -> None:
+        """A run starts and works."""
+        assert self.world.start(run_id) is None
+
+    def do_refuse(self, run_id: str) -> None:
+        """A run starts and refuses itself."""
+        assert self.world.start(run_id) is not None
+
+    def do_succeed(self, run_id: str) -> None:
+        """A run succeeds."""
+        self.world.succeed(run_id)
+
+    def do_run(self, run_id: str, state: str, *marks: str) -> None:
+        """Dagster shows a run in another state, with marks such as `is_over=0`."""
+        pairs = (mark.partition("=") for mark in marks)
+        texts = {"heartbeat", "parent_id"}
+        values = {name: value if name in texts else value != "0" for name, _, value in pairs}
+        self.world.dagster.move(run_id, RunState[state], **values)
+
+    def do_add(self, batch_id: str, number: str, start: str, until: str, state: str = "") -> None:
+        """Somebody adds a run of a batch."""
+        range_ = OffsetRange("orders", int(number), int(start), int(until))
+        added = self.world.dagster.add(batch_id, (range_,), RunState[state or "STARTED"])
+        if not state:
+            self.world.dagster.move(added, RunState.STARTED, parent_id="r1")
+
+    def do_delete(self, *run_ids: str) -> None:
+        """Runs are deleted from Dagster, which forgets their keys."""
+        for run_id in run_ids:
+            del self.world.dagster.runs[run_id]
+        self.world.dagster.keys.clear()
+
+    def do_order(self, action: str, partitions: str = "orders:0", by: str = "ada") -> None:
+        """An operator gives a directive."""
+        at, reason = 1_700_000_000.0, "the warehouse is away"
+        self.world.orders.append(Directive(Action[action], partitions, by, at, reason))
+
+    # Streaming runs
+
+    def do_turn(self, seconds: str = "0.25", times: str = "1") -> None:
+        """The member of a streaming run turns; its worker may begin a batch."""
+        for _ in range(int(times)):
+            self._stream.turn(float(seconds))
+
+    def do_until_work(self, seconds: str = "1") -> None:
+        """The member turns until its worker has a batch, up to ten times."""
+        for _ in range(10):
+            if self._stream.work.at_work is None:
+                self._stream.turn(float(seconds))
+        assert self._stream.work.at_work is not None
+
+    def do_end(self, outcome: str = "SUCCEEDED") -> None:
+        """The batch of the worker ends."""
+        self._stream.end(Outcome[outcome])
+
+    def do_die(self, name: str) -> None:
+        """A streaming run is killed, and known to be gone."""
+        stream = self.members[name]
+        assert isinstance(stream, Stream)
+        stream.die()
+
+    @property
+    def _stream(self) -> Stream:
+        assert isinstance(self.member, Stream)
+        return self.member
+
+    # Queries
+
+    def is_work(self) -> str:
+        """The ranges at work."""
+        batch = self._stream.work.at_work
+        return "none" if batch is None else _ranges(batch.ranges)
+
+    def is_interrupts(self) -> int:
+        """How often the batch was interrupted."""
+        return self._stream.interrupts
+
+    def is_notes(self) -> str:
+        """The outcomes that streaming runs have reported."""
+        return _list(f"{claim[0]}:{outcome.name}" for claim, outcome in self.world.notes.items())
+
+    def is_released(self) -> str:
+        """The completed revokes."""
+        return "; ".join(_numbers(gone) for _, gone in self.world.released_by) or "none"
+
+    def is_held(self) -> str:
+        """The partitions whose revoke is delayed."""
+        return _numbers(self.member.engine.held)
+
+    def is_owns(self) -> str:
+        """The partitions of the member."""
+        return _numbers(self.member.engine.partitions)
+
+    def is_holds(self) -> int:
+        """The number of open holds."""
+        return len(self.member.engine.holds)
+
+    def is_outcomes(self) -> str:
+        """The outcomes of all receipts."""
+        return _list(f"{one.cause.value} {one.outcome.value}" for one in self.member.receipts)
+
+    def is_receipt(self, attribute: str, index: str = "-1") -> str:
+        """An attribute of a receipt, the last one by default."""
+        receipt: Receipt = self.member.receipts[int(index)]
+        value = getattr(receipt, attribute) if attribute != "text" else str(receipt)
+        if isinstance(value, dict):
+            return _list(f"{p.partition}:{offset}" for p, offset in value.items())
+        if attribute in {"handed_over", "partitions"}:
+            return _numbers(value)
+        return _list(value) if isinstance(value, tuple) else str(value)
+
+    def is_left(self) -> str:
+        """Why the member has left."""
+        return self.member.left or "no"
+
+    def is_commits(self) -> str:
+        """All commits."""
+        return _list(f"{p.partition}:{offset}" for p, offset in self.world.kafka.commits)
+
+    def is_offset(self, number: str) -> str:
+        """The committed offset."""
+        offset = self.world.kafka.offset(int(number))
+        return "none" if offset is None else str(offset)
+
+    def is_claims(self, number: str) -> str:
+        """The stored claims."""
+        return _list(f"{until}:{batch}" for until, batch in self.world.kafka.claims(int(number)))
+
+    def is_recorded(self) -> str:
+        """The materialisations."""
+        rows = (
+            f"{_range(one.range)} {one.run_id}{' late' * one.is_late}{' dead' * one.is_dead_letter}"
+            for one in self.world.dagster.recorded
+        )
+        return _list(rows)
+
+    def is_letters(self) -> str:
+        """The records in the dead-letter topic."""
+        return _list(letter.range.key for letter in self.world.kafka.letters)
+
+    def is_requests(self) -> str:
+        """The requested runs: batch, attempt and ranges."""
+        return _list(
+            f"{one.batch_id}.{one.attempt} {_ranges(one.ranges)}"
+            for one in self.member.engine.batch_requests
+        )
+
+    def is_made(self) -> str:
+        """The runs that the last tick has started."""
+        return _list(self.made)
+
+    def is_runs(self) -> str:
+        """All runs."""
+        return _list(self.world.dagster.runs)
+
+    def is_ranges(self, run_id: str) -> str:
+        """The ranges of a run."""
+        return _ranges(self.world.dagster.runs[run_id].ranges)
+
+    def is_state(self, run_id: str) -> str:
+        """The state of a run."""
+        return self.world.dagster.runs[run_id].state.name
+
+    def is_phase(self, number: str = "0") -> str:
+        """The phase of a partition."""
+        return self._owned(number).phase.name
+
+    def is_reason(self, number: str = "0") -> str:
+        """Why a partition is stopped."""
+        return self._owned(number).stop_reason
+
+    def is_live(self, number: str = "0") -> str:
+        """The live runs of a partition."""
+        return _list(sorted(self._owned(number).live_runs))
+
+    def is_blocked(self, number: str = "0") -> str:
+        """The runs that block a partition."""
+        return _list(self._owned(number).blocked_by)
+
+    def is_entries(self, number: str = "0") -> str:
+        """The claimed ranges of a partition, as its member knows them."""
+        return _ranges(entry.range for entry in self._owned(number).entries)
+
+    def _owned(self, number: str) -> OwnedPartition:
+        return self.member.engine.partitions[tp(int(number))]
+
+    def is_shown(self) -> str:
+        """The shown stops: each reason, or `resumed`."""
+        return _list(
+            f"{partition.partition} {'stopped' if reason else 'resumed'}"
+            for partition, reason in self.member.shown
+        )
+
+    def is_given(self, kind: str) -> int:
+        """The number of commands of a kind, since `mark` if there was one."""
+        return len(self._given(kind)) - self.counts.get(kind, 0)
+
+    def is_between(self, kind: str, least: str, most: str) -> bool:
+        """Whether the number of commands of a kind lies between two numbers."""
+        return int(least) <= self.is_given(kind) <= int(most)
+
+    def _given(self, kind: str) -> list[commands.Command]:
+        return self.member.given(getattr(commands, kind))
+
+    def is_ended(self) -> str:
+        """The dead runs that were ended, with their heartbeats."""
+        ends = [c for c in self.member.done if isinstance(c, commands.EndDeadRuns)]
+        return _list(f"{run}:{sign}" for end in ends for run, sign in end.signs.items())
+
+    def is_order(self, count: str, *kinds: str) -> str:
+        """The last commands of some kinds."""
+        wanted = tuple(getattr(commands, kind) for kind in kinds)
+        names = [type(one).__name__ for one in self.member.done if isinstance(one, wanted)]
+        return " ".join(names[-int(count) :])
+
+    def is_log(self) -> str:
+        """All notes."""
+        return "\n".join(one.text for one in self.member.done if isinstance(one, commands.Note))
+
+    def is_summary(self) -> str:
+        """The summary of the member."""
+        return "\n".join(summary(self.member.engine, self.world.now))
+
+    def is_explained(self, number: str = "0") -> str:
+        """The explanation of a partition."""
+        return explain_partition(self._owned(number), self.world.now)
+
+
+def _tps(numbers: Iterable[str]) -> tuple[TopicPartition, ...]:
+    return tuple(tp(int(number)) for number in numbers)
+
+
+def _numbers(partitions: Iterable[TopicPartition]) -> str:
+    return " ".join(str(one.partition) for one in sorted(partitions)) or "none"
+
+
+def _range(range_: OffsetRange) -> str:
+    return f"{range_.partition}[{range_.start},{range_.until})"
+
+
+def _ranges(ranges: Iterable[OffsetRange]) -> str:
+    return " ".join(map(_range, ranges)) or "none"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return ", ".join(texts) or "none"
