@@ -18,6 +18,7 @@ import pytest
 
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.run import RunState
@@ -200,6 +201,23 @@ class Script:
         else:
             self.world.kafka.stored[tp(int(number))] = OffsetAndMetadata(int(offset), metadata)
 
+    def do_claim(self, number: str, until: str, batch: str, noted: str = "", of: str = "") -> None:
+        """Kafka stores a claim at offset 0, and a streaming run may have reported its outcome."""
+        claim = Claim(int(until), batch, of)
+        self.world.kafka.stored[tp(int(number))] = encode(StoredPartition(0, (claim,)))
+        if noted:
+            range_ = OffsetRange("orders", int(number), 0, int(until))
+            self.world.notes[batch, range_] = Outcome[noted]
+
+    def do_done(self, batch: str, number: str, start: str, until: str) -> None:
+        """A run has succeeded on a range that a streaming run has claimed."""
+        range_ = OffsetRange("orders", int(number), int(start), int(until))
+        self.world.done_by_streams.add((batch, range_))
+
+    def do_topic_id(self, topic_id: str) -> None:
+        """The topic is recreated."""
+        self.world.kafka.topic_id = topic_id
+
     def do_elect(self, number: str, cut_at: str | None = None) -> None:
         """A partition gets a new leader, whose log may end at `cut_at`."""
         self.world.kafka.elect(int(number), cut_at=None if cut_at is None else int(cut_at))
@@ -229,6 +247,11 @@ class Script:
         values = {name: value if name in texts else value != "0" for name, _, value in pairs}
         self.world.dagster.move(run_id, RunState[state], **values)
 
+    def do_attempt(self, run_id: str, attempt: str) -> None:
+        """The tags of a run name its attempt."""
+        run = self.world.dagster.runs[run_id]
+        self.world.dagster.move(run_id, run.state, attempt=int(attempt))
+
     def do_add(self, batch_id: str, number: str, start: str, until: str, state: str = "") -> None:
         """Somebody adds a run of a batch."""
         range_ = OffsetRange("orders", int(number), int(start), int(until))
@@ -252,18 +275,18 @@ class Script:
     def do_turn(self, seconds: str = "0.25", times: str = "1") -> None:
         """The member of a streaming run turns; its worker may begin a batch."""
         for _ in range(int(times)):
-            self._stream.turn(float(seconds))
+            self.stream.turn(float(seconds))
 
     def do_until_work(self, seconds: str = "1") -> None:
         """The member turns until its worker has a batch, up to ten times."""
         for _ in range(10):
-            if self._stream.work.at_work is None:
-                self._stream.turn(float(seconds))
-        assert self._stream.work.at_work is not None
+            if self.stream.work.at_work is None:
+                self.stream.turn(float(seconds))
+        assert self.stream.work.at_work is not None
 
     def do_end(self, outcome: str = "SUCCEEDED") -> None:
         """The batch of the worker ends."""
-        self._stream.end(Outcome[outcome])
+        self.stream.end(Outcome[outcome])
 
     def do_die(self, name: str) -> None:
         """A streaming run is killed, and known to be gone."""
@@ -272,7 +295,8 @@ class Script:
         stream.die()
 
     @property
-    def _stream(self) -> Stream:
+    def stream(self) -> Stream:
+        """The current member, a streaming run."""
         assert isinstance(self.member, Stream)
         return self.member
 
@@ -280,12 +304,12 @@ class Script:
 
     def is_work(self) -> str:
         """The ranges at work."""
-        batch = self._stream.work.at_work
+        batch = self.stream.work.at_work
         return "none" if batch is None else _ranges(batch.ranges)
 
     def is_interrupts(self) -> int:
         """How often the batch was interrupted."""
-        return self._stream.interrupts
+        return self.stream.interrupts
 
     def is_notes(self) -> str:
         """The outcomes that streaming runs have reported."""
@@ -314,7 +338,7 @@ class Script:
     def is_receipt(self, attribute: str, index: str = "-1") -> str:
         """An attribute of a receipt, the last one by default."""
         receipt: Receipt = self.member.receipts[int(index)]
-        value = getattr(receipt, attribute) if attribute != "text" else str(receipt)
+        value: Any = str(receipt) if attribute == "text" else getattr(receipt, attribute)
         if isinstance(value, dict):
             return _list(f"{p.partition}:{offset}" for p, offset in value.items())
         if attribute in {"handed_over", "partitions"}:
@@ -392,6 +416,10 @@ class Script:
     def is_entries(self, number: str = "0") -> str:
         """The claimed ranges of a partition, as its member knows them."""
         return _ranges(entry.range for entry in self._owned(number).entries)
+
+    def is_committing(self, number: str = "0") -> bool:
+        """Whether a commit is due or unconfirmed."""
+        return self._owned(number).committing is not None
 
     def _owned(self, number: str) -> OwnedPartition:
         return self.member.engine.partitions[tp(int(number))]
