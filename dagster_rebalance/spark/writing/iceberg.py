@@ -62,31 +62,17 @@ def write_iceberg(
 ) -> None:
     """Write records to a table of Iceberg, replacing ranges that were written before.
 
-    The guarantees and arguments are those of `write_delta`. The catalog must make commits atomic
-    for all writers, as REST, Hive, Glue and JDBC catalogs do. Iceberg's Hadoop catalog does not on
-    object stores, and on a mounted file system only within one Spark.
+    The guarantees, arguments and errors are those of `write_delta`, except that:
 
-    Args:
-        frame: All rows of the ranges, with the columns `topic`, `partition` and `offset`.
-        table: The name of a table with its catalog (`lake.shop.orders`). If the table does not
-            exist, it is created, partitioned by `topic` and `partition`; its namespace is not.
-        ranges: The ranges that the frame was read from: `kafka_batch.offset_ranges`, or those
-            selected with `ranges=`. A range without rows in the frame has none in the table
-            afterwards. Without ranges, for a topic that the batch does not contain, nothing
-            changes.
-        options: Further options of the write, such as `fanout-enabled` or `snapshot-property.team`.
-            They do not apply to a write into compacted files. With `mergeSchema`, the new columns
-            of the frame are added to the table first.
+    - `table` is a name with its catalog (`lake.shop.orders`), whose namespace must exist;
+    - `options` are, for example, `fanout-enabled` or `snapshot-property.team`, and do not apply to
+      a write into compacted files. With `mergeSchema`, the new columns of the frame are added to
+      the table first;
+    - a table that accepts any schema and was compacted is a ConfigurationError.
 
-    Raises:
-        IllegalStateError: A column is missing; names differ only in capitals; there are rows and
-            no ranges, or others than the frame was read from; or another part of the same read was
-            written to the table before.
-        ConfigurationError: The session cannot write tables of Iceberg; the table accepts any schema
-            and was compacted; or the commit conflicted with other writers ten times in a row.
-            Nothing was written.
-        BrokerError: Kafka no longer has all of the offsets.
-        PySparkException: A row is in none of the ranges. Nothing was written.
+    The catalog must make commits atomic for all writers, as REST, Hive, Glue and JDBC catalogs do.
+    Iceberg's Hadoop catalog does not on object stores, and on a mounted file system only within one
+    Spark.
     """
 
     def write(checked: DataFrame, rows: Rows) -> None:
