@@ -416,23 +416,6 @@ def test_unknown_dialect_is_draft_7(dialect: str) -> None:
     assert opened.try_decode(payload({"a": "x"}))[1] is not None
 
 
-def test_value_of_another_type_than_the_readers_is_refused() -> None:
-    reader = text({"type": "object", "properties": {"id": {"type": "integer"}}})
-    writer = text({"type": "object", "properties": {"id": {"type": ["integer", "string"]}}})
-    opened = decoder(reader, reader, writer).open()
-    assert opened(payload({"id": 5}, 2)) == {"id": 5}
-    with pytest.raises(UndecodableError, match="integer where it has str"):
-        opened(payload({"id": "x"}, 2))
-
-
-def test_record_without_a_required_property_is_refused() -> None:
-    order = text({"type": "object", "properties": {"id": {}}, "required": ["id"]})
-    refund = text({"type": "object", "properties": {"refund": {"type": "string"}}})
-    opened = decoder(order, order, refund).open()
-    with pytest.raises(UndecodableError, match="it lacks id, which the reader's schema requires"):
-        opened(payload({"refund": "secret"}, 2))
-
-
 def test_reader_schema_applies_to_python_values() -> None:
     reader = text(
         {
