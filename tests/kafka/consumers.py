@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
@@ -37,6 +37,46 @@ def consumer_of(
     if subscribed:
         consumer.subscribe(["orders"])
     return consumer
+
+
+def member_of(consumer: RebalanceAwareConsumer) -> FakeMember:
+    return cast("FakeMember", consumer._state.member)
+
+
+def owner(
+    group: FakeGroup,
+    listener: RebalanceListener | None = None,
+    **options: Any,  # noqa: ANN401
+) -> RebalanceAwareConsumer:
+    """A consumer that owns all partitions."""
+    consumer = consumer_of(group, **options)
+    consumer.set_rebalance_listener(listener)
+    consumer.poll(0.1)
+    assert consumer.assignment() == set(EVERYTHING)
+    return consumer
+
+
+def revoke_requested(
+    group: FakeGroup,
+    listener: RebalanceListener | None = None,
+    **options: Any,  # noqa: ANN401
+) -> tuple[RebalanceAwareConsumer, RebalanceAwareConsumer]:
+    """A consumer with a revoke request for P2 and P3, and the member that waits for them."""
+    blue, green = owner(group, listener, **options), consumer_of(group)
+    poll(green, blue)
+    return blue, green
+
+
+def poll(*consumers: RebalanceAwareConsumer) -> None:
+    """Poll each of the consumers once."""
+    for consumer in consumers:
+        consumer.poll(0.1)
+
+
+def bug(_partitions: Collection[TopicPartition], _consumer: RebalanceConsumer) -> None:
+    """Raise in a callback."""
+    msg = "a bug of the user's"
+    raise ValueError(msg)
 
 
 def ignore(_partitions: Collection[TopicPartition], _consumer: RebalanceConsumer) -> None:

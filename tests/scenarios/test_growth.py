@@ -13,7 +13,7 @@ from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.core.world import World, tp
-from tests.kafka.consumer.test_consumer import CONFIG
+from tests.kafka.consumers import CONFIG
 from tests.scenarios.parts import SETTINGS, assign, revoke, start_all
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dagster_rebalance.core.model.receipt import Outcome
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.core.world import World, tp
-from tests.kafka.consumer.test_consumer import Diary, alone
+from tests.kafka.consumers import Listener, owner
 from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all
 
 P2, P3 = TopicPartition("orders", 2), TopicPartition("orders", 3)
@@ -20,17 +20,17 @@ HAND_OVER = replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE)
 
 def test_partitions_revoked_and_assigned_again_in_one_poll_are_told_in_that_order() -> None:
     group = FakeGroup({"orders": 4})
-    diary = Diary()
-    blue, green = alone(group, diary), group.member()
+    listener = Listener()
+    blue, green = owner(group, listener), group.member()
     green.subscribe(["orders"])
     green.poll(0.1)
-    blue.consumer.poll(0.1)
-    assert blue.consumer.get_to_be_revoked_partitions() == {P2, P3}
+    blue.poll(0.1)
+    assert blue.get_to_be_revoked_partitions() == {P2, P3}
     green.close()
-    diary.lines.clear()
-    blue.consumer.poll(0.1)
-    assert diary.lines == [("revoked", {P2, P3}), ("assigned", {P2, P3})]
-    assert blue.consumer.assignment() == {tp(number) for number in range(4)}
+    listener.calls.clear()
+    blue.poll(0.1)
+    assert listener.calls == [("revoked", {P2, P3}), ("assigned", {P2, P3})]
+    assert blue.assignment() == {tp(number) for number in range(4)}
 
 
 def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() -> None:

@@ -7,22 +7,21 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.fake_group import FakeGroup
-from tests.kafka.consumer.test_consumer import CONFIG, Diary
+from tests.kafka.consumers import Listener, consumer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
 
 def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paused() -> None:
     group = FakeGroup({"orders-eu": 1})
     seen_paused: list[bool] = []
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-    )
+    consumer = consumer_of(group, subscribed=False)
     consumer.set_rebalance_listener(
-        Diary(lambda _what, view: seen_paused.append(view.assignment() == view.paused()))
+        Listener(assigned=lambda _, view: seen_paused.append(view.assignment() == view.paused()))
     )
     consumer.subscribe(re.compile("orders-.*"))
     consumer.pause_pattern(re.compile("orders-.*"))
@@ -45,9 +44,7 @@ def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing
     It may resume a partition that was never paused, too.
     """
     group = FakeGroup({"orders": 2})
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-    )
+    consumer = consumer_of(group, subscribed=False)
     consumer.subscribe(["orders"])
     consumer.poll(0.1)
     group.fence(group.members[0])
@@ -77,9 +74,7 @@ def test_each_kind_of_pause_is_undone_by_its_own_resume_alone() -> None:
     }
     for order in permutations(undo):
         group = FakeGroup({"orders-eu": 1})
-        consumer = RebalanceAwareConsumer(
-            CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-        )
+        consumer = consumer_of(group, subscribed=False)
         consumer.subscribe(["orders-eu"])
         consumer.pause([eu])
         consumer.pause_topics(["orders-eu"])

@@ -1,7 +1,4 @@
-"""The call that is given an unusable value refuses it and changes nothing.
-
-The error says what is expected.
-"""
+"""Operations and settings refuse unusable values, name the expected ones, and change nothing."""
 
 from __future__ import annotations
 
@@ -15,17 +12,16 @@ import confluent_kafka
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.consumer.listener import CompositeRebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.kafka.consumers import CONFIG, P0, consumer_of, member_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
-P0 = TopicPartition("orders", 0)
 ONE = {P0: OffsetAndMetadata(1)}
 
 TIMED: dict[str, Callable[[Any, Any], object]] = {
@@ -42,116 +38,76 @@ TIMED: dict[str, Callable[[Any, Any], object]] = {
     "close": lambda it, timeout_s: it.close(timeout_s),
 }
 
-REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
-    "pause_pattern(None)": (
-        lambda it: it.pause_pattern(None),
-        "pause_pattern expects a compiled pattern of text",
-    ),
-    "pause_pattern(text)": (
-        lambda it: it.pause_pattern("orders"),
-        "pause_pattern expects a compiled pattern of text",
-    ),
-    "pause_pattern(bytes)": (
-        lambda it: it.pause_pattern(re.compile(b"o.*")),
-        "pause_pattern expects a compiled pattern of text",
-    ),
-    "resume_pattern(None)": (
-        lambda it: it.resume_pattern(None),
-        "resume_pattern expects a compiled pattern of text",
-    ),
-    "pause_topics(text)": (
-        lambda it: it.pause_topics("orders"),
-        "pause_topics expects a collection of names",
-    ),
-    "pause_topics([5])": (
-        lambda it: it.pause_topics([5]),
-        "pause_topics expects a collection of names",
-    ),
-    "resume_topics(text)": (
-        lambda it: it.resume_topics("orders"),
-        "resume_topics expects a collection of names",
-    ),
-    "resume_topics([5])": (
-        lambda it: it.resume_topics([5]),
-        "resume_topics expects a collection of names",
-    ),
-    "resume_topics(None)": (
-        lambda it: it.resume_topics(None),
-        "resume_topics expects a collection of names",
-    ),
-    "subscribe(text)": (
-        lambda it: it.subscribe("orders"),
-        "subscribe expects names of topics, or one compiled pattern",
-    ),
-    "subscribe(5)": (
-        lambda it: it.subscribe(5),
-        "subscribe expects names of topics, or one compiled pattern",
-    ),
-    "subscribe(None)": (
-        lambda it: it.subscribe(None),
-        "subscribe expects names of topics, or one compiled pattern",
-    ),
-    "subscribe(bytes)": (
-        lambda it: it.subscribe(re.compile(b"o.*")),
-        "subscribe expects a compiled pattern of text",
-    ),
-    "close(text)": (lambda it: it.close("x"), "close expects a number of seconds"),
-    "close(None)": (lambda it: it.close(None), "close expects a number of seconds"),
-    "close(nan)": (lambda it: it.close(math.nan), "close expects a number of seconds"),
-    "commit_sync(.., text)": (
-        lambda it: it.commit_sync(ONE, "x"),
-        "commit_sync expects a number of seconds",
-    ),
-    "commit_sync(.., nan)": (
-        lambda it: it.commit_sync(ONE, math.nan),
-        "commit_sync expects a number of seconds",
-    ),
-    "poll(text)": (lambda it: it.poll("1"), "poll expects a number of seconds"),
-    **{
-        f"{name}(.., text)": (
-            lambda it, name=name: TIMED[name](it, "orders"),  # type: ignore[misc]
-            f"{name} expects a number of seconds",
-        )
-        for name in TIMED
-    },
-    "commit_async(.., 5)": (lambda it: it.commit_async(ONE, 5), "commit_async expects a function"),
-    "poll(0, None)": (lambda it: it.poll(0, None), "poll expects a whole number as max_records"),
-    "poll(0, 2.5)": (lambda it: it.poll(0, 2.5), "poll expects a whole number as max_records"),
-}
+PATTERN = "a compiled pattern of text"
+NAMES = "a collection of names"
+TOPICS = "names of topics, or one compiled pattern"
+SECONDS = "a number of seconds"
+COUNT = "a whole number as max_records"
+
+REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
+    ("pause_pattern", (None,), PATTERN),
+    ("pause_pattern", ("orders",), PATTERN),
+    ("pause_pattern", (re.compile(b"o.*"),), PATTERN),
+    ("resume_pattern", (None,), PATTERN),
+    ("pause_topics", ("orders",), NAMES),
+    ("pause_topics", ([5],), NAMES),
+    ("resume_topics", ("orders",), NAMES),
+    ("resume_topics", ([5],), NAMES),
+    ("resume_topics", (None,), NAMES),
+    ("subscribe", ("orders",), TOPICS),
+    ("subscribe", (5,), TOPICS),
+    ("subscribe", (None,), TOPICS),
+    ("subscribe", (re.compile(b"o.*"),), PATTERN),
+    ("close", ("x",), SECONDS),
+    ("close", (None,), SECONDS),
+    ("close", (math.nan,), SECONDS),
+    ("commit_sync", (ONE, "x"), SECONDS),
+    ("commit_sync", (ONE, math.nan), SECONDS),
+    ("poll", ("1",), SECONDS),
+    ("commit_async", (ONE, 5), "a function"),
+    ("poll", (0, None), COUNT),
+    ("poll", (0, 2.5), COUNT),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_call_with_a_wrong_value_is_refused_and_changes_nothing(name: str) -> None:
-    """A later error does not point to the mistake.
+@pytest.fixture
+def group() -> FakeGroup:
+    return FakeGroup({"orders": 1})
 
-    That holds for an error of a later poll and for an AttributeError from inside the library.
-    """
-    call, expected = REFUSED[name]
-    group = FakeGroup({"orders": 1})
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-    )
-    consumer.subscribe(["orders"])
+
+@pytest.fixture
+def consumer(group: FakeGroup) -> Iterator[RebalanceAwareConsumer]:
+    consumer = consumer_of(group)
     consumer.poll(0)
-    with pytest.raises(TypeError, match=expected):
-        call(consumer)
+    yield consumer
+    consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [*REFUSED, *((name, ("orders",), SECONDS) for name in TIMED)],
+)
+def test_operation_with_a_wrong_value_is_refused_and_changes_nothing(
+    group: FakeGroup,
+    consumer: RebalanceAwareConsumer,
+    name: str,
+    arguments: tuple[Any, ...],
+    expected: str,
+) -> None:
+    is_timed = name in TIMED and arguments == ("orders",)
+    with pytest.raises(TypeError, match=f"{name} expects {expected}"):
+        TIMED[name](consumer, *arguments) if is_timed else getattr(consumer, name)(*arguments)
     consumer.poll(0)
     assert consumer.assignment() == {P0}
     assert not consumer.paused()
     assert not group.committed
-    consumer.close()
 
 
 @pytest.mark.parametrize("name", TIMED)
-def test_a_time_out_below_0_is_without_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in confluent-kafka; some calls gave up at once, and others took it for an error."""
-    group = FakeGroup({"orders": 1})
-    member = group.member()
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=member, cluster=group, clock=group.clock
-    )
-    consumer.subscribe(["orders"])
-    consumer.poll(0)
+def test_time_out_below_0_is_infinite(
+    group: FakeGroup, consumer: RebalanceAwareConsumer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in confluent-kafka."""
     limits: list[float] = []
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,7 +118,7 @@ def test_a_time_out_below_0_is_without_end(name: str, monkeypatch: pytest.Monkey
         return noted
 
     for of, calls in (
-        (member, ("settle", "committed", "close")),
+        (member_of(consumer), ("settle", "committed", "close")),
         (
             group,
             (
@@ -182,32 +138,22 @@ def test_a_time_out_below_0_is_without_end(name: str, monkeypatch: pytest.Monkey
     assert min(limits) >= 0
 
 
-def test_a_time_out_that_no_clock_can_count_is_without_end() -> None:
-    """A sum of the clock and such a number overflows."""
-    group = FakeGroup({"orders": 1})
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-    )
-    consumer.subscribe(["orders"])
+def test_time_out_that_overflows_the_clock_is_infinite(consumer: RebalanceAwareConsumer) -> None:
     consumer.wakeup()
     assert consumer.poll(10**400) == []
     consumer.close(10**400)
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_consumer_is_not_copied(duplicate: Callable[[object], object]) -> None:
+def test_consumer_refuses_to_be_copied(
+    consumer: RebalanceAwareConsumer, duplicate: Callable[[object], object]
+) -> None:
     """The copy would share its member, and close it."""
-    group = FakeGroup({"orders": 1})
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-    )
     with pytest.raises(TypeError, match="a consumer cannot be copied or pickled"):
         duplicate(consumer)
-    consumer.close()
 
 
-def test_a_setting_whose_name_is_no_text_is_refused() -> None:
-    """In the mapping, and in the one inside of it."""
+def test_setting_whose_name_is_no_text_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="the name of each setting must be a text, not 5"):
         RebalanceAwareConsumer({**CONFIG, 5: "x"})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match="must be a text, not None"):
@@ -215,41 +161,23 @@ def test_a_setting_whose_name_is_no_text_is_refused() -> None:
 
 
 @pytest.mark.parametrize("at", [-1, -2, -3, -1001])
-def test_a_negative_time_is_refused(at: int) -> None:
-    """Kafka takes -1 for the end of the log, and refuses others in words of its own."""
-    group = FakeGroup({"orders": 1})
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-    )
-    theirs = confluent_kafka.TopicPartition("orders", 0, at)
-    for given in ({P0: at}, [theirs]):
+def test_negative_time_is_refused(consumer: RebalanceAwareConsumer, at: int) -> None:
+    """Kafka treats -1 as the end of the log."""
+    for times in ({P0: at}, [confluent_kafka.TopicPartition("orders", 0, at)]):
         with pytest.raises(ValueError, match=f"orders-0: {at} is no time; give milliseconds"):
-            consumer.offsets_for_times(given)
-    consumer.close()
+            consumer.offsets_for_times(times)
 
 
-def test_a_refused_subscription_sets_no_listener() -> None:
-    """It would be told of the partitions of the subscription before."""
-    group, listener = FakeGroup({"orders": 1}), CompositeRebalanceListener()
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-    )
+def test_refused_subscription_sets_no_listener(consumer: RebalanceAwareConsumer) -> None:
     listeners: list[object] = []
     consumer.set_rebalance_listener = listeners.append  # type: ignore[method-assign,assignment]
     with pytest.raises(TypeError, match="subscribe expects names of topics"):
-        consumer.subscribe("orders", listener)
+        consumer.subscribe("orders", CompositeRebalanceListener())
     assert listeners == []
 
 
-def test_topics_that_can_be_gone_through_only_once_are_taken() -> None:
-    """A generator is as good as a list.
-
-    The check used it up, so that nothing was subscribed to or paused.
-    """
-    group = FakeGroup({"orders": 1})
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
-    )
+def test_topics_may_be_a_generator(group: FakeGroup) -> None:
+    consumer = consumer_of(group, subscribed=False)
     consumer.subscribe(topic for topic in ["orders"])
     consumer.poll(0)
     consumer.pause_topics(topic for topic in ["orders"])
@@ -260,38 +188,34 @@ def test_topics_that_can_be_gone_through_only_once_are_taken() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e9, 10**400, 0, -1, None, "5", True])
-def test_a_hold_limit_that_the_client_could_not_have_is_refused(value: object) -> None:
-    """The client's own words would be about a number that nobody has written."""
+def test_unusable_hold_limit_is_refused(value: object) -> None:
     with pytest.raises(ConfigurationError, match="hold_limit_s must be"):
         RebalanceAwareConsumer(CONFIG, hold_limit_s=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["probe_interval_s", "discovery_interval_s"])
 @pytest.mark.parametrize("value", [math.nan, -1, None, "5", 10**400])
-def test_an_interval_that_is_no_number_is_refused(name: str, value: object) -> None:
-    """It would be met in the middle of a hold."""
+def test_unusable_interval_is_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} must be a number of seconds"):
         RebalanceAwareConsumer(CONFIG, **{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["error_cb", "stats_cb", "throttle_cb", "on_commit"])
 @pytest.mark.parametrize("value", [None, 5, "print"])
-def test_a_callback_that_cannot_be_called_is_refused(name: str, value: object) -> None:
-    """It would be met when something has gone wrong already."""
+def test_setting_that_is_no_function_is_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=f"'{name}' must be a function"):
         validated({**CONFIG, name: value}, hold_limit_s=10)
 
 
 def test_settings_that_are_no_mapping_are_refused() -> None:
-    """By this package, with what is expected."""
     with pytest.raises(ConfigurationError, match="the settings must be a mapping"):
         RebalanceAwareConsumer("localhost:9092")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"'default\.topic\.config' must be a mapping"):
         validated({**CONFIG, "default.topic.config": 5}, hold_limit_s=10)
 
 
-def test_settings_of_topics_count_where_the_client_has_them_apart() -> None:
-    """As the client itself takes them; a commit that nobody asked for hides in them as well."""
+def test_default_topic_config_is_part_of_the_settings() -> None:
+    """As in the client; a setting for automatic commits is refused there too."""
     settings = validated(
         {**CONFIG, "default.topic.config": {"auto.offset.reset": "earliest"}}, hold_limit_s=10
     )

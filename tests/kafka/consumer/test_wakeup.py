@@ -1,4 +1,4 @@
-"""How a wait for records ends: iteration, `wakeup`, time-outs, and a record that comes alone."""
+"""Ends of a poll: `wakeup`, time-outs, iteration, and refused calls of other threads."""
 
 from __future__ import annotations
 
@@ -6,35 +6,31 @@ import asyncio
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
-from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.consumer.listener import RebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.kafka.consumers import CONFIG, P0, Listener, consumer_of
 from tests.kafka.fake_log import FakeLog, fake_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Coroutine
     from types import FrameType
 
     from confluent_kafka import Message
     from confluent_kafka import TopicPartition as ClientPartition
 
-    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
+    from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
-CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
-P0 = TopicPartition("orders", 0)
 LONG_S = 1e9
 
 
 @pytest.fixture
 def group() -> FakeGroup:
-    """A group without members."""
     return FakeGroup({"orders": 1})
 
 
@@ -44,22 +40,17 @@ def log(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> FakeLog:
     return fake_log(group, monkeypatch, {0: 5})
 
 
-def consumer_of(group: FakeGroup, *, fetch: bool = True) -> RebalanceAwareConsumer:
-    """A consumer that has subscribed."""
-    consumer = RebalanceAwareConsumer(
-        CONFIG, fetch=fetch, member=group.member(), cluster=group, clock=group.clock
-    )
-    consumer.subscribe(["orders"])
-    return consumer
+def reading(group: FakeGroup) -> RebalanceAwareConsumer:
+    return consumer_of(group, fetch=True)
+
+
+def play(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 20))
 
 
 @pytest.mark.usefixtures("log")
-def test_iterating_commits_what_was_returned_and_ends_with_a_wakeup(group: FakeGroup) -> None:
-    """With the offsets of records that were read ahead, a commit would cover unseen records.
-
-    It must be possible to end a loop from elsewhere.
-    """
-    consumer = consumer_of(group)
+def test_iteration_commits_returned_records_only_and_ends_with_a_wakeup(group: FakeGroup) -> None:
+    consumer = reading(group)
     read = []
     for record in consumer:
         read.append(record.offset())
@@ -71,14 +62,14 @@ def test_iterating_commits_what_was_returned_and_ends_with_a_wakeup(group: FakeG
     assert next(consumer).offset() == 3
 
 
-def test_iterating_where_no_record_comes_begins_no_partition_anew(
+def test_iteration_without_records_restarts_no_partition(
     group: FakeGroup, log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the mark of a transaction the client is further than the last record.
+    """After the end marker of a transaction, the client's position is after the last record.
 
-    What it has fetched would be dropped with each poll that returns nothing.
+    Each poll that returns nothing would otherwise drop the fetched records.
     """
-    consumer = consumer_of(group)
+    consumer = reading(group)
     begun, polls = [], []
     position, assign, consume = log.position, log.incremental_assign, log.consume
 
@@ -105,31 +96,12 @@ def test_iterating_where_no_record_comes_begins_no_partition_anew(
     assert len(begun) == 1
 
 
-class WakeOnRevoke(RebalanceListener):
-    """Ends the iteration when a revoke is completed."""
-
-    def __init__(self, consumer: RebalanceAwareConsumer) -> None:
-        self._consumer = consumer
-
-    def on_partitions_assigned(
-        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
-    ) -> None:
-        """Nothing to do."""
-
-    def on_partitions_revoked(
-        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
-    ) -> None:
-        """Wake."""
-        self._consumer.wakeup()
-
-
-def test_iterating_gives_partitions_up_where_no_record_comes() -> None:
-    """Each of its polls tells nobody, and the next one must not wait for a delay."""
+def test_iteration_without_records_completes_revokes() -> None:
     group = FakeGroup({"orders": 2})
-    blue = consumer_of(group, fetch=False)
-    blue.set_rebalance_listener(WakeOnRevoke(blue))
+    blue = consumer_of(group)
+    blue.set_rebalance_listener(Listener(revoked=lambda *_: blue.wakeup()))
     blue.poll(0)
-    green = consumer_of(group, fetch=False)
+    green = consumer_of(group)
     green.poll(0)
     assert list(blue) == []
     green.poll(0)
@@ -137,10 +109,9 @@ def test_iterating_gives_partitions_up_where_no_record_comes() -> None:
 
 
 @pytest.mark.usefixtures("log")
-def test_iterating_in_asyncio_ends_with_a_wakeup_and_with_a_close(group: FakeGroup) -> None:
-    """As without asyncio; and a close from another task ends it without an error."""
+def test_asyncio_iteration_ends_with_a_wakeup_and_with_a_close(group: FakeGroup) -> None:
 
-    async def play() -> None:
+    async def use() -> None:
         consumer = AsyncRebalanceAwareConsumer(
             CONFIG, member=group.member(), cluster=group, clock=group.clock
         )
@@ -165,14 +136,14 @@ def test_iterating_in_asyncio_ends_with_a_wakeup_and_with_a_close(group: FakeGro
         await reading
         assert read == [0, 1, 2, 3, 4]
 
-    asyncio.run(asyncio.wait_for(play(), 20))
+    play(use())
 
 
 @pytest.mark.usefixtures("log")
-def test_iterating_in_asyncio_goes_on_when_another_task_subscribes(group: FakeGroup) -> None:
-    """Its poll returns early to let that task through, and no record is missing."""
+def test_asyncio_iteration_continues_when_another_task_subscribes(group: FakeGroup) -> None:
+    """Its poll returns early for that task."""
 
-    async def play() -> None:
+    async def use() -> None:
         consumer = AsyncRebalanceAwareConsumer(
             CONFIG, member=group.member(), cluster=group, clock=group.clock
         )
@@ -191,13 +162,12 @@ def test_iterating_in_asyncio_goes_on_when_another_task_subscribes(group: FakeGr
         assert read == [0, 1, 2, 3, 4]
         await consumer.close()
 
-    asyncio.run(asyncio.wait_for(play(), 20))
+    play(use())
 
 
 @pytest.mark.parametrize("fetch", [True, False])
 @pytest.mark.usefixtures("log")
-def test_a_wakeup_ends_the_next_poll_and_only_that(group: FakeGroup, fetch: bool) -> None:  # noqa: FBT001
-    """It may come between two polls, and must not be missed."""
+def test_wakeup_ends_the_next_poll_only(group: FakeGroup, fetch: bool) -> None:  # noqa: FBT001
     consumer = consumer_of(group, fetch=fetch)
     consumer.poll(0)
     before = group.clock()
@@ -209,11 +179,10 @@ def test_a_wakeup_ends_the_next_poll_and_only_that(group: FakeGroup, fetch: bool
 
 
 @pytest.mark.parametrize("timeout_s", [-1, LONG_S])
-def test_a_wakeup_from_another_thread_ends_a_poll_that_waits(
+def test_wakeup_from_another_thread_ends_a_waiting_poll(
     group: FakeGroup, log: FakeLog, timeout_s: float
 ) -> None:
-    """A time-out below 0 is without end, as in confluent-kafka."""
-    consumer = consumer_of(group)
+    consumer = reading(group)
     consumer.poll(0)
 
     def wake() -> None:
@@ -228,9 +197,8 @@ def test_a_wakeup_from_another_thread_ends_a_poll_that_waits(
 
 
 @pytest.mark.usefixtures("log")
-def test_a_refused_poll_of_another_thread_does_not_use_a_wakeup_up(group: FakeGroup) -> None:
-    """It is meant for the poll of the owner."""
-    consumer = consumer_of(group)
+def test_refused_poll_of_another_thread_does_not_consume_a_wakeup(group: FakeGroup) -> None:
+    consumer = reading(group)
     consumer.poll(0)
     with consumer._state.guard.exclusive("poll"):
         consumer.wakeup()
@@ -240,9 +208,8 @@ def test_a_refused_poll_of_another_thread_does_not_use_a_wakeup_up(group: FakeGr
     assert group.clock() == before
 
 
-def test_time_outs_have_a_default_and_confluents_name(group: FakeGroup) -> None:
-    """`poll()` waits a second, `poll(1.0)` and `poll(timeout=1.0)` too."""
-    consumer = consumer_of(group, fetch=False)
+def test_poll_time_out_has_a_default_and_confluents_name(group: FakeGroup) -> None:
+    consumer = consumer_of(group)
     consumer.poll(0)
     for call in (
         consumer.poll,
@@ -257,21 +224,17 @@ def test_time_outs_have_a_default_and_confluents_name(group: FakeGroup) -> None:
         assert group.clock() - before == pytest.approx(1.0)
 
 
-def test_a_record_that_comes_alone_is_not_kept_waiting(group: FakeGroup, log: FakeLog) -> None:
-    """The client waits until it has as many records as it is asked for.
-
-    The fetcher therefore never asks it to wait for more than one.
-    """
-    consumer = consumer_of(group)
+def test_single_record_is_returned_at_once(group: FakeGroup, log: FakeLog) -> None:
+    """The client waits for as many records as it is asked for, so the fetcher asks for one."""
+    consumer = reading(group)
     assert len(consumer.poll(LONG_S, 50)) == 5
     log.produce_while_waiting("orders", 0, 1)
     assert [record.offset() for record in consumer.poll(LONG_S, 50)] == [5]
     assert all(count == 1 for count, timeout_s in log.waits if timeout_s)
 
 
-def test_a_full_batch_takes_one_call(group: FakeGroup, log: FakeLog) -> None:
-    """At full speed nothing is waited for, and a call costs."""
-    consumer = consumer_of(group)
+def test_full_batch_takes_one_call_of_the_client(group: FakeGroup, log: FakeLog) -> None:
+    consumer = reading(group)
     consumer.poll(0, 2)
     log.waits.clear()
     assert len(consumer.poll(1.0, 2)) == 2
@@ -279,18 +242,18 @@ def test_a_full_batch_takes_one_call(group: FakeGroup, log: FakeLog) -> None:
 
 
 def refusal_elsewhere(call: Callable[[], object]) -> str:
-    """What another thread is told."""
-    told: list[str] = []
+    """The error of the call in another thread."""
+    refused: list[str] = []
 
     def use() -> None:
-        with pytest.raises(IllegalStateError) as refused:
+        with pytest.raises(IllegalStateError) as caught:
             call()
-        told.append(str(refused.value))
+        refused.append(str(caught.value))
 
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
-    return told[0]
+    return refused[0]
 
 
 OPERATIONS: dict[str, Callable[[RebalanceAwareConsumer], object]] = {
@@ -314,17 +277,13 @@ OPERATIONS: dict[str, Callable[[RebalanceAwareConsumer], object]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.usefixtures("log")
-def test_another_thread_is_refused_while_a_poll_runs(group: FakeGroup, name: str) -> None:
-    """No release waits for a commit from another thread, and it may come after the release.
-
-    Apache's consumer refuses it likewise.
-    """
-    consumer = consumer_of(group)
+def test_operation_of_another_thread_is_refused_during_a_poll(group: FakeGroup, name: str) -> None:
+    consumer = reading(group)
     consumer.poll(0)
     with consumer._state.guard.exclusive("poll"):
-        told = refusal_elsewhere(lambda: OPERATIONS[name](consumer))
-    assert told.startswith(f"{name} while another thread is in poll: ")
-    assert "wakeup" in told
+        refusal = refusal_elsewhere(lambda: OPERATIONS[name](consumer))
+    assert refusal.startswith(f"{name} while another thread is in poll: ")
+    assert "wakeup" in refusal
     assert not group.committed
     assert not consumer.paused()
     OPERATIONS[name](consumer)
@@ -332,9 +291,8 @@ def test_another_thread_is_refused_while_a_poll_runs(group: FakeGroup, name: str
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.usefixtures("log")
-def test_after_the_end_each_call_says_that_it_is_over(group: FakeGroup, name: str) -> None:
-    """Not that a partition was lost, which means something else."""
-    consumer = consumer_of(group)
+def test_operation_after_close_is_refused(group: FakeGroup, name: str) -> None:
+    consumer = reading(group)
     consumer.poll(0)
     consumer.close()
     if name == "close":
@@ -346,14 +304,11 @@ def test_after_the_end_each_call_says_that_it_is_over(group: FakeGroup, name: st
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.usefixtures("log")
-def test_in_a_fork_each_call_says_to_make_a_consumer_there(
+def test_operation_in_a_fork_is_refused(
     group: FakeGroup, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork lacks the threads that would answer, so the calls waited for ever.
-
-    A close there leaves the membership of the other process alone.
-    """
-    consumer = consumer_of(group)
+    """Its threads are missing, so a call would not return; `close` leaves the membership alone."""
+    consumer = reading(group)
     consumer.poll(0)
     with monkeypatch.context() as fork:
         fork.setattr(os, "getpid", lambda: -1)
@@ -367,10 +322,9 @@ def test_in_a_fork_each_call_says_to_make_a_consumer_there(
     assert group.members
 
 
-def test_in_a_fork_a_consumer_of_asyncio_refuses_likewise(
+def test_asyncio_operation_in_a_fork_is_refused(
     group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own thread is not there either."""
     consumer = AsyncRebalanceAwareConsumer(
         CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
     )
@@ -384,19 +338,20 @@ def test_in_a_fork_a_consumer_of_asyncio_refuses_likewise(
 
     with monkeypatch.context() as fork:
         fork.setattr(os, "getpid", lambda: -1)
-        asyncio.run(asyncio.wait_for(use(), 20))
+        play(use())
 
 
-def test_a_close_in_a_signal_handler_says_what_to_do_there(group: FakeGroup, log: FakeLog) -> None:
-    """It is no rebalance callback; `wakeup` is what works in a handler."""
-    consumer = consumer_of(group)
+def test_close_in_a_signal_handler_is_refused_in_favour_of_wakeup(
+    group: FakeGroup, log: FakeLog
+) -> None:
+    consumer = reading(group)
     consumer.poll(0)
-    told: list[str] = []
+    refused: list[str] = []
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        with pytest.raises(IllegalStateError) as refused:
+        with pytest.raises(IllegalStateError) as caught:
             consumer.close()
-        told.append(str(refused.value))
+        refused.append(str(caught.value))
         consumer.wakeup()
 
     before = signal.signal(signal.SIGUSR1, handle)
@@ -411,9 +366,5 @@ def test_a_close_in_a_signal_handler_says_what_to_do_there(group: FakeGroup, log
     consumer.poll(LONG_S)
     killer.join()
     signal.signal(signal.SIGUSR1, before)
-    assert told == [
-        (
-            "close in a signal handler or callback that interrupts poll: call wakeup() there, and "
-            "close once it has returned"
-        ),
-    ]
+    (refusal,) = refused
+    assert refusal.startswith("close in a signal handler or callback that interrupts poll: call wa")
