@@ -467,7 +467,9 @@ class FailingMember(FakeMember):
         ticket = super().commit_async(offsets)
         self._pending.clear()
         error = BrokerError("the coordinator is moving", retriable=True)
-        self.deliver(CommitAnswered(ticket, CommitResult(frozenset(), dict.fromkeys(offsets, error))))
+        self.deliver(
+            CommitAnswered(ticket, CommitResult(frozenset(), dict.fromkeys(offsets, error)))
+        )
         return ticket
 
 
