@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.operators.directives_job import build_kafka_control_job
     from dagster_rebalance.orchestration.operators.reruns_job import build_kafka_rerun_job
     from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
-    from dagster_rebalance.orchestration.resources.fixed import FixedResource
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.pinned_resource import PinnedResource
     from dagster_rebalance.orchestration.resources.schema_registry import (
         SchemaRegistryResource,
         plain_json,
@@ -80,7 +80,6 @@ __all__ = [
     "DagsterRebalanceError",
     "ExternalJobs",
     "ExternalWork",
-    "FixedResource",
     "IllegalStateError",
     "KafkaBatch",
     "KafkaBatchComponent",
@@ -94,6 +93,7 @@ __all__ = [
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
+    "PinnedResource",
     "PipesBatch",
     "PollResult",
     "RebalanceAwareConsumer",
@@ -128,7 +128,7 @@ _HOMES = {
     "DagsterRebalanceError": "core.model.errors",
     "ExternalJobs": "orchestration.runs.external_jobs",
     "ExternalWork": "orchestration.runs.external_jobs",
-    "FixedResource": "orchestration.resources.fixed",
+    "PinnedResource": "orchestration.resources.pinned_resource",
     "IllegalStateError": "core.model.errors",
     "KafkaBatch": "orchestration.batch.resource",
     "KafkaBatchComponent": "components.kafka_batch",

@@ -32,7 +32,7 @@ from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def open_target(group: str, bootstrap_server: str, command_config: Path | None) 
         assets = GroupAssets.of(name)
         kafka = _group_resource(instance, assets, name, bootstrap_server, command_config)
         with login_hint(command_config):
-            yield Target(instance, kafka, Catalogue(instance, assets, NOBODY))
+            yield Target(instance, kafka, Catalogue(instance, assets, NO_MEMBER))
 
 
 def _group_resource(
@@ -200,7 +200,7 @@ class GroupReader:
                 target.kafka.topics,
                 self.runs,
                 target.catalogue,
-                settings=target.kafka.driver_settings(),
+                settings=target.kafka.engine_settings(),
                 owners=owners,
             )
         return seen, owners

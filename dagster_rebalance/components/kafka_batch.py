@@ -37,7 +37,7 @@ RegistrySettings = settings_of(SchemaRegistryResource)
 
 def _kafka(context: dg.ResolutionContext, model: Any) -> KafkaConsumerResource:
     kafka = KafkaConsumerResource(**KafkaSettings.resolve_from_model(context, model).given())
-    kafka.driver_settings()
+    kafka.engine_settings()
     kafka.check_client()
     return kafka
 

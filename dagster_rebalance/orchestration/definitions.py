@@ -36,17 +36,17 @@ from dagster_rebalance.orchestration.reporting.history_checks import build_histo
 from dagster_rebalance.orchestration.reporting.lag_check import build_lag_check
 from dagster_rebalance.orchestration.reporting.lineage import downstream, topic_assets
 from dagster_rebalance.orchestration.reporting.stopped_check import build_stopped_check
-from dagster_rebalance.orchestration.resources.fixed import fixed
-from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
-from dagster_rebalance.orchestration.resources.secrets import (
-    unshown_settings,
-    written_registry_secrets,
-    written_secrets,
+from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
+    hardcoded_registry_secrets,
+    hardcoded_secrets,
+    hidden_settings,
 )
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.pinned_resource import pinned
+from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import GROUP_TAG
 from dagster_rebalance.orchestration.streaming.asset_calls import Body, in_order
@@ -294,7 +294,7 @@ def build_kafka_stream_defs(
     topics = topic_assets(kafka) if show_topics else []
     registries = _registries(resources)
     unshown = [
-        [*unshown_settings(resource)]
+        [*hidden_settings(resource)]
         for resource in (kafka, spark, *registries.values())
         if resource is not None
     ]
@@ -388,9 +388,9 @@ def _check(
         raise ConfigurationError(msg)
     check_assets(name, assets)
     kafka.check_functions()
-    if kafka.knows_driver_settings:
-        _with_known_group(kafka).driver_settings(streams=streams)
-    _check_secrets(name, written_secrets(kafka, spark))
+    if kafka.has_literal_engine_settings:
+        _with_known_group(kafka).engine_settings(streams=streams)
+    _check_secrets(name, hardcoded_secrets(kafka, spark))
     _with_known_group(kafka).check_client()
 
 
@@ -419,15 +419,15 @@ def _resources(
     **more: Any,  # noqa: ANN401 - resources have no common type
 ) -> dict[str, Any]:
     """All resources of the definitions; this package's are out of the reach of a run's config."""
-    own = {key: fixed(resource) for key, resource in given.items() if resource is not None} | more
+    own = {key: pinned(resource) for key, resource in given.items() if resource is not None} | more
     taken = sorted((own.keys() | {batch_key}) & (others or {}).keys())
     if taken:
         msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
         raise ConfigurationError(msg)
     registries = _registries(others)
     for key, registry in registries.items():
-        _check_secrets(name, written_registry_secrets(key, registry))
-    return {**own, **(others or {}), **{key: fixed(one) for key, one in registries.items()}}
+        _check_secrets(name, hardcoded_registry_secrets(key, registry))
+    return {**own, **(others or {}), **{key: pinned(one) for key, one in registries.items()}}
 
 
 def _check_resources(
@@ -510,7 +510,7 @@ def _definitions(
     )
 
     def catalogue_of(instance: dg.DagsterInstance) -> Catalogue:
-        return Catalogue(instance, group, NOBODY)
+        return Catalogue(instance, group, NO_MEMBER)
 
     checks = [
         build_stopped_check(group.offsets, kafka_key, catalogue_of),

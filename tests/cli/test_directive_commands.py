@@ -15,8 +15,8 @@ from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.storage.directives import DirectiveStore
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.cli.command_line import invoke
 
@@ -31,7 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     with dg.DagsterInstance.local_temp(str(home)) as instance:
         for group_id, topic in (("shop", "orders"), ("billing", "invoices")):
-            catalogue = Catalogue(instance, GroupAssets.of(group_id), NOBODY)
+            catalogue = Catalogue(instance, GroupAssets.of(group_id), NO_MEMBER)
             catalogue.add_partitions([TopicPartition(topic, number) for number in range(3)])
             catalogue.record_joined()
     return home
@@ -43,7 +43,7 @@ def shop(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DirectiveStore
     (home / "dagster.yaml").touch()
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     with dg.DagsterInstance.get() as instance:
-        yield DirectiveStore(instance, GroupAssets.of("shop").order_book_name)
+        yield DirectiveStore(instance, GroupAssets.of("shop").directives_name)
 
 
 def test_pause_and_resume_store_directives_and_print_the_undo(shop: DirectiveStore) -> None:
@@ -148,11 +148,11 @@ def test_retry_is_stored_apart_from_the_directives(shop: DirectiveStore) -> None
     assert shop.read() == before
     with dg.DagsterInstance.get() as instance:
         invoke("retry", "orders", "--group", "shop", "--by", "b")
-        catalogue = Catalogue(instance, GroupAssets.of("shop"), NOBODY)
+        catalogue = Catalogue(instance, GroupAssets.of("shop"), NO_MEMBER)
         *directives, retry = catalogue.orders()
         assert tuple(directives) == before
         assert (retry.action, retry.partitions, retry.by) == (Action.RETRY, "orders", "b")
-        DirectiveStore(instance, GroupAssets.of("shop").retry_book_name).tidy(before=retry.at + 1)
+        DirectiveStore(instance, GroupAssets.of("shop").retries_name).tidy(before=retry.at + 1)
         catalogue.orders()
         assert catalogue.orders() == before, "every second call reads the retries"
     invoke("resume", "--all", "--group", "shop")

@@ -23,7 +23,7 @@ from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.heartbeats import spelled_partitions
+from dagster_rebalance.orchestration.storage.heartbeats import format_partitions
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
@@ -236,7 +236,7 @@ def test_reset_with_unreadable_claims_is_refused_until_the_failed_run_has_ended(
     shop.commit(0, OffsetAndMetadata(0, "not ours"))
     work = batch_request("b-1", OffsetRange(shop.topic, 1 if streams else 0, 0, 3))
     run = make_run(shop.instance, work, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
-    says = f"0/60.0 {spelled_partitions(shop.partitions[:1])} " if streams else "0/60.0 "
+    says = f"0/60.0 {format_partitions(shop.partitions[:1])} " if streams else "0/60.0 "
     give_sign(shop.instance, run, f"{says}elsewhere")
     record_run_event(shop.instance, run, RunEvent.BEGAN)
     shop.instance.report_run_failed(run, "its node is gone")

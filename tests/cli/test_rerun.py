@@ -13,9 +13,9 @@ from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.reruns import RerunStore
 from tests.cli.command_line import invoke
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RerunStor
     )
     with dg.DagsterInstance.get() as instance:
         assets = GroupAssets.of("shop")
-        catalogue = Catalogue(instance, assets, NOBODY, public_settings(kafka))
+        catalogue = Catalogue(instance, assets, NO_MEMBER, public_settings(kafka))
         catalogue.add_partitions([TopicPartition("orders", 0)])
         catalogue.record_joined()
-        store = RerunStore(instance, assets.rerun_book_name)
+        store = RerunStore(instance, assets.reruns_name)
         store.add(REMAINING)
         yield store
 

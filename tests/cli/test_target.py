@@ -57,7 +57,7 @@ def test_target_uses_published_settings_and_the_operators_login(tmp_path: Path) 
     with open_target(ODD, "kafka:9093", login) as target:
         kafka = target.kafka
     assert (kafka.group_id, kafka.topics) == (ODD, ["orders"])
-    assert kafka.driver_settings().max_attempts == 7
+    assert kafka.engine_settings().max_attempts == 7
     config = kafka.consumer_config()
     assert config["bootstrap.servers"] == "kafka:9093"
     assert config["sasl.password"] == "a=b"

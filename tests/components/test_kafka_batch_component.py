@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 import dagster_rebalance
 from dagster_rebalance import (
-    FixedResource,
     KafkaBatchComponent,
     KafkaConsumerResource,
     KafkaSparkResource,
+    PinnedResource,
     SchemaRegistryResource,
     build_kafka_batch_defs,
 )
@@ -81,8 +81,8 @@ def outline(defs: dg.Definitions) -> dict[str, Any]:
 
 
 def inner(resource: Any) -> Any:  # noqa: ANN401 - resources have no common type
-    """Return the resource inside a `FixedResource`, or else the type."""
-    return resource.resource if isinstance(resource, FixedResource) else type(resource)
+    """Return the resource inside a `PinnedResource`, or else the type."""
+    return resource.resource if isinstance(resource, PinnedResource) else type(resource)
 
 
 SETTINGS = """\
@@ -184,8 +184,8 @@ def test_external_work_is_a_class_or_an_object_by_its_path(
     ("path", "message"),
     [
         (".work.nothing", "has no 'nothing'"),
-        (".work.NOT_CODE", "no object with a method stop"),
-        (".work.orders", "no object with a method stop"),
+        (".work.NOT_CODE", "not an object with a method stop"),
+        (".work.orders", "not an object with a method stop"),
     ],
 )
 def test_external_work_without_a_stop_method_is_refused(path: str, message: str) -> None:

@@ -219,10 +219,10 @@ def test_unsupported_schema_is_refused(registry: HttpRegistry) -> None:
     ("settings", "words"),
     [
         ({"url": "https://user:pass@registry"}, "url has a login in it"),
-        ({"username": "etl"}, "given together"),
+        ({"username": "etl"}, "is missing: give both"),
         ({"username": "e:tl", "password": "p"}, "colon"),
         ({"username": "etl", "password": "p", "token": "t"}, "a token and a username"),
-        ({"client_config": {"basic.auth.user.info": "u:p"}}, "has a field of its own: username"),
+        ({"client_config": {"basic.auth.user.info": "u:p"}}, "has its own field: username"),
         ({"client_config": {"no.such": "x"}}, "Unrecognized properties: no.such"),
         ({"client_config": {"timeout": "soon"}}, "cannot work: ValueError"),
         ({"ssl_ca_location": "/no/such/file"}, "cannot work: FileNotFoundError"),

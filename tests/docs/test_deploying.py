@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from dagster_rebalance import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.branch import IS_BRANCH
+from dagster_rebalance.orchestration.resources.kafka import BRANCH_VARIABLE
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.docs.blocks import ROOT, block_with, blocks, run_block
 
@@ -175,7 +175,7 @@ def test_the_page_names_each_file_and_the_variable_of_the_guard() -> None:
     text = (ROOT / PAGE).read_text()
     for file in FILES.iterdir():
         assert f"deploying/{file.name}" in text
-    assert IS_BRANCH in text
+    assert BRANCH_VARIABLE in text
 
 
 @pytest.mark.postgres

@@ -93,7 +93,7 @@ def test_the_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
 
 def test_the_settings_of_the_example_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
-    settings = executed("on_failure=")["kafka"].process_config_and_initialize().driver_settings()
+    settings = executed("on_failure=")["kafka"].process_config_and_initialize().engine_settings()
     chosen = (
         settings.on_deadline,
         settings.on_lost,

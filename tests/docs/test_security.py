@@ -191,7 +191,7 @@ def test_the_login_that_the_server_looks_up_has_no_secret_in_it(
 
 def test_the_resources_of_ones_own_definitions_are_closed_to_runs() -> None:
     names: dict[str, Any] = {"dg": dg, "kafka": _made("SCRAM-SHA-512")}
-    run_block(PAGE, block_with(PAGE, "python", "FixedResource"), names)
+    run_block(PAGE, block_with(PAGE, "python", "PinnedResource"), names)
 
     @dg.op(required_resource_keys={"kafka", "spark"})
     def look() -> None:

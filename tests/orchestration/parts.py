@@ -181,7 +181,7 @@ def give_sign(instance: dg.DagsterInstance, run: dg.DagsterRun, sign: str) -> No
     """A sign of life of a run."""
     record = instance.get_run_record_by_id(run.run_id)
     assert record is not None
-    Heartbeats(instance).give(run, record.storage_id, sign)
+    Heartbeats(instance).record(run, record.storage_id, sign)
 
 
 def tags_of(instance: dg.DagsterInstance, run: dg.DagsterRun | str) -> Mapping[str, str]:

@@ -27,11 +27,11 @@ from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.history_checks import DRAINED_CHECK, GAP_CHECK
 from dagster_rebalance.orchestration.reporting.lag_check import LAG_CHECK
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
-from dagster_rebalance.orchestration.resources.fixed import FixedResource
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.pinned_resource import PinnedResource
 from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from tests.orchestration.nested_resources import House, Lake
@@ -438,7 +438,7 @@ def test_a_run_cannot_redirect_a_registry() -> None:
         resources={"registry": SchemaRegistryResource(url="https://registry", token=token)},
     )
     stored = dg.serialize_value(defs.resolve_job_def("kafka_batches").get_job_snapshot())
-    assert isinstance((defs.resources or {})["registry"], FixedResource)
+    assert isinstance((defs.resources or {})["registry"], PinnedResource)
     assert "https://registry" not in stored
     assert "REGISTRY_TOKEN" not in stored
 
@@ -968,7 +968,7 @@ def test_the_check_executed_by_hand_judges_offsets_as_a_member_does(check: Check
 
     A group may lose its offsets, and a topic its records.
     """
-    catalogue = Catalogue(check.instance, GroupAssets.of(check.kafka.group_id), NOBODY)
+    catalogue = Catalogue(check.instance, GroupAssets.of(check.kafka.group_id), NO_MEMBER)
     for number in (0, 1):
         done = RecordCommit(span(number), 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None)
         catalogue.record_commit(done)

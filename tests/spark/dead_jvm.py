@@ -23,7 +23,7 @@ from dagster_rebalance import (
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.kafka.group_ports import MemberEvent
-from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
+from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
 from dagster_rebalance.orchestration.storage.run_events import run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import (
     SLOT_TAG,

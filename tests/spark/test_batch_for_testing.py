@@ -12,7 +12,7 @@ from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.storage.run_tags import spelled
+from dagster_rebalance.orchestration.storage.run_tags import format_range
 from dagster_rebalance.spark.output import write_parquet_by_range
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_given_messages_become_the_rows_of_a_kafka_read(
         bootstrap_servers=kafka_broker.bootstrap_servers, group_id="etl", topics=[topic]
     )
     spark = SimpleNamespace(spark_session=session)
-    real = KafkaBatch(kafka=kafka, batch_id="real", ranges=[spelled(one) for one in ranges])
+    real = KafkaBatch(kafka=kafka, batch_id="real", ranges=[format_range(one) for one in ranges])
     given = KafkaBatch.for_testing(ranges, messages=real.messages())
     for options in ({}, {"includeHeaders": "true"}):
         expected = real.dataframe(spark, options=options)

@@ -23,7 +23,7 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
-from dagster_rebalance.orchestration.storage.run_tags import spelled
+from dagster_rebalance.orchestration.storage.run_tags import format_range
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.reading.decoded_frame import decoded_frame
 from dagster_rebalance.spark.reading.ranges import given_records
@@ -93,7 +93,9 @@ def batch_of(kafka: KafkaCluster, topic: str) -> KafkaBatch:
         bootstrap_servers=kafka.bootstrap_servers, group_id="etl", topics=[topic]
     )
     ranges = [OffsetRange(topic, 0, 1, 103), OffsetRange(topic, 1, 1, 100)]
-    return KafkaBatch(kafka=resource, batch_id="decoded", ranges=[spelled(one) for one in ranges])
+    return KafkaBatch(
+        kafka=resource, batch_id="decoded", ranges=[format_range(one) for one in ranges]
+    )
 
 
 def letters_in(kafka: KafkaCluster, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.connect.session import SparkSession
 
-from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource, stop_abandoned_work
+from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.spark.session import jobs
 from dagster_rebalance.spark.session.connect_sessions import (
     connect_session_id,
@@ -62,7 +62,7 @@ def test_work_of_a_killed_client_is_stopped_by_another_process(
         wait_until_working(tmp_path / "first")
         client.kill()
         client.wait()
-    stop_abandoned_work(remote, run_id)
+    KafkaSparkResource(remote=remote).stop_abandoned_work(run_id)
     wait_until_stopped(tmp_path / "first")
 
 

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from pydantic import PrivateAttr
 
-from dagster_rebalance import FixedResource
+from dagster_rebalance import PinnedResource
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource, _is_over
 from dagster_rebalance.testing.local.host import free_port
@@ -96,7 +96,7 @@ def test_spark_setting_can_be_an_environment_variable(monkeypatch: pytest.Monkey
     given: dict[str, Any] = {"spark": {"hadoop": {"fs.s3a.secret.key": dg.EnvVar("ETL_KEY")}}}
     for resource in (
         KafkaSparkResource(spark_config=given),
-        FixedResource(resource=KafkaSparkResource(spark_config=given)),
+        PinnedResource(resource=KafkaSparkResource(spark_config=given)),
     ):
 
         @dg.job(resource_defs={"spark": resource})

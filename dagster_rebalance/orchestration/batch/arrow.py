@@ -1,7 +1,4 @@
-"""The records of a batch as Arrow, in the columns that Spark's Kafka source has.
-
-Owns the columns, and that pyarrow is only needed by who wants them.
-"""
+"""The records of a batch as Arrow, in the columns of Spark's Kafka source. pyarrow is optional."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.decoding.decoder import Decoder
 
-_RECORDS_A_BATCH = 10_000
-_BYTES_AT_ONCE = 64 << 20
-_MOST_MS = (1 << 63) // 1000 - 1
-"""As much as a column of microseconds can hold. A producer that writes nanoseconds has more."""
+_RECORDS_PER_BATCH = 10_000
+_MAX_CHUNK_BYTES = 64 << 20
+_MAX_MS = (1 << 63) // 1000 - 1
+"""The limit of a column of microseconds. A producer that writes nanoseconds exceeds it."""
 
 
 def pyarrow() -> Any:  # noqa: ANN401 - it has no types
-    """The library.
+    """Return the library.
 
     Raises:
         ConfigurationError: It is not installed.
@@ -39,7 +36,7 @@ def pyarrow() -> Any:  # noqa: ANN401 - it has no types
 
 
 def record_schema() -> Any:  # noqa: ANN401 - pyarrow has no types
-    """The columns of records that are not decoded."""
+    """Return the columns of records that are not decoded."""
     pa = pyarrow()
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     return pa.schema(
@@ -59,7 +56,7 @@ def record_schema() -> Any:  # noqa: ANN401 - pyarrow has no types
 
 
 def decoded_schema(decoders: Iterable[Decoder], *, keeps_undecodable: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """The columns of records whose keys, values or both are decoded."""
+    """Return the columns of records whose keys, values or both are decoded."""
     pa = pyarrow()
     schema = record_schema()
     for decoder in decoders:
@@ -72,18 +69,13 @@ def decoded_schema(decoders: Iterable[Decoder], *, keeps_undecodable: bool) -> A
 
 
 def chunks(messages: Iterable[Message], most: int) -> Iterator[list[Message]]:
-    """Messages, so many at once as the memory and the queue of a producer can hold.
-
-    Args:
-        messages: In their order.
-        most: Of one chunk. It ends earlier with the message by which its values reach 64 MiB.
-    """
+    """Yield messages in chunks of up to `most`, or fewer if their values reach 64 MiB."""
     chunk: list[Message] = []
     size = 0
     for message in messages:
         chunk.append(message)
         size += len(message)
-        if len(chunk) == most or size >= _BYTES_AT_ONCE:
+        if len(chunk) == most or size >= _MAX_CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -91,13 +83,13 @@ def chunks(messages: Iterable[Message], most: int) -> Iterator[list[Message]]:
 
 
 def record_batches(messages: Iterator[Message], ranges: Sequence[OffsetRange]) -> Iterator[Any]:
-    """Messages of some ranges as record batches."""
+    """Yield messages of some ranges as record batches."""
     pa = pyarrow()
     schema = record_schema()
     by_partition: dict[tuple[str, int], list[OffsetRange]] = {}
     for range_ in ranges:
         by_partition.setdefault((range_.topic, range_.partition), []).append(range_)
-    for chunk in chunks(messages, _RECORDS_A_BATCH):
+    for chunk in chunks(messages, _RECORDS_PER_BATCH):
         rows = [_row(message, by_partition) for message in chunk]
         columns = zip(*rows, strict=True)
         arrays = [
@@ -110,19 +102,19 @@ def _row(
     message: Message, by_partition: dict[tuple[str, int], list[OffsetRange]]
 ) -> tuple[object, ...]:
     topic, partition, offset = message.topic(), message.partition(), message.offset()
-    found = by_partition[topic or "", partition or 0]
-    range_ = next(one for one in found if one.start <= (offset or 0) < one.until)
+    ranges = by_partition[topic or "", partition or 0]
+    range_ = next(one for one in ranges if one.start <= (offset or 0) < one.until)
     kind, at_ms = message.timestamp()
     headers: Any = message.headers()
     return (
         *(as_bytes(message.key()), as_bytes(message.value()), topic, partition, offset),
-        at_ms * 1000 if kind and abs(at_ms) <= _MOST_MS else None,
-        kind - 1,  # Kafka's client counts the kinds from 1, Spark from 0
+        at_ms * 1000 if kind and abs(at_ms) <= _MAX_MS else None,
+        kind - 1,  # Kafka's client numbers the types from 1, Spark from 0
         headers and [{"key": name, "value": as_bytes(value)} for name, value in headers],
         *(range_.start, range_.until),
     )
 
 
-def as_bytes(given: str | bytes | None) -> bytes | None:
-    """Keys, values and headers as Kafka has them; the client's types allow for text."""
-    return given.encode() if isinstance(given, str) else given
+def as_bytes(value: str | bytes | None) -> bytes | None:
+    """Return a key, value or header as bytes; the client's types also allow text."""
+    return value.encode() if isinstance(value, str) else value

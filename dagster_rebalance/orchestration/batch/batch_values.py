@@ -1,8 +1,8 @@
-"""Values that the assets of one batch take from each other, through any IO manager.
+"""Values between the assets of one batch, stored by batch with any IO manager.
 
-Dagster stores the value of an asset by the key of the asset, and several batches of a group run at
-the same time, so a run would load the value of another batch. This module gives the IO manager
-another key for each batch. It never stores or loads a value itself.
+Dagster stores the value of an asset by its asset key. Several batches of a group run at the same
+time, so a run would load the value of another batch. This module gives the IO manager a separate
+key for each batch, and stores nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dagster as dg
 
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.orchestration.batch.validation import definition_of, ops_of
-from dagster_rebalance.orchestration.storage.run_tags import BATCH_TAG, ranges_in, spelled
+from dagster_rebalance.orchestration.storage.run_tags import BATCH_TAG, format_range, ranges_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,29 +26,27 @@ DEFAULT_KEY = "io_manager"
 
 
 def values_by_batch(
-    io_manager: Any,  # noqa: ANN401 - all that Dagster takes for an IO manager
+    io_manager: Any,  # noqa: ANN401 - anything that Dagster accepts as an IO manager
     *,
     job: str,
     assets: Iterable[dg.AssetKey],
 ) -> ValuesByBatch:
-    """Return an IO manager that keeps the values of some assets apart by batch.
+    """Return an IO manager that stores the values of some assets by batch.
 
-    In a run of `job` the value of such an asset is stored under the key of the asset with
-    `__batch_<digest>` behind it, and loaded from there. In any other run the value of the batch
-    that materialised the asset last is loaded. Values of other assets are stored and loaded as
-    before.
+    In a run of `job`, the value of such an asset is stored and loaded with `__batch_<digest>`
+    appended to the asset key. In any other run, the value of the batch that materialised the asset
+    last is loaded. Values of other assets are not affected.
 
-    `build_kafka_batch_defs` does this for the assets whose values others of its assets take. Do the
-    same in definitions of your own, and where several `Definitions` that you merge share the IO
-    manager.
+    `build_kafka_batch_defs` does this for the assets whose values its other assets load. Do the
+    same in your own definitions, and if several `Definitions` that you merge share the IO manager.
 
     Args:
-        io_manager: The IO manager, in any form that Dagster takes.
+        io_manager: The IO manager, in any form that Dagster accepts.
         job: The name of the job that processes batches.
-        assets: The assets of the job whose values its other assets take.
+        assets: The assets of the job whose values its other assets load.
 
     Returns:
-        The one wrapper of this IO manager: a second call adds to it.
+        The one wrapper of this IO manager. A second call adds to it.
 
     Raises:
         ConfigurationError: The IO manager has a resource that is configured at launch.
@@ -61,18 +59,13 @@ def values_by_batch(
 def with_values_by_batch(
     job: str, assets: Iterable[dg.AssetsDefinition], resources: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the resources of a job, in which the values between its assets are kept apart.
+    """Return the resources of a job, with the values between its assets stored by batch.
 
-    An IO manager that is not among the resources may be in definitions that are merged with these.
-    The first tick of the sensor looks at it (`check_values`).
-
-    Args:
-        job: The name of the job.
-        assets: Its assets.
-        resources: The resources.
+    An IO manager that is missing among the resources may be in definitions that are merged with
+    these. The first tick of the sensor checks it (`check_values`).
 
     Raises:
-        ConfigurationError: An IO manager of these values belongs to the definition of an asset.
+        ConfigurationError: An IO manager of these values is part of the definition of an asset.
     """
     assets = [asset for asset in assets if asset.is_executable]
     taken = _taken_values(assets)
@@ -82,18 +75,18 @@ def with_values_by_batch(
             if key in value.own_resources:
                 raise _refused(job, value, key)
             if key in kept or key == DEFAULT_KEY:
-                given = kept[key] if key in kept else _default_io_manager()
-                kept[key] = values_by_batch(given, job=job, assets=[value.key])
+                io_manager = kept[key] if key in kept else _default_io_manager()
+                kept[key] = values_by_batch(io_manager, job=job, assets=[value.key])
     for key in _keys_inside(assets) & kept.keys():
         kept[key] = values_by_batch(kept[key], job=job, assets=())
     return kept
 
 
 def check_values(job: dg.JobDefinition) -> None:
-    """Check that the values between the assets of a job are kept apart.
+    """Check that the values between the assets of a job are stored by batch.
 
     Raises:
-        ConfigurationError: Batches would take the values of each other.
+        ConfigurationError: Batches would load the values of each other.
     """
     for value in _taken_values(job.asset_layer.asset_graph.assets_defs):
         for key in value.manager_keys:
@@ -108,13 +101,13 @@ def check_values(job: dg.JobDefinition) -> None:
 
 
 def _default_io_manager() -> dg.ResourceDefinition:
-    """What Dagster uses where no IO manager is given, which variables may change."""
+    """Return Dagster's default IO manager, which environment variables may change."""
     return dg.GraphDefinition(name="nothing").to_job().resource_defs[DEFAULT_KEY]
 
 
 @dataclass(frozen=True)
 class _TakenValue:
-    """A value that one asset takes from another of the same batch."""
+    """A value that one asset loads from another of the same batch."""
 
     taker: dg.AssetsDefinition
     maker: dg.AssetsDefinition
@@ -123,7 +116,7 @@ class _TakenValue:
 
     @property
     def manager_keys(self) -> set[str]:
-        """The IO managers that store and load it."""
+        """The keys of the IO managers that store and load it."""
         node = self.taker.node_def
         own = {
             taken.input_manager_key
@@ -135,7 +128,7 @@ class _TakenValue:
 
     @property
     def own_resources(self) -> set[str]:
-        """The resources that the two definitions bring themselves."""
+        """The keys of the resources that are parts of the two definitions."""
         return {*self.taker.resource_defs, *self.maker.resource_defs}
 
     def __str__(self) -> str:
@@ -156,7 +149,7 @@ def _taken_values(assets: Iterable[dg.AssetsDefinition]) -> list[_TakenValue]:
 
 
 def _keys_inside(assets: Iterable[dg.AssetsDefinition]) -> set[str]:
-    """The IO managers between the ops of one asset."""
+    """Return the keys of the IO managers between the ops of one asset."""
     graphs = [asset.node_def for asset in assets if isinstance(asset.node_def, dg.GraphDefinition)]
     return {made.io_manager_key for op in ops_of(graphs) for made in op.output_defs}
 
@@ -164,17 +157,17 @@ def _keys_inside(assets: Iterable[dg.AssetsDefinition]) -> set[str]:
 def _refused(job: str, value: _TakenValue, key: str) -> ConfigurationError:
     return ConfigurationError(
         f"{value} of job {job}, and the IO manager {key!r} is part of the definition of an asset, "
-        "so that batches would take the values of each other: give the asset an io_manager_key in "
-        "place of io_manager_def or resource_defs, and the IO manager among the resources of the "
+        "so batches would load the values of each other: give the asset an io_manager_key in place "
+        "of io_manager_def or resource_defs, and add the IO manager to the resources of the "
         "definitions"
     )
 
 
 class ValuesByBatch(dg.IOManagerDefinition):
-    """An IO manager that keeps values apart by batch.
+    """An IO manager that stores values by batch.
 
     Attributes:
-        makers: The job that makes each of the assets whose values are kept apart.
+        makers: The job of each asset whose values are stored by batch.
     """
 
     def __init__(self, kept: dg.ResourceDefinition) -> None:
@@ -202,11 +195,11 @@ class ValuesByBatch(dg.IOManagerDefinition):
 
 
 _SHARED: dict[int, tuple[Any, ValuesByBatch]] = {}
-"""By the id of the IO manager, which is kept so that its id stays its own."""
+"""By the id of the IO manager, which is kept so that its id stays unique."""
 
 
 def _shared(io_manager: Any) -> ValuesByBatch:  # noqa: ANN401 - as above
-    """The one wrapper of an IO manager, so that Dagster merges definitions that share it."""
+    """Return the one wrapper of an IO manager: Dagster then merges definitions that share it."""
     if isinstance(io_manager, ValuesByBatch):
         return io_manager
     if id(io_manager) not in _SHARED:
@@ -228,7 +221,7 @@ def _definition(resource: Any) -> dg.ResourceDefinition:  # noqa: ANN401 - as ab
 
 
 class _BatchIOManager(dg.IOManager):
-    """Hands values to an IO manager of the user's under a key of their batch."""
+    """Passes values to the IO manager of the user, under a key of their batch."""
 
     def __init__(
         self,
@@ -244,11 +237,11 @@ class _BatchIOManager(dg.IOManager):
         """Store a value."""
         suffix = self._suffix(context)
         keyed = _KeyedOutput(context, suffix) if suffix else context
-        said = self._inner.handle_output(keyed, obj)
-        if inspect.isgenerator(said):
-            yield from said
-        elif said is not None:
-            yield said
+        result = self._inner.handle_output(keyed, obj)
+        if inspect.isgenerator(result):
+            yield from result
+        elif result is not None:
+            yield result
         if isinstance(keyed, _KeyedOutput) and not keyed.is_used:
             msg = (
                 f"{type(self._inner).__name__} stored a value between assets of one batch without "
@@ -259,15 +252,15 @@ class _BatchIOManager(dg.IOManager):
             raise ConfigurationError(msg)
 
     def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
-        """Load it."""
+        """Load a value."""
         suffix = self._suffix(context)
         return self._inner.load_input(_KeyedInput(context, suffix) if suffix else context)
 
     def _suffix(self, context: dg.OutputContext | dg.InputContext) -> str:
-        """What the key of a value has behind it; empty where it is kept as without batches."""
+        """Return the suffix of the key of a value; empty if it is not stored by batch."""
         if not context.has_asset_key:  # between the ops of one asset
             made = context if isinstance(context, dg.OutputContext) else context.upstream_output
-            # Databases store such a value by the name of the output, which several steps share.
+            # IO managers of databases use the name of the output, which several steps share.
             return _suffix_in(self._run, made.step_key, made.mapping_key or "") if made else ""
         maker = self._makers.get(context.asset_key)
         if maker is None:
@@ -277,7 +270,7 @@ class _BatchIOManager(dg.IOManager):
         return self._suffix_of_last(context.asset_key)
 
     def _suffix_of_last(self, key: dg.AssetKey) -> str:
-        """The same for a run that is none of a batch, and takes the value of the last one."""
+        """Return the suffix of the last batch, for a run without a batch."""
         if self._instance is None:
             return ""
         last = self._instance.get_latest_materialization_event(key)
@@ -285,27 +278,24 @@ class _BatchIOManager(dg.IOManager):
         if run is None:
             msg = (
                 f"the values of {key.to_user_string()} are stored by batch, and Dagster has no run "
-                "that made the last one: load it when the next batch is done"
+                "for the last one: load it when the next batch is done"
             )
             raise IllegalStateError(msg)
         return _suffix_in(run)
 
 
 def _suffix_in(run: dg.DagsterRun | None, *step: str) -> str:
-    """What tells the batch of a run apart, also where its ranges are in several runs.
-
-    With `step`, the values of several steps as well.
-    """
+    """Return a suffix that is unique for the batch and the ranges of a run, and for `step`."""
     batch_id = run.tags.get(BATCH_TAG) if run is not None else None
     if run is None or batch_id is None:
         return ""
-    ranges = sorted(map(spelled, ranges_in(run.run_config, batch_id)))
+    ranges = sorted(map(format_range, ranges_in(run.run_config, batch_id)))
     digest = hashlib.sha256("\n".join([batch_id, *ranges, *step]).encode()).hexdigest()
     return f"__batch_{digest[:16]}"
 
 
 class _Keyed:
-    """A context of Dagster's that names the value by its batch, and is otherwise the same."""
+    """A context of Dagster in which the names of a value have a suffix."""
 
     def __init__(self, context: Any, suffix: str) -> None:  # noqa: ANN401 - either kind
         self.__dict__["_original"] = context
@@ -319,7 +309,7 @@ class _Keyed:
         setattr(self.__dict__["_original"], name, value)
 
     def __del__(self) -> None:
-        """Leave the end to the original."""
+        """Do nothing: the original is finalised."""
 
     def _named(self, name: str) -> str:
         self.__dict__["is_used"] = True
@@ -330,25 +320,25 @@ class _Keyed:
 
     @property
     def asset_key(self) -> dg.AssetKey:
-        """The key of the asset."""
+        """The asset key, with the suffix."""
         return self._keyed(self.__dict__["_original"].asset_key)
 
 
 class _KeyedOutput(_Keyed, dg.OutputContext):
     @property
     def asset_spec(self) -> dg.AssetSpec:
-        """The asset, under the same key."""
+        """The asset spec, with the suffix in its key."""
         spec: dg.AssetSpec = self.__dict__["_original"].asset_spec
         return spec.replace_attributes(key=self._keyed(spec.key))
 
     @property
     def step_key(self) -> str:
-        """The step that makes the value."""
+        """The step key, with the suffix."""
         return self._named(self.__dict__["_original"].step_key)
 
     @property
     def name(self) -> str:
-        """The output of the step; between ops of one asset it may be all that names the value."""
+        """The output name; between ops of one asset with the suffix, as it may be the only name."""
         original: dg.OutputContext = self.__dict__["_original"]
         return original.name if original.has_asset_key else self._named(original.name)
 
@@ -356,6 +346,6 @@ class _KeyedOutput(_Keyed, dg.OutputContext):
 class _KeyedInput(_Keyed, dg.InputContext):
     @property
     def upstream_output(self) -> dg.OutputContext | None:
-        """The output, under the same key."""
+        """The output, with the suffix."""
         made: dg.OutputContext | None = self.__dict__["_original"].upstream_output
         return made and _KeyedOutput(made, self.__dict__["_suffix"])

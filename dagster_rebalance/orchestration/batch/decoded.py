@@ -1,7 +1,6 @@
-"""The decoded records of a batch: with Spark, as Arrow, and one by one.
+"""The decoded records of a batch: with Spark, as Arrow, and as messages.
 
-Owns that no record is left out before its dead letter is stored: each function here stores the
-letters of what it has read before it gives out the rest.
+Each function stores the dead letters of a chunk before it yields the other records of that chunk.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.schema_registry import Encoding
 
-_AT_ONCE = 500
-"""Messages of which the letters are stored together, before the first of them is given out."""
-_MOST_UNKNOWN = 100
+_CHUNK = 500
+"""Messages whose dead letters are stored together."""
+_MAX_UNKNOWN = 100
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class DecodedMessage:
     """A message with its key and its value decoded.
 
     Attributes:
-        message: As confluent-kafka gives it.
-        key: Decoded, if that was asked for; else its bytes.
-        value: Decoded, if that was asked for; else its bytes.
-        undecodable: Why it could not be decoded; only of messages that were asked for in spite of
-            that. A part that could not be decoded is None.
+        message: The message of confluent-kafka.
+        key: The decoded key, or its bytes without an encoding.
+        value: The decoded value, or its bytes without an encoding.
+        undecodable: Why it could not be decoded, with `keep_undecodable`. A key or value that could
+            not be decoded is None.
     """
 
     message: Message
@@ -59,12 +58,12 @@ class DecodedMessage:
 
 @dataclass(frozen=True)
 class Decoding:
-    """What is to be decoded, and what becomes of what cannot be.
+    """The encodings of a batch, and the destination of undecodable records.
 
     Attributes:
-        encodings: Of the key, of the value, or of both.
+        encodings: The encoding of the key, the value, or both.
         dead_letters: The topic for records that cannot be decoded.
-        keep_undecodable: Whether they are given out, with their reason.
+        keep_undecodable: Whether they are returned with their reason.
     """
 
     encodings: Mapping[Literal["key", "value"], Encoding]
@@ -75,35 +74,35 @@ class Decoding:
     def of(
         cls,
         kafka: KafkaConsumerResource,
-        *,
         key: Encoding | None,
         value: Encoding | None,
         dead_letters: str | None,
+        *,
         keep_undecodable: bool,
     ) -> Decoding:
-        """The same, checked.
+        """Return the decoding of a batch.
 
         Raises:
-            ConfigurationError: Nothing is to be decoded, or the topic cannot be one of letters.
+            ConfigurationError: There is no encoding, or the topic cannot be used for dead letters.
         """
         given: Mapping[Literal["key", "value"], Encoding | None] = {"key": key, "value": value}
         encodings = {part: encoding for part, encoding in given.items() if encoding is not None}
         problem = None
         if not encodings and (dead_letters is not None or keep_undecodable):
-            problem = "nothing is to be decoded: give value= or key= an encoding"
+            problem = "there is nothing to decode: give value= or key= an encoding"
         elif dead_letters is not None and keep_undecodable:
             problem = "dead_letters and keep_undecodable exclude each other: give one of them"
         elif dead_letters is not None and not is_topic_name(dead_letters):
             problem = f"dead_letters={dead_letters[:249]!r} cannot be the name of a topic"
         elif dead_letters is not None and Topics.of(kafka.topics).have(dead_letters):
             problem = (
-                f"dead_letters={dead_letters!r} is a topic of the group: it would read its own "
-                "letters. Name another one"
+                f"dead_letters={dead_letters!r} is a topic of the group, which would read its own "
+                "dead letters. Name another topic"
             )
         elif dead_letters is not None and dead_letters == kafka.dead_letter_topic:
             problem = (
-                f"dead_letters={dead_letters!r} is the topic for ranges that failed, whose letters "
-                "have another form. Name another one"
+                f"dead_letters={dead_letters!r} is the topic for failed ranges, whose records have "
+                "another form. Name another topic"
             )
         if problem is not None:
             raise ConfigurationError(problem)
@@ -111,17 +110,17 @@ class Decoding:
 
     @property
     def on_undecodable(self) -> OnUndecodable:
-        """What becomes of a record that cannot be decoded once its letter is stored."""
+        """What to do with an undecodable record after its dead letter is stored."""
         if self.keep_undecodable:
             return "keep"
         return "fail" if self.dead_letters is None else "drop"
 
     def decoders(self, topics: frozenset[str]) -> list[Decoder]:
-        """What decodes the records of some topics.
+        """Return the decoders for the records of some topics.
 
         Raises:
-            BrokerError: A registry could not be asked.
-            ConfigurationError: A reader's schema is missing or cannot be used.
+            BrokerError: A registry did not answer.
+            ConfigurationError: A reader's schema is missing or invalid.
         """
         return [encoding.decoder(part, topics) for part, encoding in self.encodings.items()]
 
@@ -129,28 +128,28 @@ class Decoding:
 def with_known_schemas(
     decoders: Sequence[Decoder], ids: Mapping[str, Sequence[int]]
 ) -> list[Decoder]:
-    """Decoders that ask no registry any more, because they have all schemas that are needed.
+    """Return the decoders with all schemas that they need, so that they query no registry.
 
     Raises:
-        BrokerError: A registry could not be asked.
-        ConfigurationError: It does not know very many of the ids.
+        BrokerError: A registry did not answer.
+        ConfigurationError: It does not have more than 100 of the ids.
     """
     known = []
     for decoder in decoders:
-        found, problems = {}, {}
+        schemas, problems = {}, {}
         for schema_id in ids.get(decoder.part, ()):
             try:
-                found[schema_id] = decoder.writer(schema_id)
-            except UndecodableError as problem:
-                problems[schema_id] = str(problem)
-            if len(problems) > _MOST_UNKNOWN:
+                schemas[schema_id] = decoder.writer(schema_id)
+            except UndecodableError as error:
+                problems[schema_id] = str(error)
+            if len(problems) > _MAX_UNKNOWN:
                 msg = (
-                    f"the {decoder.part}s of the batch name more than {_MOST_UNKNOWN} schemas that "
+                    f"the {decoder.part}s of the batch name more than {_MAX_UNKNOWN} schemas that "
                     "the registry does not have: is it the registry of the producers, and are the "
                     f"{decoder.part}s in its wire format?"
                 )
                 raise ConfigurationError(msg)
-        known.append(replace(decoder, writer=KnownSchemas(found, problems)))
+        known.append(replace(decoder, writer=KnownSchemas(schemas, problems)))
     return known
 
 
@@ -161,10 +160,10 @@ def decoded_messages(
     *,
     keep_undecodable: bool,
 ) -> Iterator[DecodedMessage]:
-    """Messages with their keys, their values, or both decoded."""
+    """Yield messages with their keys, their values, or both decoded."""
     opened = [decoder.open(as_python=True) for decoder in decoders]
     with letters:
-        for chunk in chunks(messages, _AT_ONCE):
+        for chunk in chunks(messages, _CHUNK):
             good, bad = [], []
             for message in chunk:
                 decoded = _decoded(message, opened)
@@ -182,7 +181,7 @@ def decoded_batches(
     letters: Letters,
     on_undecodable: OnUndecodable,
 ) -> Iterator[Any]:
-    """Record batches with their keys, their values, or both decoded."""
+    """Yield record batches with their keys, their values, or both decoded."""
     opened = [decoder.open() for decoder in decoders]
     with letters:
         for batch in batches:
@@ -193,11 +192,11 @@ def decoded_batches(
 
 
 class Letters:
-    """Stores the letters of what cannot be decoded; connects with the first of them.
+    """Stores dead letters of undecodable records. It connects for the first of them.
 
     Args:
-        kafka: The group; None in a test of an asset, whose letters go nowhere.
-        topic: Of the letters; None if such a record fails the batch.
+        kafka: The group; None in a test of an asset, where nothing is stored.
+        topic: The dead-letter topic; None if an undecodable record fails the batch.
     """
 
     def __init__(self, kafka: KafkaConsumerResource | None, topic: str | None) -> None:
@@ -206,11 +205,11 @@ class Letters:
         self._producer: DeadLetterProducer | None = None
 
     def store(self, letters: Sequence[RecordLetter]) -> None:
-        """Store letters, and wait until they are.
+        """Store dead letters, and wait for their acknowledgement.
 
         Raises:
-            BrokerError: One could not be stored.
-            UndecodableError: There is no topic for them.
+            BrokerError: A dead letter could not be stored.
+            UndecodableError: There is no dead-letter topic.
         """
         if not letters:
             return
@@ -233,10 +232,10 @@ class Letters:
 
 
 def check_letter_topic(kafka: KafkaConsumerResource, topic: str) -> None:
-    """Find out whether the topic of the letters is there, before Spark waits for it.
+    """Check that the dead-letter topic exists, before Spark waits for it.
 
     Raises:
-        BrokerError: It is not, or Kafka does not answer.
+        BrokerError: It does not exist, or Kafka does not answer.
     """
     with kafka.connect() as consumer:
         if not consumer.partitions_for(topic):

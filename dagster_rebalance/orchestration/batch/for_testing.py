@@ -1,7 +1,4 @@
-"""The messages that a test gives to a batch, in place of those that Kafka would have.
-
-Owns that such a batch looks like a real one to an asset, with Spark and without.
-"""
+"""The messages of a batch in a test of an asset, with Spark and without."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ class GivenMessages:
     """The messages of a batch for testing.
 
     Args:
-        ranges: Those of the batch.
-        messages: Its messages, in their order; None if the test gives none.
+        ranges: The ranges of the batch.
+        messages: Its messages, in order; None if the test has none.
 
     Raises:
-        IllegalStateError: A message lies in none of the ranges, or is one that the client never
-            gives.
+        IllegalStateError: A message is outside of the ranges, or has a form that confluent-kafka
+            never returns.
     """
 
     def __init__(self, ranges: Iterable[OffsetRange], messages: Iterable[Message] | None) -> None:
@@ -41,16 +38,16 @@ class GivenMessages:
             if not any(_holds(range_, message) for range_ in own):
                 msg = (
                     f"the message at {message.topic()}-{message.partition()} offset "
-                    f"{message.offset()} lies in none of the ranges {', '.join(map(str, own))}: a "
+                    f"{message.offset()} is in none of the ranges {', '.join(map(str, own))}: a "
                     "real batch would not have it"
                 )
                 raise IllegalStateError(msg)
 
     def read(self, ranges: Iterable[OffsetRange]) -> Iterator[Message]:
-        """The messages of these ranges.
+        """Return the messages of some ranges.
 
         Raises:
-            IllegalStateError: The test gave no messages.
+            IllegalStateError: The test has no messages.
         """
         if self._messages is None:
             msg = "this batch has no messages: give some to KafkaBatch.for_testing(messages=)"
@@ -64,7 +61,7 @@ class GivenMessages:
         ranges: Iterable[OffsetRange],
         options: Mapping[str, str] | None,
     ) -> DataFrame:
-        """The messages of these ranges, as Spark's Kafka source would have them.
+        """Return the messages of some ranges in the columns of Spark's Kafka source.
 
         Raises:
             ConfigurationError: An option would change which offsets are read.
@@ -88,9 +85,9 @@ def _check_parts(message: Message) -> None:
     ):
         return
     msg = (
-        f"the message at {message.topic()}-{message.partition()} offset {message.offset()} is none "
-        "that Kafka's client gives: its key and its value are bytes or None, and its headers are a "
-        "list of pairs of a name and bytes or None"
+        f"the message at {message.topic()}-{message.partition()} offset {message.offset()} has a "
+        "form that Kafka's client never returns: its key and its value must be bytes or None, and "
+        "its headers a list of pairs of a name and bytes or None"
     )
     raise IllegalStateError(msg)
 
@@ -103,13 +100,13 @@ def _is_header(header: Any) -> bool:  # noqa: ANN401 - what a test gives
 
 
 def _is_bytes(part: object) -> bool:
-    if isinstance(part, str):  # of which the client makes bytes
+    if isinstance(part, str):  # the client encodes it
         return part.encode(errors="ignore").decode() == part
     return part is None or isinstance(part, bytes)
 
 
 def _time(at_ms: int) -> datetime | None:
-    """A time, if Python has it: it ends with the year 9999."""
+    """Return a time, if Python has it: its years end at 9999."""
     try:
         return _EPOCH + timedelta(milliseconds=at_ms)
     except OverflowError:
@@ -128,6 +125,6 @@ def _columns(message: Message) -> tuple[object, ...]:
     at = _time(at_ms) if kind else None
     return (
         *(message.key(), message.value(), message.topic(), message.partition(), message.offset()),
-        # Kafka's client counts the kinds from 1, Spark from 0.
+        # Kafka's client numbers the types from 1, Spark from 0.
         *(at, kind - 1, message.headers()),
     )

@@ -1,8 +1,8 @@
-"""`KafkaBatch`: the resource that an asset takes its batch from.
+"""`KafkaBatch`: the batch of a run, as a resource of its assets.
 
-Owns the check that a run makes before it works: by then Dagster shows it as started, so any other
-run of the batch can see it. A run that must not work marks itself as refused, so that it does not
-count as a failed attempt, and fails with the reason.
+A run performs its start check after Dagster shows it as started, so any other run of the batch can
+see it. A run that must not work records REFUSED, which is no failed attempt, and fails with the
+reason.
 """
 
 # No `from __future__ import annotations` here: Dagster recognises a nested resource by its
@@ -34,25 +34,23 @@ from dagster_rebalance.orchestration.batch.decoded import (
     with_known_schemas,
 )
 from dagster_rebalance.orchestration.batch.for_testing import GivenMessages
+from dagster_rebalance.orchestration.resources.hardcoded_secrets import check_no_secrets
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.schema_registry import Encoding
-from dagster_rebalance.orchestration.resources.secrets import check_no_secrets
-from dagster_rebalance.orchestration.runs.forks import apart
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.runs.signals import Interruptions
-from dagster_rebalance.orchestration.storage.directives import DirectiveStore
+from dagster_rebalance.orchestration.runs.signals import Interruptions, isolate_forks
+from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore, RerunStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
-from dagster_rebalance.orchestration.storage.reruns import RerunStore
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
-    MOST_REFUSAL_CHARACTERS,
+    MAX_REFUSAL_CHARACTERS,
     REFUSAL_TAG,
     REFUSED_TAG,
-    read_range,
-    spelled,
+    format_range,
+    parse_range,
 )
 from dagster_rebalance.spark.session.jobs import jvm_has_died
 
@@ -65,11 +63,7 @@ if TYPE_CHECKING:
 
 
 class HasSparkSession(Protocol):
-    """This protocol names anything with a Spark session.
-
-    `KafkaSparkResource`, dagster-pyspark's resources, and a resource of the user's own can have
-    one.
-    """
+    """A resource with a Spark session: `KafkaSparkResource`, dagster-pyspark's, or the user's."""
 
     @property
     def spark_session(self) -> "SparkSession":
@@ -77,7 +71,7 @@ class HasSparkSession(Protocol):
 
 
 class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """The offsets that a run has to process. The sensor fills it in.
+    """The offsets that a run must process. The sensor fills it in.
 
     Example:
         ```python
@@ -105,25 +99,24 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         messages: Iterable["Message"] | None = None,
         batch_id: str = "test",
     ) -> "KafkaBatch":
-        """A batch for tests of an asset: without Kafka, and without the check of the run.
+        """Return a batch for tests of an asset, without Kafka and without the start check.
 
-        Give it to the asset's function, or to `dg.materialize` among the resources.
+        Pass it to the asset's function, or to `dg.materialize` among the resources.
 
         Args:
-            ranges: The offsets that the asset is to process.
-            messages: What `messages`, `dataframe` and what decodes return: records of these
-                ranges, in the order of a real batch. Left out, all are refused. Dead letters go
-                nowhere.
+            ranges: The offsets that the asset must process.
+            messages: The records that `messages`, `dataframe` and the decoded forms return, all in
+                these ranges, in the order of a real batch. Without them, these methods raise. Dead
+                letters are not stored.
             batch_id: The id of the batch.
 
         Raises:
-            IllegalStateError: A message lies in none of the ranges.
+            IllegalStateError: A message is in none of the ranges.
         """
         own = tuple(ranges)
         given = GivenMessages(own, messages)
 
-        # Dagster copies a resource by its fields, which cannot hold messages; a copy keeps its
-        # class.
+        # Dagster copies a resource by its fields, which cannot hold messages, and its class.
         class BatchForTesting(KafkaBatch):
             """A batch whose messages are given."""
 
@@ -153,7 +146,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             def _letters(self, topic: str | None) -> Letters:
                 return Letters(None, topic)
 
-            # There is no run that could be refused.
+            # Without the start check.
             yield_for_execution = dg.ConfigurableResource.yield_for_execution
 
         kafka = KafkaConsumerResource(
@@ -161,38 +154,34 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             group_id="test",
             topics=sorted({range_.topic for range_ in own}),
         )
-        return BatchForTesting(kafka=kafka, batch_id=batch_id, ranges=[*map(spelled, own)])
+        return BatchForTesting(kafka=kafka, batch_id=batch_id, ranges=[*map(format_range, own)])
 
     @property
     def offset_ranges(self) -> tuple[OffsetRange, ...]:
         """The half-open ranges to process.
 
-        Key the output by range: a range is all that is ever done again, with the same bounds.
+        Key the output by range: each repetition processes whole ranges with the same bounds.
         """
-        return tuple(read_range(text) for text in self.ranges)
+        return tuple(parse_range(text) for text in self.ranges)
 
     @property
     def _claims(self) -> "list[Claimed]":
         try:
             return [(self.batch_id, range_) for range_ in self.offset_ranges]
-        except ValueError:  # spoilt by whoever launched the run, which refuses itself because of it
+        except ValueError:  # changed in the launchpad; the start check refuses the run
             return []
 
     @property
     def is_rerun(self) -> bool:
-        """Whether a person has the ranges processed again, although the group has committed them.
+        """Whether a person requested these ranges again, after the group has committed them.
 
-        What is written by range is replaced. What cannot be, such as a message to somebody, may be
-        left out.
+        Output by range is replaced. Skip effects that cannot be replaced, such as e-mails.
         """
         return rerun_of(self.batch_id) != ""
 
     @property
     def records(self) -> int:
-        """How many offsets the ranges cover.
-
-        With transactions or compaction there are fewer records.
-        """
+        """The number of offsets in the ranges: compaction and transactions leave fewer records."""
         return sum(len(range_) for range_ in self.offset_ranges)
 
     def dataframe(
@@ -202,20 +191,20 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         ranges: OffsetRange | Iterable[OffsetRange] | None = None,
         options: Mapping[str, str] | None = None,
     ) -> "DataFrame":
-        """A Spark DataFrame over exactly the ranges of the batch.
+        """Return a Spark DataFrame over exactly the ranges of the batch.
 
         It has the columns of Spark's Kafka source, and `range_start` and `range_until`.
 
         Args:
-            spark: What has the session.
-            ranges: Only this range of the batch, or these, such as those of one topic. None of them
-                gives no rows. By default all.
+            spark: The resource with the session.
+            ranges: One or more ranges of the batch, such as those of one topic. An empty iterable
+                gives no rows. Default: all ranges.
             options: Further options of Spark's Kafka connector, such as `includeHeaders`, or
                 `minPartitions` for more tasks than ranges.
 
         Raises:
-            ConfigurationError: A security setting cannot be passed on to Spark, or would be in the
-                clear on its way there; or an option would change which offsets are read.
+            ConfigurationError: A security setting has no equivalent in Spark, or would be sent
+                unencrypted; or an option would change which offsets are read.
             IllegalStateError: A range is not one of the batch.
         """
         from dagster_rebalance.spark.reading.ranges import given_records, read_ranges
@@ -236,7 +225,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def _spark_options(self, spark: HasSparkSession) -> dict[str, Any]:
-        # A session of the user's own has no options for Kafka.
+        # Other resources with a session have no options for Kafka.
         return {**self.kafka.spark_options(), **getattr(spark, "kafka_options", {})}
 
     def decoded(
@@ -250,39 +239,34 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         ranges: OffsetRange | Iterable[OffsetRange] | None = None,
         options: Mapping[str, str] | None = None,
     ) -> "DataFrame":
-        """The DataFrame of `dataframe`, with headers, and with values, keys or both decoded.
+        """Return the DataFrame of `dataframe` with headers, and with values, keys or both decoded.
 
-        By default a record that cannot be decoded fails the batch. A record without a value (a
-        tombstone) is none: its column is null.
+        By default a record that cannot be decoded fails the batch. The value of a tombstone is
+        null, and not an error.
 
         Args:
-            spark: What has the session.
-            value: How values are encoded: `registry.avro()`, `registry.protobuf()`,
+            spark: The resource with the session.
+            value: The encoding of values: `registry.avro()`, `registry.protobuf()`,
                 `registry.json_schema()` of a `SchemaRegistryResource`, or `plain_json(schema)`.
-            key: The same for keys.
+            key: The encoding of keys.
             dead_letters: A topic for records that cannot be decoded. They are stored there before
-                this returns, and are not in the DataFrame. A replay stores them again: each letter
-                has `<topic>-<partition>-<offset>` as its key.
-            keep_undecodable: Instead, give them out as well: the column `undecodable` has the
+                this returns, and are not in the DataFrame. A replay stores them again: the key of
+                each dead letter is `<topic>-<partition>-<offset>`.
+            keep_undecodable: Instead, return them as well: the column `undecodable` has the
                 reason, the key and the value of such a record, and is null for all others.
-            ranges: Only this range of the batch, or these, such as those of one topic. None of them
-                gives no rows. By default all.
+            ranges: As of `dataframe`.
             options: Further options of Spark's Kafka connector.
 
         Raises:
-            BrokerError: Kafka or the registry could not be asked, or a letter not be stored.
+            BrokerError: Kafka or the registry did not answer, or a dead letter could not be stored.
             ConfigurationError: Settings contradict each other, or the reader's schema is missing
-                or cannot be used; or as of `dataframe`.
+                or invalid; or as of `dataframe`.
             IllegalStateError: A range is not one of the batch.
         """
         from dagster_rebalance.spark.reading import decoded_frame as in_spark
 
         decoding = Decoding.of(
-            self.kafka,
-            key=key,
-            value=value,
-            dead_letters=dead_letters,
-            keep_undecodable=keep_undecodable,
+            self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable
         )
         wanted = self.chosen(ranges)
         frame = self.dataframe(
@@ -301,21 +285,21 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Iterator["Message"]:
-        """The records of the batch as confluent-kafka gives them, without Spark.
+        """Return the records of the batch as messages of confluent-kafka, without Spark.
 
-        They come as they are read, so a large batch needs little memory. Records of one partition
-        come in the order of their offsets; the partitions are read side by side, in any order.
-        There are fewer records than offsets where Kafka keeps marks of transactions, records of
-        aborted ones (unless `isolation.level` is `read_uncommitted`), or has compacted.
+        They are read lazily, so a large batch needs little memory. Records of one partition come in
+        the order of their offsets; partitions are read concurrently, in any order. There are fewer
+        records than offsets after compaction, and with transactions: offsets of their markers and,
+        unless `isolation.level` is `read_uncommitted`, of aborted records are left out.
 
         Args:
-            ranges: Only this range of the batch, or these, to write one output after the other.
-                None of them gives no records. By default all.
-            timeout_s: How long reading may be without progress: brokers restart in this time.
+            ranges: One or more ranges of the batch, to write one output after the other. An empty
+                iterable gives no records. Default: all ranges.
+            timeout_s: The time-out for reading without progress. Brokers may restart in this time.
 
         Raises:
-            BrokerError: Kafka no longer has all of the offsets, does not answer, or refuses. None
-                is skipped.
+            BrokerError: Kafka no longer has all of the offsets, does not answer, or refuses. No
+                record is skipped.
             IllegalStateError: A range is not one of the batch.
         """
         wanted = self.chosen(ranges)
@@ -326,9 +310,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         return self._reader.read(wanted, timeout_s)
 
     def _topics(self, wanted: Iterable[OffsetRange]) -> frozenset[str]:
-        """The topics whose schemas decode some ranges.
+        """Return the topics whose schemas decode some ranges.
 
-        No ranges are those of a topic that the batch has nothing of, where the group has one.
+        Without ranges, that is a topic of the group that is not in the batch, if there is one.
         """
         own = frozenset(range_.topic for range_ in self.offset_ranges)
         named = frozenset(topic for topic in self.kafka.topics if is_topic_name(topic))
@@ -359,29 +343,26 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         keep_undecodable: bool = False,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Iterator[DecodedMessage]:
-        """The records of `messages`, each with its value, its key or both decoded.
+        """Return the records of `messages`, each with its value, its key or both decoded.
 
         Args:
             ranges: As of `messages`.
-            value: How values are encoded, as of `decoded`.
-            key: The same for keys.
-            dead_letters: As of `decoded`. The letters of what the loop has passed are stored.
-            keep_undecodable: Instead, give such records out as well, with the reason.
+            value: The encoding of values, as of `decoded`.
+            key: The encoding of keys.
+            dead_letters: As of `decoded`. Dead letters before the current message are stored.
+            keep_undecodable: Instead, return such records as well, with the reason.
             timeout_s: As of `messages`.
 
         Raises:
-            BrokerError: As of `messages`; or the registry could not be asked, or a letter not be
-                stored.
+            BrokerError: As of `messages`; or the registry did not answer, or a dead letter could
+                not be stored.
             ConfigurationError: As of `decoded`.
             IllegalStateError: A range is not one of the batch.
-            UndecodableError: A record cannot be decoded, and nobody has said where it goes.
+            UndecodableError: A record cannot be decoded, without `dead_letters` and
+                `keep_undecodable`.
         """
         decoding = Decoding.of(
-            self.kafka,
-            key=key,
-            value=value,
-            dead_letters=dead_letters,
-            keep_undecodable=keep_undecodable,
+            self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable
         )
         wanted = self.chosen(ranges)
         messages = self.messages(wanted, timeout_s=timeout_s)
@@ -399,31 +380,28 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         keep_undecodable: bool = False,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Any:  # noqa: ANN401 - pyarrow has no types
-        """The records of the batch as a `pyarrow.RecordBatchReader`, without Spark.
+        """Return the records of the batch as a `pyarrow.RecordBatchReader`, without Spark.
 
-        It has the columns of `dataframe` with headers, and reads as it is read; `read_all()` makes
-        a `pyarrow.Table` of it. Polars, DuckDB, pandas and others take it as it is.
+        It has the columns of `dataframe` with headers, and reads lazily. `read_all()` returns a
+        `pyarrow.Table`. Polars, DuckDB, pandas and others accept the reader.
 
         Args:
             ranges: As of `messages`.
-            value: How values are encoded, as of `decoded`; their column is then a struct.
-            key: The same for keys.
-            dead_letters: As of `decoded`. The letters of what was read are stored.
+            value: The encoding of values, as of `decoded`; their column is then a struct.
+            key: The encoding of keys.
+            dead_letters: As of `decoded`. Dead letters of the batches that were read are stored.
             keep_undecodable: As of `decoded`.
             timeout_s: As of `messages`.
 
         Raises:
-            BrokerError: As of `decoded_messages`, while it is read.
+            BrokerError: As of `decoded_messages`, during reading.
             ConfigurationError: pyarrow is missing; or as of `decoded`.
             IllegalStateError: A range is not one of the batch.
-            UndecodableError: A record cannot be decoded, and nobody has said where it goes.
+            UndecodableError: A record cannot be decoded, without `dead_letters` and
+                `keep_undecodable`.
         """
         decoding = Decoding.of(
-            self.kafka,
-            key=key,
-            value=value,
-            dead_letters=dead_letters,
-            keep_undecodable=keep_undecodable,
+            self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable
         )
         wanted = self.chosen(ranges)
         decoders = decoding.decoders(self._topics(wanted))
@@ -435,10 +413,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         return pyarrow().RecordBatchReader.from_batches(schema, batches)
 
     def chosen(self, ranges: OffsetRange | Iterable[OffsetRange] | None) -> tuple[OffsetRange, ...]:
-        """Some ranges of the batch; all of them where nothing is said.
+        """Return the given ranges of the batch; by default all.
 
         Raises:
-            IllegalStateError: One is not a range of the batch.
+            IllegalStateError: A range is not one of the batch.
         """
         own = self.offset_ranges
         if ranges is None:
@@ -448,35 +426,35 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             if range_ not in own:
                 msg = (
                     f"{range_} is no range of batch {self.batch_id}: give some of its "
-                    "offset_ranges, or leave them out for all"
+                    "offset_ranges, or omit ranges for all of them"
                 )
                 raise IllegalStateError(msg)
         return wanted
 
     def read_by(self, reader: RangeReader, spark_clients: str = "") -> Self:
-        """Let what outlives the batch read its records. Returns the batch.
+        """Set the cached clients that read the records. Return the batch.
 
         Args:
-            reader: Reads its messages.
-            spark_clients: Names the clients of Spark that may read them; empty for new ones.
+            reader: Reads the messages.
+            spark_clients: The name of cached Spark clients; empty for new ones.
         """
         self._reader = reader
         self._spark_clients = spark_clients
         return self
 
     def pipes_extras(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The batch for a Dagster Pipes client, whose other side reads it with `PipesBatch`.
+        """Return the batch as extras of a Dagster Pipes client; the job reads it with `PipesBatch`.
 
-        Call it where the client is called: from there on the run knows when it is interrupted,
-        also by a client that keeps that to itself.
+        Call it directly before the client: from there on the run detects interrupts, even if the
+        client suppresses them.
 
         Args:
-            more: Further extras. Pipes may put its context into variables of the environment, logs
-                and files that many can read, so no secret travels: give a login on the other side.
+            more: Further extras, without secrets: Pipes may store its context in environment
+                variables, logs and files that many can read. Give logins to the job itself.
 
         Raises:
-            ConfigurationError: One of `more` is a secret by its name, or has a secret of the
-                group's login in it; or it has the name under which the batch travels.
+            ConfigurationError: An item of `more` has the name of a secret, contains a secret of the
+                group's login, or has a name that the batch uses.
         """
         settings = self.kafka.consumer_config()
         sent = SentBatch(
@@ -491,12 +469,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         return {**(more or {}), **sent}
 
     def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
-        """What is worth showing on the materialisation of an asset: the batch and its ranges.
+        """Return metadata for the materialisation of an asset: the batch and its ranges.
 
         Args:
-            row_count: How many records were written, for Dagster's chart. `write_parquet_by_range`
-                returns it; the number of offsets is another one with transactions, compaction or
-                a filter.
+            row_count: The number of written records, for Dagster's chart, as returned by
+                `write_parquet_by_range`. It differs from the number of offsets with transactions,
+                compaction or a filter.
         """
         shown = {
             "batch": self.batch_id,
@@ -509,14 +487,14 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["KafkaBatch"]:
-        """Check that the run may work, and show that it lives while it does."""
+        """Perform the start check, and send heartbeats while the steps work."""
         run, instance = context.run, context.instance
         if run is None or instance is None or not self.batch_id or not self.ranges:
             msg = (
-                "This run has no batch of Kafka offsets. Runs of this job are started by its "
-                "sensor, which gives them one: turn it on. "
-                "To process a batch again after a failure, re-execute its run; to process past "
-                "ranges again, use dagster-rebalance rerun or the job of the group for that."
+                "This run has no batch of Kafka offsets. The sensor of this job requests runs with "
+                "a batch: turn it on. To process a batch again after a failure, re-execute its "
+                "run; to process past ranges again, use dagster-rebalance rerun or the rerun job "
+                "of the group."
             )
             raise dg.Failure(msg, allow_retries=False)
         heartbeat = Heartbeat(
@@ -530,29 +508,28 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         try:
             why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()
         except Exception:
-            # It has not worked. Without this word its owner waits for the time-out.
+            # Without REFUSED, the owner of the batch waits for the time-out.
             with suppress(Exception):
                 record_run_event(instance, run, RunEvent.REFUSED)
             raise
         if why_not is not None:
             self._refuse(instance, run, why_not)
-        heartbeat.note_work(self._claims)
+        heartbeat.record_claims(self._claims)
         why_not = heartbeat.why_too_late()
-        if why_not is not None:  # until here no thread has watched the time
+        if why_not is not None:  # no thread has watched the lease so far
             RangeOwners(instance).erase(run.run_id, self._claims)
             self._refuse(instance, run, why_not)
         self._interruptions = Interruptions()
-        with heartbeat, apart(instance), closing(self.kafka.reader()) as reader:
+        with heartbeat, isolate_forks(instance), closing(self.kafka.reader()) as reader:
             yield self.read_by(reader)
             self._interruptions.check(run.run_id)
 
     def _refuse(self, instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> NoReturn:
         record_run_event(instance, run, RunEvent.REFUSED)
         instance.add_run_tags(
-            run.run_id, {REFUSED_TAG: run.run_id, REFUSAL_TAG: why[:MOST_REFUSAL_CHARACTERS]}
+            run.run_id, {REFUSED_TAG: run.run_id, REFUSAL_TAG: why[:MAX_REFUSAL_CHARACTERS]}
         )
-        # Nothing of the config is shown: a launcher may have put the name of a variable there, and
-        # Dagster its value in the place.
+        # The config is not shown: it may name a variable, which Dagster replaces by its value.
         msg = f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why}"
         raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why)
 
@@ -560,38 +537,38 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         runs = RunLedger(instance, self.kafka.group_id).read(
             [self.batch_id], live_too=True, claims=self._claims
         )
-        me = next(
+        own = next(
             (run for run in runs if run.run_id == run_id and run.batch_id == self.batch_id), None
         )
-        if me is None:
+        if own is None:
             return (
-                f"the batch id in its run config is not that of its tag {BATCH_TAG}, by which its "
-                "owner looks for it, "
-                f"or its job is not the one that a sensor of group {self.kafka.group_id} requests"
+                f"the batch id in its run config differs from its tag {BATCH_TAG}, by which the "
+                "owner of the batch finds it, or its job is not one that a sensor of group "
+                f"{self.kafka.group_id} requests"
             )
-        if not me.ranges or me.ranges != self.offset_ranges:
+        if not own.ranges or own.ranges != self.offset_ranges:
             return "its ranges are not those of its run config"
         paused = self._paused(instance)
         if paused is not None:
             return paused
         try:
             with self.kafka.connect() as consumer:
-                committed = consumer.committed([range_.topic_partition for range_ in me.ranges])
+                committed = consumer.committed([range_.topic_partition for range_ in own.ranges])
         except BrokerError as error:
             # A refusal is no failed attempt: an outage of Kafka must not stop a partition.
-            return f"Kafka could not be asked whether its claim stands: {error}"
+            return f"Kafka could not be asked for its claim: {error}"
         if rerun_of(self.batch_id):
-            book = RerunStore(instance, GroupAssets.of(self.kafka.group_id).rerun_book_name)
-            planned = next((one for one in book.read() if one.batch_id == self.batch_id), None)
-            return rerun_refusal(me, runs, committed, planned)
-        return refusal(me, runs, committed)
+            store = RerunStore(instance, GroupAssets.of(self.kafka.group_id).reruns_name)
+            planned = next((one for one in store.read() if one.batch_id == self.batch_id), None)
+            return rerun_refusal(own, runs, committed, planned)
+        return refusal(own, runs, committed)
 
     def _paused(self, instance: dg.DagsterInstance) -> str | None:
-        """Why a person does not want any of the ranges to be worked on; None when nobody minds."""
+        """Return the directive in force for one of the ranges; None without any."""
         assets = GroupAssets.of(self.kafka.group_id)
-        orders = DirectiveStore(instance, assets.order_book_name).read()
+        directives = DirectiveStore(instance, assets.directives_name).read()
         for partition in (range_.topic_partition for range_ in self.offset_ranges):
-            order = in_force(orders, partition)
-            if order is not None:
-                return f"{partition} is {order}"
+            directive = in_force(directives, partition)
+            if directive is not None:
+                return f"{partition} is {directive}"
         return None

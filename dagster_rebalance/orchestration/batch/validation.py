@@ -1,9 +1,8 @@
-"""What a job and its assets must be like for each run to have a batch, and to be known.
+"""Checks of a job and its assets: each run needs a batch, and heartbeats from its process.
 
-Only the sensor starts runs with a batch, so nothing else may be asked of Dagster for the assets.
-A `KafkaBatch` looks whether its run may work, gives the signs of life and says that the run is
-finished. It does so for the steps that take it, in the one process that it is in. A run of other
-steps alone, such as Dagster's "re-execute from failure" makes, would do none of it.
+Only the sensor requests runs with a batch, so nothing else may materialise the assets. For the
+steps that require it, a `KafkaBatch` performs the start check, sends heartbeats and records the end
+of the run, in one process. A run of other steps, as by "re-execute from failure", has none.
 """
 
 from __future__ import annotations
@@ -19,23 +18,19 @@ if TYPE_CHECKING:
 
 
 def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
-    """Check that nothing but the sensor decides what the assets process, and when.
-
-    Args:
-        name: The name of the definitions.
-        assets: What processes a batch.
+    """Check that only the sensor decides what the assets process, and when.
 
     Raises:
-        ConfigurationError: One has partitions, or an automation condition, or a check of it has.
+        ConfigurationError: An asset has partitions, or an asset or check an automation condition.
     """
     for asset in (asset for asset in assets if asset.is_executable):
         for spec in asset.specs:
             if spec.partitions_def is not None:
                 msg = (
                     f"asset {spec.key.to_user_string()} of {name} has a partitions_def, and no run "
-                    "of it would have a partition: the batch says what is to be processed. Remove "
-                    "it, and key the output by the ranges of the batch. For an output by day, let "
-                    "another asset behind this one have the partitions"
+                    "of it would have a partition: the batch defines the input. Remove it, and key "
+                    "the output by the ranges of the batch. For an output by day, give the "
+                    "partitions to an asset downstream of this one"
                 )
                 raise ConfigurationError(msg)
         conditions = {
@@ -48,87 +43,76 @@ def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
             if condition is not None:
                 msg = (
                     f"{what} of {name} has an automation_condition, and the runs that it starts "
-                    f"would have no batch: remove it. The sensor {name}_sensor starts a run when "
-                    "there are records; assets behind this one may have a condition, such as "
+                    f"would have no batch: remove it. The sensor {name}_sensor requests a run when "
+                    "there are records; downstream assets may have a condition, such as "
                     "dg.AutomationCondition.eager().without("
-                    "~dg.AutomationCondition.any_deps_in_progress()), since this one nearly always "
-                    "is in progress"
+                    "~dg.AutomationCondition.any_deps_in_progress()), since this asset is nearly "
+                    "always in progress"
                 )
                 raise ConfigurationError(msg)
 
 
 def check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition) -> None:
-    """Check that one process does all the work of a run.
+    """Check that one process executes all steps of a run.
 
     Raises:
-        ConfigurationError: The steps of the job run in processes of their own.
+        ConfigurationError: The steps of the job run in separate processes.
     """
     executor = job.executor_def
     if executor is None or executor.name != dg.in_process_executor.name:
         msg = (
-            f"the job {job.name} of sensor {name} runs its steps in processes of their own, and "
-            "between two of them nobody would show "
-            "that its run lives: give the job executor_def=dg.in_process_executor. Spark is the "
-            "parallelism"
+            f"the job {job.name} of sensor {name} runs its steps in separate processes, and "
+            "between two of them no process would send heartbeats: give the job "
+            "executor_def=dg.in_process_executor. Spark provides the parallelism"
         )
         raise ConfigurationError(msg)
 
 
 def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
-    """Check that each step takes its batch.
-
-    Args:
-        job: The name of the job.
-        nodes: The definitions of its ops and graphs.
-        batch_key: The resource key of the batch.
+    """Check that each step requires its batch, the resource `batch_key`.
 
     Raises:
-        ConfigurationError: One does not.
+        ConfigurationError: A step does not.
     """
     for op in ops_of(nodes):
         if batch_key not in op.required_resource_keys:
             msg = (
                 f"{op.name} of job {job} does not take the resource {batch_key!r}. Dagster can "
-                "execute it again alone, and nobody would "
-                "look whether that run may work, or show that it lives: give it a parameter "
-                f"`{batch_key}: KafkaBatch`, or materialise it "
-                "in another job behind this one"
+                "re-execute it alone, and that run would have no start check and send no "
+                f"heartbeats: give it a parameter `{batch_key}: KafkaBatch`, or materialise it in "
+                "another job downstream of this one"
             )
             raise ConfigurationError(msg)
 
 
 def check_config(job: str, nodes: Iterable[object]) -> None:
-    """Check that no step waits for run config, since the sensor gives a run its batch alone.
-
-    Args:
-        job: The name of the job.
-        nodes: The definitions of its ops and graphs.
+    """Check that no step requires run config: the sensor only gives a run its batch.
 
     Raises:
-        ConfigurationError: One needs some.
+        ConfigurationError: A step requires run config.
     """
     for node in nodes:
         if not isinstance(node, dg.OpDefinition):
             continue  # a graph may give config to its own ops
         if node.config_field is not None and node.config_field.is_required:
             msg = (
-                f"{node.name} of job {job} needs run config, and the sensor gives a run its batch "
-                "alone, so that no run would begin: give each value a default, or give the asset "
-                "a resource with these values"
+                f"{node.name} of job {job} needs run config, and the sensor only gives a run its "
+                "batch, so no run would start: give each value a default, or give the asset a "
+                "resource with these values"
             )
             raise ConfigurationError(msg)
 
 
 def check_resources(job: str, keys: Iterable[str], resources: Mapping[str, object]) -> None:
-    """Check that no resource waits for run config, since the sensor gives a run its batch alone.
+    """Check that no resource requires run config: the sensor only gives a run its batch.
 
     Args:
         job: The name of the job.
-        keys: The resource keys that its steps need.
-        resources: The resources that are known; others may be given where definitions are merged.
+        keys: The resource keys that its steps require.
+        resources: The known resources; merged definitions may have others.
 
     Raises:
-        ConfigurationError: One waits.
+        ConfigurationError: A resource requires run config.
     """
     left, seen = list(keys), set[str]()
     while left:
@@ -143,17 +127,17 @@ def check_resources(job: str, keys: Iterable[str], resources: Mapping[str, objec
             if one is not None and one.config_field is not None and one.config_field.is_required:
                 msg = (
                     f"the resource {key!r} of job {job} is configured at launch, and the sensor "
-                    "gives a run its batch alone, so that no run would begin: give its values "
-                    "where it is defined, such as dg.EnvVar for a value of the environment"
+                    "only gives a run its batch, so no run would start: give its values in its "
+                    "definition, such as dg.EnvVar for an environment variable"
                 )
                 raise ConfigurationError(msg)
 
 
 def check_merged_resources(context: dg.SensorEvaluationContext, name: str) -> None:
-    """Check the resources of a job with those that merged definitions bring.
+    """Check the resources of a job, including those of merged definitions.
 
     Raises:
-        ConfigurationError: One waits for run config.
+        ConfigurationError: A resource requires run config.
     """
     if context.repository_def is not None:
         job = context.repository_def.get_job(name)
@@ -161,7 +145,7 @@ def check_merged_resources(context: dg.SensorEvaluationContext, name: str) -> No
 
 
 def definition_of(resource: object) -> dg.ResourceDefinition | None:
-    """The definition of a resource in any form that Dagster takes; None for a plain object."""
+    """Return the definition of a resource in any form; None for a plain object."""
     if isinstance(resource, dg.ResourceDefinition):
         return resource
     make = getattr(resource, "get_resource_definition", None)
@@ -172,10 +156,10 @@ def definition_of(resource: object) -> dg.ResourceDefinition | None:
 def check_retries(
     job: str, nodes: Iterable[object], job_policy: dg.RetryPolicy | None = None
 ) -> None:
-    """Check that Dagster begins no step again in the same run after it was interrupted.
+    """Check that Dagster never retries a step in the same run.
 
-    Dagster's retry policy covers interrupts, too: a run that is cancelled for a hold, or because
-    its lease is over, would begin its work again and succeed.
+    A retry policy also applies to interrupts: a run that is cancelled for a hold, or whose lease
+    has expired, would repeat its work and succeed.
 
     Args:
         job: The name of the job.
@@ -183,17 +167,17 @@ def check_retries(
         job_policy: The policy of the job for all of its steps.
 
     Raises:
-        ConfigurationError: One has a retry policy.
+        ConfigurationError: The job or a step has a retry policy.
     """
-    found = [*(f"{step} of job {job}" for step in _with_policy(nodes))]
+    owners = [f"{step} of job {job}" for step in _with_policy(nodes)]
     if job_policy is not None:
-        found.append(f"job {job}")
-    if found:
+        owners.append(f"job {job}")
+    if owners:
         msg = (
-            f"{found[0]} has a retry_policy, by which Dagster begins a step again in the "
-            "same run, also one that was interrupted because its partitions move. Remove the "
-            "policy: a batch that failed is tried again in another run (max_attempts and "
-            "retry_delay_s of the KafkaConsumerResource)"
+            f"{owners[0]} has a retry_policy, by which Dagster retries a step in the same run, "
+            "even if it was interrupted because its partitions move. Remove the policy: a failed "
+            "batch is retried in another run (max_attempts and retry_delay_s of the "
+            "KafkaConsumerResource)"
         )
         raise ConfigurationError(msg)
 
@@ -208,7 +192,7 @@ def _with_policy(nodes: Iterable[object]) -> Iterator[str]:
 
 
 def ops_of(nodes: Iterable[object]) -> Iterator[dg.OpDefinition]:
-    """All ops of some nodes, those inside of graphs included."""
+    """Yield all ops of some nodes, including those in graphs."""
     for node in nodes:
         if isinstance(node, dg.GraphDefinition):
             yield from ops_of(node.node_defs)

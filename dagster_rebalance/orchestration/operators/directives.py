@@ -23,7 +23,7 @@ from dagster_rebalance.core.model.directives import (
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
 from dagster_rebalance.orchestration.reporting.member_tables import History, tables_of
-from dagster_rebalance.orchestration.storage.directives import DirectiveStore
+from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
     chosen = dict(selection(selector, known, group_id) for selector in typed)
     orders = [order(selector) for selector in chosen]
     matched = sorted({partition for those in chosen.values() for partition in those})
-    book = order_book = DirectiveStore(instance, assets.order_book_name)
+    book = order_book = DirectiveStore(instance, assets.directives_name)
     if wanted.action is Action.RETRY:
-        book = DirectiveStore(instance, assets.retry_book_name)
+        book = DirectiveStore(instance, assets.retries_name)
     try:
         before = order_book.read()
     except ValueError as error:

@@ -16,9 +16,9 @@ import dagster as dg
 
 from dagster_rebalance.core.operators.rerun_schedule import steps
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY, MemberLease
+from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER, MemberLease
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.reruns import RerunStore
 from dagster_rebalance.orchestration.storage.run_tags import rerun_tags, run_config, run_tags
 
 if TYPE_CHECKING:
@@ -81,14 +81,14 @@ def _tick(
     batch_key: str,
 ) -> RerunTick:
     group = GroupAssets.of(group_id)
-    book = RerunStore(context.instance, group.rerun_book_name)
+    book = RerunStore(context.instance, group.reruns_name)
     batches = book.read()
     if not batches:
         return RerunTick()
     other = _other(context, group, f"{location}:{context.sensor_name}")
     if other:
         return RerunTick(notes=(f"sensor {other} looks after the reruns of the group",))
-    catalogue = Catalogue(context.instance, group, NOBODY)
+    catalogue = Catalogue(context.instance, group, NO_MEMBER)
     runs = ledger.read(
         {batch.batch_id for batch in batches},
         claims=[(batch.batch_id, range_) for batch in batches for range_ in batch.ranges],
@@ -116,10 +116,10 @@ def _other(context: dg.SensorEvaluationContext, group: GroupAssets, mine: str) -
         The other sensor; empty when this one has the seat.
     """
     seat = MemberLease(context.instance, group, "", _SEAT)
-    holder, _, at = seat.sign().rpartition(" ")
+    holder, _, at = seat.read().rpartition(" ")
     if holder not in {"", mine} and at.isdecimal() and time.time() - int(at) < _SEAT_LIMIT_S:
         return holder
-    seat.keep(mine)
+    seat.renew(mine)
     return ""
 
 

@@ -28,9 +28,9 @@ from dagster_rebalance.orchestration.operators.directives import partitions_of
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.reruns import RerunStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -96,8 +96,8 @@ class Reruns:
         self._instance = instance
         self._kafka = kafka
         self._assets = GroupAssets.of(kafka.group_id)
-        self._catalogue = Catalogue(instance, self._assets, NOBODY)
-        self._book = RerunStore(instance, self._assets.rerun_book_name)
+        self._catalogue = Catalogue(instance, self._assets, NO_MEMBER)
+        self._book = RerunStore(instance, self._assets.reruns_name)
         self._runs = RunLedger(instance, kafka.group_id)
 
     def plan(self, wanted: Wanted) -> Planned:

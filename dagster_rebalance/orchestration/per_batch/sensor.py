@@ -33,16 +33,17 @@ from dagster_rebalance.orchestration.per_batch.members import MEMBERS, HostedMem
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
-from dagster_rebalance.orchestration.runs import boot_clock
+from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.external_jobs import stopper_of, stopping
-from dagster_rebalance.orchestration.runs.own_jobs import JobName
 from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
-from dagster_rebalance.orchestration.runs.reaper import DeadRuns, end_dead_runs
 from dagster_rebalance.orchestration.runs.ticks import (
     MOST_REQUESTS_PER_TICK,
+    DeadRuns,
+    end_dead_runs,
     is_real_tick,
     location_of,
 )
+from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.orchestration.storage.member_lease import (
     MemberIdentity,
     MemberLease,
@@ -154,7 +155,7 @@ def build_kafka_batch_sensor(
                 stop_work,
                 lag_limit=lag_limit,
             ),
-            seat.sign,
+            seat.read,
         )
         for note in notes:
             context.log.info(note)
@@ -167,7 +168,7 @@ def build_kafka_batch_sensor(
         reruns = look_after_reruns(context, location, kafka.group_id, ledger, batch_key)
         dead = DeadRuns()
         if reruns.runs:
-            dead = end_dead_runs(context, ledger, reruns.runs, kafka.driver_settings().pulse)
+            dead = end_dead_runs(context, ledger, reruns.runs, kafka.engine_settings().pulse)
         # Dagster shows the cursor in the list of ticks, unlike a reason.
         context.update_cursor(dead.cursor(mail.glance))
         streams = _streams_leaving(context, kafka.group_id)
@@ -249,7 +250,7 @@ def _host(
     lag_limit: LagLimit,
 ) -> HostedMember:
     """Start a member for the sensor, checking first what can be checked without a broker."""
-    settings = kafka.driver_settings(has_local_spark=spark is not None and spark.is_local)
+    settings = kafka.engine_settings(has_local_spark=spark is not None and spark.is_local)
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
     origin = context.code_location_origin
@@ -283,7 +284,7 @@ def _host(
                     instance, GroupAssets.of(kafka.group_id), host, public_settings(kafka)
                 ),
                 topics=kafka.topics,
-                clock_with_suspension=boot_clock.seconds,
+                clock_with_suspension=process.boot_time_s,
                 lag_limit=lag_limit,
                 log=MemberLog({"group_id": kafka.group_id, "member": name}),
                 meter=meter_of(kafka.group_id, name, most_partitions=kafka.metrics_partitions),

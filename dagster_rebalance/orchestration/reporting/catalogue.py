@@ -39,7 +39,7 @@ from dagster_rebalance.orchestration.storage.commit_history import (
     materialisation,
     newest,
 )
-from dagster_rebalance.orchestration.storage.directives import DirectiveStore
+from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
 from dagster_rebalance.orchestration.storage.member_lease import MemberLease
 
 if TYPE_CHECKING:
@@ -89,15 +89,15 @@ class Catalogue:
         self._is_gap_check_told = self._is_drained_told = False
         self._history = History(instance, assets.group)
         self._seat = MemberLease(instance, assets, host.location, host.sensor)
-        self._order_book = DirectiveStore(instance, assets.order_book_name)
-        self._retry_book = DirectiveStore(instance, assets.retry_book_name)
+        self._order_book = DirectiveStore(instance, assets.directives_name)
+        self._retry_book = DirectiveStore(instance, assets.retries_name)
         self._retries: tuple[Directive, ...] = ()
         self._reads_retries = True
         self._settings = settings
 
     def keep_seat(self) -> None:
         """Show other processes of the code location that this one is the member, and lives."""
-        self._seat.keep(self._host.incarnation)
+        self._seat.renew(self._host.incarnation)
 
     def give_seat_up(self) -> None:
         """Let another process of the code location join at once."""

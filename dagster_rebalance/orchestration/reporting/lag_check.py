@@ -70,7 +70,7 @@ def build_lag_check(
 
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
-        settings = kafka.driver_settings()
+        settings = kafka.engine_settings()
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
             look, standing = look_by_hand(

@@ -113,7 +113,7 @@ def build_stopped_check(
                 kafka.topics,
                 ledger,
                 catalogue_of(context.instance),
-                kafka.driver_settings(),
+                kafka.engine_settings(),
             )
         return _result(standing, errors_of(standing, ledger))
 

@@ -1,27 +1,49 @@
-"""Settings of Kafka's and Spark's clients, which Dagster keeps as texts.
+"""Settings of Kafka's and Spark's clients, which Dagster stores as text.
 
-Owns that a text is all there is: numbers and words for yes and no become what the clients read, and
-a function is named, so that it can stand in YAML and reaches the processes of runs. Never shows a
-value that may be a secret.
+Numbers and booleans become text as the clients read it. A function is named, which works in YAML
+and reaches the processes of runs. No message shows a value, which may be a secret.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Function = Callable[..., Any]
 _FUNCTION = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<function>\w+(?:\.\w+)*)", re.ASCII)
 
 
+def refuse_unknown_settings(resource: type[BaseModel], values: object, otherwise: str) -> object:
+    """Return the arguments of a resource if it has a setting for each: Dagster drops others.
+
+    Args:
+        resource: The class of the resource.
+        values: The arguments.
+        otherwise: The hint for a name that resembles no setting.
+
+    Raises:
+        ConfigurationError: A name is not a setting.
+    """
+    for name in values.keys() - resource.model_fields.keys() if isinstance(values, dict) else ():
+        near = difflib.get_close_matches(name, resource.model_fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else otherwise
+        msg = f"{resource.__name__} has no setting {name!r}: {hint}"
+        raise ConfigurationError(msg)
+    return values
+
+
 def as_text(value: object) -> object:
-    """A number, a word for yes or no, or a path, as the clients read it. All else as it is."""
+    """Return a number, a boolean or a path as text, and any other value unchanged."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, bool):
@@ -29,58 +51,54 @@ def as_text(value: object) -> object:
     return str(value) if type(value) in {int, float} else value  # dg.EnvVar.int is an int, too
 
 
-def as_texts(field: str, given: object) -> object:
-    """The same for all settings of a mapping.
+def as_texts(field: str, settings: object) -> object:
+    """Apply `as_text` to all values of a mapping.
 
     Raises:
-        ConfigurationError: One of them is a function, which has to be named.
+        ConfigurationError: One of them is a function, which must be named instead.
     """
-    if not isinstance(given, dict):
-        return given
-    for name, value in given.items():
+    if not isinstance(settings, dict):
+        return settings
+    for name, value in settings.items():
         if callable(value):
             msg = (
                 f"{field} has a function for {name}, which cannot reach the processes of runs: "
                 "name it, as 'module:function'"
             )
             raise ConfigurationError(msg)
-    return {name: as_text(value) for name, value in given.items()}
+    return {name: as_text(value) for name, value in settings.items()}
 
 
 def function_named(setting: str, text: str) -> Function:
-    """The function that a setting names.
-
-    Args:
-        setting: For messages.
-        text: `module:function`.
+    """Return the function that a setting names as `module:function`.
 
     Raises:
         ConfigurationError: There is no such function.
     """
-    named = _FUNCTION.fullmatch(text)
-    if named is None:
+    match = _FUNCTION.fullmatch(text)
+    if match is None:
         msg = (
             f"{setting} does not name a function: write 'module:function', such as "
             "'shop.logins:token'"
         )
         raise ConfigurationError(msg)
     try:
-        found: object = attrgetter(named["function"])(import_module(named["module"]))
-    except AttributeError as problem:
+        function: object = attrgetter(match["function"])(import_module(match["module"]))
+    except AttributeError as error:
         msg = (
-            f"{setting} names a function that module '{named['module']}' does not have, or not "
+            f"{setting} names a function that module '{match['module']}' does not have, or not "
             "yet: it must stand above the definitions that name it"
         )
-        raise ConfigurationError(msg) from problem
-    except Exception as problem:
-        # It may be a user and a password, where two texts are asked for.
+        raise ConfigurationError(msg) from error
+    except Exception as error:
+        # The text is not shown: it may be `user:password`.
         msg = (
             f"{setting} names a function as 'module:function', but its module cannot be imported "
-            f"({type(problem).__name__}): install it, or correct its name; the code server and the "
+            f"({type(error).__name__}): install it, or correct its name; the code server and the "
             "runs import it"
         )
-        raise ConfigurationError(msg) from problem
-    if not callable(found):
-        msg = f"{setting} names '{text}', which is a {type(found).__name__} and no function"
+        raise ConfigurationError(msg) from error
+    if not callable(function):
+        msg = f"{setting} names '{text}', which is a {type(function).__name__} and no function"
         raise ConfigurationError(msg)
-    return found
+    return function

@@ -1,13 +1,13 @@
-"""`KafkaConsumerResource` says how a member joins its group, holds partitions and sizes batches.
+"""`KafkaConsumerResource`: how a member joins its group, holds partitions and sizes batches.
 
-It is a value with settings only: Dagster builds a new one for each tick and each run, so it owns no
-consumer and no thread. Secrets stay in it and in the client that it configures; nothing here prints
-them.
+It only has settings: Dagster builds a new one for each tick and each run, so it owns no consumer
+and no thread. No message shows a secret.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -35,20 +35,22 @@ from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.kafka.reading.range_reader import RangeReader
-from dagster_rebalance.orchestration.resources.branch import is_branch_deployment
 from dagster_rebalance.orchestration.resources.client_settings import (
     Function,
     as_texts,
     function_named,
+    refuse_unknown_settings,
 )
-from dagster_rebalance.orchestration.resources.unknown_settings import refuse_unknown_settings
 
 if TYPE_CHECKING:
     ClientSettings: TypeAlias = dict[str, Any]
 else:
-    ClientSettings: TypeAlias = dict[str, str]  # all that Dagster looks for variables in
+    ClientSettings: TypeAlias = dict[str, str]  # all that Dagster resolves variables in
 
-_FOR_SPARK = "kafka."
+BRANCH_VARIABLE = "DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT"
+"""Dagster+ sets it in each process of a branch deployment, which runs the code of a pull request
+with production's settings, and so with its consumer group."""
+_SPARK_PREFIX = "kafka."
 _POSITIVE = (
     "hold_limit_s",
     "max_records_per_range",
@@ -69,12 +71,11 @@ _MAY_BE_ZERO = {
     "record_every_s": "for a record of each commit",
     "shutdown_timeout_s": "to leave without draining",
 }
-"""With what it means then."""
-_SHORTEST_LAG_S = 10.0
-_BATCH_TIMEOUT_S = 3600.0
-"""Of streaming runs: their default age, after which they have to leave anyway."""
-_RECORD_EVERY_S = 10.0
-"""Of streaming runs, whose batches are short."""
+"""With the meaning of 0."""
+_MIN_LAG_EVERY_S = 10.0
+_STREAM_BATCH_TIMEOUT_S = 3600.0
+"""The default age of a streaming run, at which it must leave anyway."""
+_STREAM_RECORD_EVERY_S = 10.0
 _CLIENT_FIELDS = {
     "bootstrap.servers": "bootstrap_servers",
     "group.id": "group_id",
@@ -86,17 +87,15 @@ _CLIENT_FIELDS = {
     "sasl.password": "sasl_password",
     "ssl.ca.location": "ssl_ca_location",
 }
-_NO_DRIVER_SETTINGS = {
-    *_CLIENT_FIELDS.values(),
-    "client_config",
-    "branch_group_id",
-} - {"start_from"}
+_NO_ENGINE_SETTINGS = {*_CLIENT_FIELDS.values(), "client_config", "branch_group_id"} - {
+    "start_from"
+}
 _IntEnvVar = type(dg.EnvVar.int("Dagster exports no name for it"))
 _ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
 
 
 class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A member of a Kafka consumer group, as a team configures it.
+    """The settings of a member of a Kafka consumer group.
 
     Example:
         ```python
@@ -115,23 +114,17 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         description="Brokers to start from, as host:port, separated by commas."
     )
     group_id: str = Field(
-        description=(
-            "The consumer group. Each code location with this group takes a share of the "
-            "partitions."
-        )
+        description="The consumer group. Each code location with this group takes a share of the "
+        "partitions."
     )
     topics: list[str] = Field(
-        description=(
-            "The topics to read. A text that begins with ^ is a pattern: `^orders` fits each topic "
-            "whose name begins with orders, also one that is created later."
-        )
+        description="The topics to read. A text that begins with ^ is a pattern: `^orders` matches "
+        "each topic whose name begins with orders, including topics that are created later."
     )
     group_protocol: Literal["consumer", "classic"] = Field(
         default="consumer",
-        description=(
-            "`consumer` (KIP-848, brokers 4.0 and newer) or `classic` (cooperative-sticky) for "
-            "older brokers."
-        ),
+        description="`consumer` (KIP-848, brokers 4.0 and newer) or `classic` (cooperative-sticky) "
+        "for older brokers.",
     )
     security_protocol: str | None = Field(
         default=None, description="For example SASL_SSL. Kafka's default is PLAINTEXT."
@@ -145,53 +138,41 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     client_config: ClientSettings = Field(
         default_factory=dict,
         repr=False,
-        description=(
-            "More librdkafka settings, by their own names; functions as `module:function`. Names "
-            "that begin with `kafka.` are for Spark's Kafka connector alone."
-        ),
+        description="More librdkafka settings, by their own names; functions as `module:function`. "
+        "Names that begin with `kafka.` are for Spark's Kafka connector only.",
     )
 
     start_from: str = Field(
         default="earliest",
-        description=(
-            "Where a group without a committed offset begins: `earliest`, `latest`, or at a time "
-            "with its zone, such as 2026-11-23T08:00:00Z."
-        ),
+        description="Where a group without a committed offset starts: `earliest`, `latest`, or at "
+        "a time with its zone, such as 2026-11-23T08:00:00Z.",
     )
     hold_limit_s: float = Field(
         default=300.0, description="Seconds that a revoke may be held while its runs drain."
     )
     hold_commit_slice_s: float = Field(
         default=10.0,
-        description="The end of the hold that is kept for cancelling runs and the last commit.",
+        description="The end of the hold, reserved for cancelling runs and the last commit.",
     )
     on_deadline: Literal["cancel", "release"] = Field(
         default="cancel",
-        description=(
-            "Runs still live at the deadline: `cancel` them, or `release` the partitions and let "
-            "the next owner adopt them."
-        ),
+        description="Runs still live at the deadline: `cancel` them, or `release` the partitions "
+        "and let the next owner adopt them.",
     )
     on_lost: Literal["leave", "cancel"] = Field(
         default="leave",
-        description=(
-            "Runs of partitions that were lost: `leave` them to be adopted by the next owner, or "
-            "`cancel` them."
-        ),
+        description="Runs of lost partitions: `leave` them to be adopted by the next owner, or "
+        "`cancel` them.",
     )
     on_leave: Literal["release", "drain"] = Field(
         default="release",
-        description=(
-            "A reload or deploy: `release` commits what is done and leaves live runs to the newer "
-            "process, `drain` waits for them."
-        ),
+        description="On a reload or deploy, `release` commits finished work and leaves live runs "
+        "to the newer process, `drain` waits for them.",
     )
     foreign_metadata: Literal["refuse", "overwrite"] = Field(
         default="refuse",
-        description=(
-            "What to do with offsets that another application committed in this group with a text "
-            "of its own."
-        ),
+        description="What to do with offsets that another application committed in this group with "
+        "metadata.",
     )
     max_records_per_range: int = Field(
         default=100_000, description="Offsets of one partition that one run processes."
@@ -202,62 +183,48 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     max_ranges_per_run: int = Field(default=8, description="Partitions that one run processes.")
     max_runs_in_flight: int | None = Field(
         default=None,
-        description=(
-            "Runs of one member at the same time. By default 4, and 1 where each has a local Spark."
-        ),
+        description="Runs of one member at the same time. Default: 4, or 1 if each has a local "
+        "Spark.",
     )
     max_claims_per_partition: int = Field(
         default=1, description="Batches of one partition in flight at the same time."
     )
     min_records: int | None = Field(
         default=None,
-        description=(
-            "A partition waits until this many records are there ... By default 1,000 with a run "
-            "for each batch, and 1 in streaming runs."
-        ),
+        description="The fewest records of a partition for which a batch starts. Default: 1,000 in "
+        "per-batch runs, 1 in streaming runs.",
     )
     max_wait_s: float | None = Field(
         default=None,
-        description=(
-            "... but no longer than this, and not before its first batch. By default 30 where it "
-            "waits at all."
-        ),
+        description="A batch starts with fewer than `min_records` after this time. The first batch "
+        "of a partition is never delayed. Default: 30 if `min_records` is above 1.",
     )
     max_attempts: int = Field(
         default=3,
-        description=(
-            "Attempts of a range: runs that may fail on it. Dagster's own retries are not counted."
-        ),
+        description="Attempts of a range: runs that may fail on it. Dagster's own retries are not "
+        "counted.",
     )
     retry_delay_s: float = Field(
         default=5.0,
-        description=(
-            "Wait before a range is tried again; six times as long after each further run that "
-            "did not succeed ..."
-        ),
+        description="Delay before the second attempt of a range. It grows sixfold with each "
+        "further run that does not succeed.",
     )
-    retry_delay_limit_s: float = Field(default=900.0, description="... up to this.")
+    retry_delay_limit_s: float = Field(default=900.0, description="The longest retry delay.")
     retry_stopped: bool = Field(
         default=True,
-        description=(
-            "Whether a range whose attempts are exhausted, with on_failure=pause, is tried again "
-            "every retry_delay_limit_s."
-        ),
+        description="Whether a range whose attempts are exhausted, with on_failure=pause, is "
+        "retried every retry_delay_limit_s.",
     )
     batch_timeout_s: float | None = Field(
         default=None,
-        description=(
-            "A batch that is at work for longer is interrupted, which is a failed attempt; where "
-            "the asset ignores that, its process is ended. By default 3600 in streaming runs, and "
-            "no limit with a run for each batch."
-        ),
+        description="A batch that runs for longer is interrupted, which is a failed attempt; if "
+        "the asset ignores the interrupt, its process is ended. Default: 3600 in streaming runs, "
+        "no limit in per-batch runs.",
     )
     on_failure: Literal["pause", "dead_letter"] = Field(
         default="pause",
-        description=(
-            "When the attempts of a range are exhausted, `pause` stops its partition; "
-            "`dead_letter` records the range in `dead_letter_topic`, and the partition goes on."
-        ),
+        description="When the attempts of a range are exhausted, `pause` stops its partition; "
+        "`dead_letter` records the range in `dead_letter_topic` and continues with the next one.",
     )
     dead_letter_topic: str | None = Field(
         default=None,
@@ -265,73 +232,57 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     record_every_s: float | None = Field(
         default=None,
-        description=(
-            "The commits of a partition within this time are joined into one record. 0: each has "
-            "its own. By default 0 with a run for each batch, and 10 in streaming runs."
-        ),
+        description="The commits of a partition within this time are joined into one record. With "
+        "0 each commit has a record. Default: 0 in per-batch runs, 10 in streaming runs.",
     )
     lag_every_s: float = Field(
         default=60.0,
-        description=(
-            "How often one member observes the lag of the whole group; every fifth time while "
-            "nothing changes. At least 10, or 0 for never."
-        ),
+        description="How often one member observes the lag of the group; every fifth time while "
+        "nothing changes. At least 10, or 0 for never.",
     )
     metrics_partitions: int = Field(
         default=100,
-        description=(
-            "A member with up to this many partitions has a lag metric for each; 0 for none. "
-            "Each is a time series of its own."
-        ),
+        description="A member with up to this many partitions has a lag metric, which is a time "
+        "series, for each; 0 for none.",
     )
     branch_group_id: str | None = Field(
         default=None,
-        description=(
-            "The group in a branch deployment of Dagster+. Without it, nothing joins there: it "
-            "would take production's partitions."
-        ),
+        description="The group in a branch deployment of Dagster+. Without it, no member joins "
+        "there: it would take partitions away from production.",
     )
     lease_s: float = Field(
         default=60.0,
-        description=(
-            "After this time without a sensor tick the member drains and leaves. At least 4 sensor "
-            "intervals."
-        ),
+        description="After this time without a sensor tick the member drains and leaves. At least "
+        "4 sensor intervals.",
     )
     shutdown_timeout_s: float = Field(
-        default=50.0, description="Seconds for draining when the code server is shut down."
+        default=50.0, description="Seconds for draining when the code server shuts down."
     )
     heartbeat_timeout_s: float = Field(
         default=60.0,
-        description=(
-            "A run that has begun and shows no new sign of life for this long is dead, and its "
-            "batch is requested again. "
-            "It gives a sign every sixth of this time, and stops itself when it could give none "
-            "for two thirds of it."
-        ),
+        description="A run that has begun and sends no heartbeat for this long is dead, and its "
+        "batch is requested again. A run sends a heartbeat every sixth of this time, and stops "
+        "itself when it could send none for two thirds of it.",
     )
     start_timeout_s: float = Field(
         default=300.0,
-        description=(
-            "A run that was launched and has given no first sign of life for this long is dead: "
-            "the time of the launcher, "
-            "the code's import and all resources that start before `kafka_batch`. Above what your "
-            "platform takes for these."
-        ),
+        description="A launched run that sends no first heartbeat for this long is dead. Set it "
+        "higher than your platform needs to launch a run, import the code and start all resources "
+        "before `kafka_batch`.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_settings(cls, values: object) -> object:
-        otherwise = "settings of librdkafka belong into client_config"
+        otherwise = "settings of librdkafka belong in client_config"
         return refuse_unknown_settings(cls, values, otherwise)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_variables_of_another_type(cls, values: object) -> object:
-        given = values if isinstance(values, dict) else {}
+        settings = values if isinstance(values, dict) else {}
         for name, field in cls.model_fields.items():
-            value, kind = given.get(name), field.annotation
+            value, kind = settings.get(name), field.annotation
             if not isinstance(value, dg.EnvVar | _IntEnvVar):
                 continue
             if type(None) in get_args(kind):
@@ -343,7 +294,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                     problem = f"is a number: give dg.EnvVar.int({variable!r})"
             elif kind is not str:
                 problem = (
-                    "cannot be a variable that Dagster reads later: give its value, say by "
+                    "cannot be a variable that Dagster reads later: give its value, such as "
                     f"os.environ[{variable!r}]"
                 )
             elif isinstance(value, _IntEnvVar):
@@ -355,34 +306,34 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @field_validator("start_from", mode="before")
     @classmethod
-    def _check_start(cls, given: object) -> object:
-        if isinstance(given, str) and not isinstance(given, dg.EnvVar):
-            start_of(given)
-        return given
+    def _check_start(cls, value: object) -> object:
+        if isinstance(value, str) and not isinstance(value, dg.EnvVar):
+            start_of(value)
+        return value
 
     @field_validator("bootstrap_servers", mode="before")
     @classmethod
-    def _check_servers(cls, given: object) -> object:
-        if isinstance(given, str) and not isinstance(given, dg.EnvVar):
-            problem = insecurity({"bootstrap.servers": given})
+    def _check_servers(cls, value: object) -> object:
+        if isinstance(value, str) and not isinstance(value, dg.EnvVar):
+            problem = insecurity({"bootstrap.servers": value})
             if problem is not None:
                 raise ConfigurationError(problem)
-        return given
+        return value
 
     @model_validator(mode="before")
     @classmethod
     def _take_branch_group(cls, values: object) -> object:
-        if is_branch_deployment() and isinstance(values, dict) and values.get("branch_group_id"):
+        if _is_branch_deployment() and isinstance(values, dict) and values.get("branch_group_id"):
             return {**values, "group_id": values["branch_group_id"]}
         return values
 
     @field_validator("client_config", mode="before")
     @classmethod
-    def _as_texts(cls, given: object) -> object:
-        return as_texts("client_config", given)
+    def _as_texts(cls, value: object) -> object:
+        return as_texts("client_config", value)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Let no run choose a function to be called: who may launch runs need not write code.
+        """Refuse functions in the config of a run: launching runs must not mean running code.
 
         Raises:
             ConfigurationError: The config of the run names one.
@@ -392,15 +343,15 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if named:
             msg = (
                 f"the config of this run names a function for {named[0]} in client_config: only "
-                "code may. Name it where the resource is made, and wrap the resource in "
-                "FixedResource (docs/security.md)"
+                "code may. Name it in the definition of the resource, and wrap the resource in "
+                "PinnedResource (docs/security.md)"
             )
             raise ConfigurationError(msg)
 
     @property
     def why_not_to_join(self) -> str:
-        """Why nothing here may become a member of the group; empty when it may."""
-        if not is_branch_deployment() or self.branch_group_id:
+        """Why this process must not join the group; empty if it may."""
+        if not _is_branch_deployment() or self.branch_group_id:
             return ""
         return (
             f"this is a branch deployment: it does not join group {self.group_id}, for it would "
@@ -409,23 +360,21 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def check_client(self) -> None:
-        """Refuse settings of the Kafka client that cannot work, as far as they are known.
-
-        What a variable of the environment says may be another thing where the code runs.
+        """Refuse invalid settings of the Kafka client, unless variables hide them until a run.
 
         Raises:
-            ConfigurationError: As `consumer_config`.
+            ConfigurationError: As of `consumer_config`.
         """
-        judged = (self.security_protocol, *self.client_config.values())
-        if not any(isinstance(value, dg.EnvVar) for value in judged):
+        values = (self.security_protocol, *self.client_config.values())
+        if not any(isinstance(value, dg.EnvVar) for value in values):
             self.consumer_config()
 
     def consumer_config(self) -> dict[str, Any]:
-        """The settings of the Kafka client, secrets included.
+        """Return the settings of the Kafka client, including secrets.
 
         Raises:
-            ConfigurationError: `client_config` sets what has a field of its own or names a function
-                that does not exist, or a setting cannot work.
+            ConfigurationError: `client_config` sets a name that has its own field, or names a
+                function that does not exist, or a setting is invalid.
         """
         config: dict[str, Any] = {
             name: value
@@ -433,32 +382,31 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if (value := getattr(self, field)) is not None
         }
         if isinstance(start_of(self.start_from), StartTime):
-            config["auto.offset.reset"] = "error"  # the client knows ends only, and is not asked
+            config["auto.offset.reset"] = "error"  # the client would only know ends
         for name in sorted(self.client_config):
             own = _ALIASES.get(name, name)
             if own in config:
                 msg = (
-                    f"client_config of group {self.group_id} sets {name}, which has a field of its "
-                    f"own: {_CLIENT_FIELDS[own]}"
+                    f"client_config of group {self.group_id} sets {name}, which has its own field: "
+                    f"{_CLIENT_FIELDS[own]}"
                 )
                 raise ConfigurationError(msg)
         for name, value in self.client_config.items():
             if name in CALLBACKS:
                 config[name] = self._function(name)
-            elif not name.startswith(_FOR_SPARK):
+            elif not name.startswith(_SPARK_PREFIX):
                 config[name] = value
         if validated(config, hold_limit_s=self.hold_limit_s).is_eager:
             msg = (
                 f"client_config of group {self.group_id} sets partition.assignment.strategy to an "
-                "eager one: each hold would stop the "
-                "whole group. Remove it, for cooperative-sticky; docs/upgrading.md says how a "
-                "group moves"
+                "eager one: each hold would stop the whole group. Remove it, for "
+                "cooperative-sticky; docs/upgrading.md says how to migrate a group"
             )
             raise ConfigurationError(msg)
         return config
 
     def check_functions(self) -> None:
-        """Find the functions that `client_config` names, but for those that a variable names.
+        """Import the functions that `client_config` names, except for those in variables.
 
         Raises:
             ConfigurationError: One does not exist.
@@ -472,94 +420,67 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return function_named(setting, self.client_config[name])
 
     def spark_options(self) -> dict[str, Any]:
-        """What `read_ranges` takes, secrets included: the client's settings, and Spark's own.
+        """Return the settings of the client and of Spark for `read_ranges`, including secrets.
 
         Raises:
-            BrokerError: The function for user and password failed.
-            ConfigurationError: A setting cannot work.
+            BrokerError: `credentials_cb` failed.
+            ConfigurationError: A setting is invalid.
         """
-        own = {
-            name: value for name, value in self.client_config.items() if name.startswith(_FOR_SPARK)
-        }
-        return {**with_login(self.consumer_config()), **own}
+        for_spark = {n: v for n, v in self.client_config.items() if n.startswith(_SPARK_PREFIX)}
+        return {**with_login(self.consumer_config()), **for_spark}
 
     def connect(self) -> RebalanceAwareConsumer:
-        """A consumer that reads no records. It is no member of the group before it subscribes.
+        """Return a consumer that reads no records. It joins the group when it subscribes.
 
         Raises:
-            ConfigurationError: A setting cannot work.
+            ConfigurationError: A setting is invalid.
         """
         return RebalanceAwareConsumer(
             self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False
         )
 
     def reader(self) -> RangeReader:
-        """What reads exact ranges. It connects with its first read, and never joins the group.
+        """Return a reader of exact ranges, which connects at its first read and never joins.
 
         Raises:
-            ConfigurationError: A setting cannot work.
+            ConfigurationError: A setting is invalid.
         """
         return RangeReader(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def group(self) -> GroupAdmin:
-        """What looks at the group from outside, and moves its offsets. It is no member.
+        """Return an admin of the group, which reads and moves its offsets without joining.
 
         Raises:
-            ConfigurationError: A setting cannot work.
+            ConfigurationError: A setting is invalid.
         """
         return GroupAdmin(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def dead_letters(self) -> DeadLetterProducer | None:
-        """What sends to the dead-letter topic, if there is one.
+        """Return a producer for the dead-letter topic; None without such a topic.
 
         Raises:
-            ConfigurationError: A setting cannot work.
+            ConfigurationError: A setting is invalid.
         """
-        return (
-            None
-            if self.dead_letter_topic is None
-            else DeadLetterProducer(self.consumer_config(), self.dead_letter_topic)
-        )
+        topic = self.dead_letter_topic
+        return None if topic is None else DeadLetterProducer(self.consumer_config(), topic)
 
-    def driver_settings(
+    def engine_settings(
         self, *, streams: bool = False, has_local_spark: bool = False
     ) -> EngineSettings:
-        """The settings of the core.
+        """Return the settings of the engine.
 
         Args:
             streams: Whether they are for streaming runs.
-            has_local_spark: Whether each run has a Spark of its own on its machine.
+            has_local_spark: Whether each run starts a local Spark.
 
         Raises:
-            ConfigurationError: A value makes no sense, or two do not fit each other.
+            ConfigurationError: A value is invalid, or two contradict each other.
         """
-        for name in _POSITIVE:
-            if (value := getattr(self, name)) is not None and value <= 0:
-                msg = f"{name}={getattr(self, name)} of group {self.group_id} must be above 0"
-                raise ConfigurationError(msg)
-        for name, meaning in _MAY_BE_ZERO.items():
-            if (value := getattr(self, name)) is not None and value < 0:
-                msg = f"{name}={value:g} of group {self.group_id} must be 0, {meaning}, or above"
-                raise ConfigurationError(msg)
+        self._check_numbers()
+        self._check_dead_letters()
         record_every_s = self.record_every_s
         if record_every_s is None:
-            record_every_s = _RECORD_EVERY_S if streams else 0.0
-        if self.lag_every_s != 0 and not _SHORTEST_LAG_S <= self.lag_every_s < float("inf"):
-            msg = (
-                f"lag_every_s={self.lag_every_s:g} of group {self.group_id} must be at least "
-                f"{_SHORTEST_LAG_S:g}, or 0 for never: Dagster stores each observation"
-            )
-            raise ConfigurationError(msg)
-        for name, value in iter(self):
-            if isinstance(value, float) and math.isnan(value):
-                msg = f"{name}=nan of group {self.group_id} must be a number"
-                raise ConfigurationError(msg)
-        try:
-            topics = Topics.of(self.topics)
-        except ConfigurationError as error:
-            msg = f"group {self.group_id}: {error}"
-            raise ConfigurationError(msg) from error
-        self._check_dead_letters(topics)
+            record_every_s = _STREAM_RECORD_EVERY_S if streams else 0.0
         min_records, max_wait_s = waits_for(
             self.min_records,
             self.max_wait_s,
@@ -596,24 +517,49 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def batch_limit_s(self, *, streams: bool = False) -> float:
-        """For how long a batch may be at work; infinite without a limit."""
+        """Return how long a batch may run; infinite without a limit."""
         if self.batch_timeout_s is not None:
             return self.batch_timeout_s
-        return _BATCH_TIMEOUT_S if streams else float("inf")
+        return _STREAM_BATCH_TIMEOUT_S if streams else float("inf")
 
     @property
-    def knows_driver_settings(self) -> bool:
-        """Whether all that `driver_settings` looks at is known, and no variable, before a run."""
-        given = [value for name, value in iter(self) if name not in _NO_DRIVER_SETTINGS]
-        return not any(isinstance(one, dg.EnvVar | _IntEnvVar) for one in (*given, *self.topics))
+    def has_literal_engine_settings(self) -> bool:
+        """Whether all inputs of `engine_settings` are known before a run, without variables."""
+        values = [value for name, value in iter(self) if name not in _NO_ENGINE_SETTINGS]
+        return not any(isinstance(one, dg.EnvVar | _IntEnvVar) for one in (*values, *self.topics))
 
-    def _check_dead_letters(self, topics: Topics) -> None:
+    def _check_numbers(self) -> None:
+        for name in _POSITIVE:
+            if (value := getattr(self, name)) is not None and value <= 0:
+                msg = f"{name}={value} of group {self.group_id} must be above 0"
+                raise ConfigurationError(msg)
+        for name, meaning in _MAY_BE_ZERO.items():
+            if (value := getattr(self, name)) is not None and value < 0:
+                msg = f"{name}={value:g} of group {self.group_id} must be 0, {meaning}, or above"
+                raise ConfigurationError(msg)
+        if self.lag_every_s != 0 and not _MIN_LAG_EVERY_S <= self.lag_every_s < float("inf"):
+            msg = (
+                f"lag_every_s={self.lag_every_s:g} of group {self.group_id} must be at least "
+                f"{_MIN_LAG_EVERY_S:g}, or 0 for never: Dagster stores each observation"
+            )
+            raise ConfigurationError(msg)
+        for name, value in iter(self):
+            if isinstance(value, float) and math.isnan(value):
+                msg = f"{name}=nan of group {self.group_id} must be a number"
+                raise ConfigurationError(msg)
+
+    def _check_dead_letters(self) -> None:
         topic = self.dead_letter_topic
         problem = None
+        try:
+            topics = Topics.of(self.topics)
+        except ConfigurationError as error:
+            msg = f"group {self.group_id}: {error}"
+            raise ConfigurationError(msg) from error
         if self.on_failure == "dead_letter" and topic is None:
             problem = (
-                "on_failure='dead_letter' needs a dead_letter_topic: name one that exists and "
-                "that nobody reads with this group"
+                "on_failure='dead_letter' needs a dead_letter_topic: name one that exists and is "
+                "not read with this group"
             )
         elif self.on_failure == "pause" and topic is not None:
             problem = (
@@ -624,16 +570,20 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             problem = f"dead_letter_topic={topic[:249]!r} cannot be the name of a topic"
         elif topic is not None and topics.have(topic):
             problem = (
-                f"dead_letter_topic={topic!r} is one of topics, or fits a pattern there: what "
-                "failed would be read again as if it was work. Name another one"
+                f"dead_letter_topic={topic!r} is one of topics, or matches a pattern there: dead "
+                "letters would be read as input. Name another topic"
             )
         if problem is not None:
             msg = f"group {self.group_id}: {problem}"
             raise ConfigurationError(msg)
 
 
+def _is_branch_deployment() -> bool:
+    return os.environ.get(BRANCH_VARIABLE, "0") not in {"", "0"}
+
+
 def _functions_in(config: object) -> Iterator[str]:
-    """The settings that name functions in any `client_config` of a run's config."""
+    """Yield the callbacks in each `client_config` of the config of a run."""
     for name, value in config.items() if isinstance(config, Mapping) else ():
         if name == "client_config" and isinstance(value, Mapping):
             yield from CALLBACKS & value.keys()

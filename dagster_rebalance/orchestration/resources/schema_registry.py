@@ -1,7 +1,6 @@
-"""`SchemaRegistryResource`: the schema registry of a team, and how its topics are encoded.
+"""`SchemaRegistryResource`: a schema registry, and the encodings of topics.
 
-Owns the settings and the login. The schemas that a run needs are fetched once, by the run itself;
-Spark gets their text and no login.
+The process of a run fetches the schemas that it needs once. Spark receives their text, no login.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of resources.
@@ -18,8 +17,10 @@ from dagster_rebalance.core.model.errors import ConfigurationError, UndecodableE
 from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText, SchemaType
 from dagster_rebalance.kafka.schema_registry import Registry
-from dagster_rebalance.orchestration.resources.client_settings import as_texts
-from dagster_rebalance.orchestration.resources.unknown_settings import refuse_unknown_settings
+from dagster_rebalance.orchestration.resources.client_settings import (
+    as_texts,
+    refuse_unknown_settings,
+)
 
 _TYPES: dict[Format, SchemaType] = {"avro": "AVRO", "protobuf": "PROTOBUF", "json": "JSON"}
 _SECURED = ("basic.auth.", "bearer.auth.", "sasl.", "ssl.")
@@ -32,15 +33,15 @@ _OWN = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """How keys or values of some topics are encoded: made by `SchemaRegistryResource`.
+    """The encoding of keys or values of some topics, made by `SchemaRegistryResource`.
 
     Attributes:
-        format: Of the payloads.
-        reader: The reader's schema as a text, where one is given.
-        subject: The subject of the reader's schema; by default that of the topic.
-        version: Of that subject; by default the latest.
-        message: Protobuf: the full name of the message.
-        registry: Where the schemas are; None for JSON without a registry.
+        format: The format of the payloads.
+        reader: The reader's schema as text, if given.
+        subject: The subject of the reader's schema. Default: the subject of the topic.
+        version: The version of that subject. Default: the latest.
+        message: The full name of the Protobuf message.
+        registry: The registry; None for JSON without a registry.
     """
 
     format: Format
@@ -51,12 +52,12 @@ class Encoding:
     registry: Registry | None = None
 
     def decoder(self, part: Literal["key", "value"], topics: frozenset[str]) -> Decoder:
-        """What decodes a part of the records of some topics.
+        """Return the decoder of the keys or values of some topics.
 
         Raises:
-            BrokerError: The registry could not be asked.
-            ConfigurationError: The reader's schema is not there, cannot be used, or the topics may
-                have different ones.
+            BrokerError: The registry did not answer.
+            ConfigurationError: The reader's schema is missing or invalid, or the topics may have
+                different ones.
         """
         if self.registry is None:
             decoder = Decoder(part, self.format, SchemaText(self.reader or ""), KnownSchemas())
@@ -96,24 +97,24 @@ class Encoding:
         if subject is None:
             msg = (
                 f"the records may be of {', '.join(sorted(topics))}, whose schemas may differ: "
-                "decode the ranges of one topic after the other (ranges=), and name the subject or "
-                "the reader's schema"
+                "decode the ranges of one topic at a time (ranges=), or name the subject or the "
+                "reader's schema"
             )
             raise ConfigurationError(msg)
         return registry.of_subject(kind, subject, self.version)
 
     def _subject(self, part: str, topics: frozenset[str]) -> str | None:
-        """The subject of the records; None where they may be of several topics."""
+        """Return the subject of the records; None if they may be of several topics."""
         if self.subject is None and len(topics) == 1:
             return f"{next(iter(topics))}-{part}"
         return self.subject
 
 
 def plain_json(schema: str) -> Encoding:
-    """JSON without a schema registry, checked by a schema of yours.
+    """Return the encoding of JSON without a schema registry.
 
     Args:
-        schema: A JSON schema, as text.
+        schema: A JSON schema as text, by which each record is checked.
     """
     return Encoding("plain_json", reader=schema)
 
@@ -141,19 +142,20 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     # A value of the wrong type may be a secret, which pydantic would show.
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    url: str = Field(description="Its address; several are tried in turn, separated by commas.")
+    url: str = Field(description="The address, or several separated by commas, tried in turn.")
     username: str | None = Field(default=None, description="Give it as dg.EnvVar.")
     password: str | None = Field(default=None, repr=False, description="Give it as dg.EnvVar.")
     token: str | None = Field(
-        default=None, repr=False, description="A bearer token instead. Give it as dg.EnvVar."
+        default=None,
+        repr=False,
+        description="A bearer token in place of username and password. Give it as dg.EnvVar.",
     )
     ssl_ca_location: str | None = Field(
         default=None, description="File with the certificates to trust."
     )
     allow_plaintext: bool = Field(
         default=False,
-        description="Send a login to a url without TLS, because something else encrypts (a service "
-        "mesh).",
+        description="Send a login to a url without TLS, because a service mesh encrypts it.",
     )
     client_config: dict[str, str] = Field(
         default_factory=dict,
@@ -167,7 +169,7 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @classmethod
     def _refuse_unknown_settings(cls, values: object) -> object:
         return refuse_unknown_settings(
-            cls, values, "settings of the registry's client belong into client_config"
+            cls, values, "settings of the registry's client belong in client_config"
         )
 
     @field_validator("client_config", mode="before")
@@ -178,28 +180,24 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def avro(
         self, *, reader: str | None = None, subject: str | None = None, version: int | None = None
     ) -> Encoding:
-        """Avro in Confluent's wire format.
+        """Return the encoding of Avro in Confluent's wire format.
 
         Args:
-            reader: The reader's schema as text: what all records become. Without it, a subject's.
-            subject: Whose schema is the reader's. By default `<topic>-value`, or `<topic>-key`.
-            version: Of that subject. By default the latest.
+            reader: The reader's schema as text. Default: the schema of the subject.
+            subject: The subject of the reader's schema. Default: `<topic>-value` or `<topic>-key`.
+            version: The version of that subject. Default: the latest.
         """
         return Encoding("avro", reader, subject, version, registry=self.registry())
 
     def protobuf(
-        self,
-        *,
-        message: str = "",
-        subject: str | None = None,
-        version: int | None = None,
+        self, *, message: str = "", subject: str | None = None, version: int | None = None
     ) -> Encoding:
-        """Protobuf in Confluent's wire format.
+        """Return the encoding of Protobuf in Confluent's wire format.
 
         Args:
-            message: The full name of the message. By default the first one of the schema.
-            subject: Whose schema is the reader's. By default `<topic>-value`, or `<topic>-key`.
-            version: Of that subject. By default the latest.
+            message: The full name of the message. Default: the first message of the schema.
+            subject: The subject of the reader's schema. Default: `<topic>-value` or `<topic>-key`.
+            version: The version of that subject. Default: the latest.
         """
         return Encoding(
             "protobuf", None, subject, version, message=message, registry=self.registry()
@@ -208,21 +206,21 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def json_schema(
         self, *, reader: str | None = None, subject: str | None = None, version: int | None = None
     ) -> Encoding:
-        """JSON with a schema, in Confluent's wire format.
+        """Return the encoding of JSON with a schema, in Confluent's wire format.
 
         Args:
-            reader: The reader's schema as text: what all records become. Without it, a subject's.
-            subject: Whose schema is the reader's. By default `<topic>-value`, or `<topic>-key`.
-            version: Of that subject. By default the latest.
+            reader: The reader's schema as text. Default: the schema of the subject.
+            subject: The subject of the reader's schema. Default: `<topic>-value` or `<topic>-key`.
+            version: The version of that subject. Default: the latest.
         """
         return Encoding("json", reader, subject, version, registry=self.registry())
 
     def registry(self) -> Registry:
-        """What reads the schemas, and remembers them for as long as the run lives.
+        """Return the client of the registry, which caches schemas until the run ends.
 
         Raises:
-            ConfigurationError: Two settings say the same or contradict each other, or the address
-                has a login in it.
+            ConfigurationError: A setting is given twice, two settings exclude each other, or the
+                address contains a login.
         """
         if self._registry is None:
             self._registry = Registry(self._client_config())
@@ -237,7 +235,7 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         taken = sorted(self.client_config.keys() & _OWN.keys())
         problem = None
         if taken:
-            problem = f"client_config sets {taken[0]}, which has a field of its own: " + ", ".join(
+            problem = f"client_config sets {taken[0]}, which has its own field: " + ", ".join(
                 _OWN[name] for name in taken
             )
         elif ":" in (self.username or ""):
@@ -245,14 +243,14 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         elif "@" in self.url:
             problem = "url has a login in it: give it as username and password, by dg.EnvVar"
         elif (self.username is None) != (self.password is None):
-            problem = "username and password are given together"
+            problem = "one of username and password is missing: give both"
         elif self.token is not None and self.username is not None:
-            problem = "there are a token and a username: remove one of them"
+            problem = "both a token and a username are set: remove one of them"
         elif self._is_login_in_the_clear():
             problem = (
                 "url has an http:// address on another machine, to which a login would be sent "
-                "unencrypted, and no certificate checked: make it https://. Where something else "
-                "encrypts (a service mesh), say so with allow_plaintext"
+                "unencrypted, and no certificate checked: make it https://. If a service mesh "
+                "encrypts the connection, set allow_plaintext"
             )
         return problem
 
@@ -282,8 +280,8 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 def _in_the_clear(url: str) -> bool:
-    """Whether what is sent to an address crosses a network without TLS."""
+    """Whether requests to an address cross a network without TLS."""
     address = urlsplit(url.strip())
     host = address.hostname or ""
-    is_here = host in {"localhost", "::1"} or re.fullmatch(r"127(\.\d+){3}", host)
-    return address.scheme == "http" and not is_here
+    is_local = host in {"localhost", "::1"} or re.fullmatch(r"127(\.\d+){3}", host)
+    return address.scheme == "http" and not is_local

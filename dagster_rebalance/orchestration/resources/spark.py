@@ -1,8 +1,7 @@
-"""The Spark session of a run: local, on a cluster, or on a Spark Connect server, by config.
+"""The Spark session of a run: local, on a cluster, or on a Spark Connect server.
 
-Owns when a session starts (at its first use, so never in a sensor), which id it has, and that a run
-leaves no Spark work behind when it ends, however it ends. Never ends a session that the process had
-before, nor one that another step of the same run still needs.
+A session starts at its first use, so never in a sensor. The end of a run stops its Spark jobs.
+A session that the process already had, or that another step of the run needs, is not closed.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of resources at run time.
@@ -18,8 +17,11 @@ import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.orchestration.resources.client_settings import as_text, as_texts
-from dagster_rebalance.orchestration.resources.unknown_settings import refuse_unknown_settings
+from dagster_rebalance.orchestration.resources.client_settings import (
+    as_text,
+    as_texts,
+    refuse_unknown_settings,
+)
 from dagster_rebalance.spark.session import connect_sessions, jobs
 from dagster_rebalance.spark.session.connector import (
     explained_start,
@@ -42,16 +44,15 @@ logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 5.0
 _PACKAGES = "spark.jars.packages"
-_FOR_THE_BUILDER = ("spark.master", "spark.app.name")
+_BUILDER_SETTINGS = ("spark.master", "spark.app.name")
 """pyspark puts these on a command line; all others go into a file."""
 
 
 class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A Spark session that can read Kafka, made through dagster-pyspark.
+    """A Spark session that can read Kafka, created through dagster-pyspark.
 
-    A cancelled or failed run stops its Spark jobs; a run that was killed leaves none behind on a
-    Spark Connect server either, because its session carries the run's id, by which its work is
-    stopped before the batch is processed again.
+    A cancelled or failed run stops its Spark jobs. On a Spark Connect server, the session has the
+    id of the run, so the jobs of a killed run are stopped before its batch is processed again.
 
     Example:
         ```python
@@ -66,9 +67,8 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     remote: str | None = Field(
         default=None,
         repr=False,
-        description=(
-            "A Spark Connect server: sc://host:port, then parameters as /;key=value. Empty: none."
-        ),
+        description="A Spark Connect server: sc://host:port, then parameters as /;key=value. "
+        "Empty: none.",
     )
     master: str | None = Field(
         default=None,
@@ -83,16 +83,13 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     kafka_options: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description=(
-            "Options of Spark's Kafka connector (`kafka.X`) in place of what is translated."
-        ),
+        description="Options of Spark's Kafka connector (`kafka.X`) that replace the translated "
+        "settings.",
     )
     allow_plaintext: bool = Field(
         default=False,
-        description=(
-            "Send a Kafka login to a `remote` without TLS, because something else encrypts (a "
-            "service mesh)."
-        ),
+        description="Send a Kafka login to a `remote` without TLS, because a service mesh encrypts "
+        "it.",
     )
 
     # A value of the wrong type may be a secret, which pydantic would show.
@@ -106,8 +103,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     _tag: str = PrivateAttr(default_factory=lambda: f"dagster-rebalance-{uuid.uuid4()}")
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - of all kinds
-        # Not a validator: Dagster looks up variables in what it was given, which has to be flat by
-        # then.
+        # Not a validator: Dagster resolves variables in these arguments, which must be flat.
         if isinstance(settings.get("spark_config"), dict):
             settings["spark_config"] = spark_settings(settings["spark_config"])
         super().__init__(**settings)
@@ -117,57 +113,55 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_settings(cls, values: object) -> object:
-        return refuse_unknown_settings(cls, values, "settings of Spark belong into spark_config")
+        return refuse_unknown_settings(cls, values, "settings of Spark belong in spark_config")
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_a_master_beside_a_server(cls, values: object) -> object:
-        given = [values.get("remote"), values.get("master")] if isinstance(values, dict) else []
-        # What a variable has is known in the run, in which Dagster makes the resource anew.
-        if given and all(given) and not any(isinstance(one, dg.EnvVar) for one in given):
+        both = [values.get("remote"), values.get("master")] if isinstance(values, dict) else []
+        # Variables are checked in the run, for which Dagster builds the resource again.
+        if both and all(both) and not any(isinstance(one, dg.EnvVar) for one in both):
             msg = (
-                "the Spark resource has both `remote` and `master`: a Spark Connect server has a "
-                "master of its own. Remove one of them."
+                "the Spark resource has both `remote` and `master`, but a Spark Connect server has "
+                "its own master. Remove one of them."
             )
             raise ConfigurationError(msg)
         return values
 
     @field_validator("kafka_options", mode="before")
     @classmethod
-    def _as_texts(cls, given: object) -> object:
-        return as_texts("kafka_options", given)
+    def _as_texts(cls, options: object) -> object:
+        return as_texts("kafka_options", options)
 
     @field_validator("kafka_options")
     @classmethod
-    def _only_kafka_options(cls, given: dict[str, str]) -> dict[str, str]:
-        for name in given:
+    def _only_kafka_options(cls, options: dict[str, str]) -> dict[str, str]:
+        for name in options:
             if not name.startswith("kafka."):
                 msg = (
                     f"kafka_options of the Spark resource has {name!r}: the options of Kafka's "
                     "client all begin with `kafka.`"
                 )
                 raise ConfigurationError(msg)
-        return given
+        return options
 
     @property
     def spark_session(self) -> "SparkSession":
         """The session. It starts at the first use, which takes seconds.
 
-        A session that was stopped, or that its Spark Connect server does not know any more, as
-        after a restart, is replaced. The new one has the same id: whoever ends the work of the run
-        ends that one, too.
+        A session that was stopped, or that its Spark Connect server lost in a restart, is replaced
+        by one with the same id.
 
         Raises:
             ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or
                 no server answers at `remote`.
         """
-        # pyspark closes a session of Spark Connect whose server answers that it has another of
-        # that id.
+        # pyspark stops a Spark Connect session if the server has another session of that id.
         if self._session is not None and jobs.is_stopped(self._session):
             self._forget_session()
         if self._session is not None:
-            known: SparkSession = self._session
-            return known
+            current: SparkSession = self._session
+            return current
         session = self._connect() if self.remote else self._start()
         jobs.make_interruptible(session)
         jobs.add_tag(session, self._tag)
@@ -175,34 +169,35 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return session
 
     def stop_abandoned_work(self, run_id: str) -> None:
-        """Stop all Spark work of a run whose process is gone.
+        """Stop all Spark jobs of a run whose process is gone, from any process.
 
-        The server then keeps the run from submitting more. Without Spark Connect there is nothing
-        to do: the driver is a child of the run's process and ends with it.
+        The server then refuses further jobs of the run. Without Spark Connect, there is nothing to
+        do: the driver is a child of the run's process and ends with it.
 
         Raises:
-            ConfigurationError: The server did not answer, so the work may still run.
+            ConfigurationError: The server did not answer, so the jobs may still run.
         """
         if self.remote:
-            stop_abandoned_work(self.remote, run_id)
+            session_id = connect_sessions.connect_session_id(run_id)
+            connect_sessions.stop_session(self.remote, session_id)
 
     def interrupt_work(self) -> None:
-        """Stop all Spark work of this process that has begun by now; the session stays."""
+        """Stop all current Spark jobs of this process; the session stays open."""
         if self._session is not None:
             jobs.interrupt(self._session, self._tag)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Remember the run. Starts nothing: a sensor sets its resources up at every tick."""
+        """Store the run id. No session starts here: each tick of a sensor sets its resources up."""
         self._run_id = context.run.run_id if context.run else None
 
     @property
     def is_local(self) -> bool:
-        """Whether each run has a Spark of its own on the machine that it works on."""
+        """Whether each run starts a local Spark."""
         master = self.master or self.spark_config.get("spark.master", "local")
         return not self.remote and master.startswith("local")
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Stop what the run left working in Spark, and give its session back."""
+        """Stop the Spark jobs of the run, and close its session."""
         if self.remote and self._session_id:
             self._disconnect(self.remote, self._session_id, is_over=_is_over(context))
         elif self._session is not None and not jobs.jvm_has_died():
@@ -218,10 +213,10 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _forget_session(self) -> None:
         lost, self._session = self._session, None
-        # Kept: a session that is dropped shuts down threads which all sessions share (pyspark 4.0,
-        # reattach.py), in the middle of the next one's work.
+        # Kept: a session that is garbage-collected shuts down threads that all sessions share
+        # (pyspark 4.0, reattach.py).
         self._lost_sessions.append(lost)
-        lost.stop()  # closes its channel, and is the process's default session no longer
+        lost.stop()  # closes its channel, and removes it as the default session of the process
 
     def _connect(self) -> "SparkSession":
         remote = self.remote or ""
@@ -233,10 +228,9 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         session: Any = make_session({**self.spark_config, "spark.remote": url})
         if not jobs.is_connect(session) or session.session_id != session_id:
             msg = (
-                "this process has another Spark session already, which pyspark gives back instead "
-                "of one with the run's id: its work "
-                "could not be stopped from elsewhere. Stop that session first; in assets use only "
-                "the session of the resource."
+                "this process already has another Spark session, which pyspark returns in place of "
+                "one with the run's id: its jobs could not be stopped from other processes. Stop "
+                "that session first; in assets use only the session of the resource."
             )
             raise ConfigurationError(msg)
         connected: SparkSession = session
@@ -253,7 +247,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if not jobs.has_jvm():
                 stack.enter_context(one_fetch_at_a_time(config))
                 stack.enter_context(settings_in_a_file(config))
-                config = {name: config[name] for name in _FOR_THE_BUILDER}
+                config = {name: config[name] for name in _BUILDER_SETTINGS}
             try:
                 session: SparkSession = make_session(config)
             except Exception as error:
@@ -267,9 +261,9 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         config = {"spark.master": "local[*]", **self.spark_config, "spark.app.name": self.app_name}
         if self.master:
             config["spark.master"] = self.master
-        given = [config.get(_PACKAGES), config.get("spark.jars")]
+        own = [config.get(_PACKAGES), config.get("spark.jars")]
         added = table_packages(config)
-        if not any("spark-sql-kafka" in str(jars) for jars in given if jars):
+        if not any("spark-sql-kafka" in str(jars) for jars in own if jars):
             added.append(kafka_connector_package())
         if added:
             config[_PACKAGES] = ",".join(filter(None, [config.get(_PACKAGES), *added]))
@@ -282,26 +276,15 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             else:
                 connect_sessions.interrupt_tag(remote, session_id, self._tag)
         except DagsterRebalanceError:
-            # The run ends as its steps did. If it has to be done again, its owner stops its work
-            # first.
+            # The run ends with the status of its steps. The owner of its batch stops these jobs
+            # before a new attempt.
             logger.warning(
-                "the Spark work of run %s could not be stopped at its end",
+                "the Spark jobs of run %s could not be stopped at its end",
                 self._run_id,
                 exc_info=True,
             )
         if self._session is not None:
             _within(CLOSE_LIMIT_S, self._session.client.close)
-
-
-def stop_abandoned_work(remote: str, run_id: str) -> None:
-    """Stop all Spark work of a run on a Spark Connect server.
-
-    The server then keeps the run from submitting more. This works from any process.
-
-    Raises:
-        ConfigurationError: The server did not answer, so the work may still run.
-    """
-    connect_sessions.stop_session(remote, connect_sessions.connect_session_id(run_id))
 
 
 def _session_maker() -> "Callable[[dict[str, Any]], Any]":
@@ -321,20 +304,20 @@ def _session_maker() -> "Callable[[dict[str, Any]], Any]":
     return make
 
 
-def spark_settings(given: "Mapping[str, Any]", prefix: str = "") -> dict[str, str]:
-    """Spark settings by their full names, from flat or nested ones.
+def spark_settings(nested: "Mapping[str, Any]", prefix: str = "") -> dict[str, str]:
+    """Return Spark settings by their full names, from flat or nested ones.
 
     Raises:
-        ConfigurationError: A value is neither text nor a number, or is Dagster's form of a
-            variable, which is not resolved here.
+        ConfigurationError: A value is neither text nor a number, or is a variable in the form of
+            Dagster's run config, which is not resolved here.
     """
     settings: dict[str, str] = {}
-    for key, value in given.items():
+    for key, value in nested.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value.keys() != {"env"}:
             settings.update(spark_settings(value, f"{name}."))
         elif isinstance(text := as_text(value), str):
-            settings[name] = text  # an EnvVar is text, too
+            settings[name] = text  # an EnvVar is a str
         else:
             msg = (
                 f"spark_config has a {type(value).__name__} for {name}: give text, a number, or "
@@ -347,7 +330,7 @@ def spark_settings(given: "Mapping[str, Any]", prefix: str = "") -> dict[str, st
 def _is_over(context: dg.InitResourceContext) -> bool:
     """Whether no step of the run needs its session any more.
 
-    With an executor of many processes, each step's process tears down its own.
+    With a multiprocess executor, the process of each step tears its resources down.
     """
     run, instance = context.run, context.instance
     if run is None or instance is None or run.execution_plan_snapshot_id is None:
@@ -361,18 +344,19 @@ def _is_over(context: dg.InitResourceContext) -> bool:
         for step in instance.get_run_step_stats(run.run_id)
         if step.end_time is not None
     }
-    never = {
+    skipped = {
         key for key, status in ended.items() if status is not None and status.value == "FAILURE"
     }
     while (
-        following := {key for key, upstream in plan.step_deps.items() if upstream & never} - never
+        following := {key for key, upstream in plan.step_deps.items() if upstream & skipped}
+        - skipped
     ):
-        never |= following  # Dagster starts no step behind one that failed
-    return never.union(ended).issuperset(plan.step_keys_to_execute)
+        skipped |= following  # Dagster starts no step downstream of a failed one
+    return skipped.union(ended).issuperset(plan.step_keys_to_execute)
 
 
 def _within(limit_s: float, close: "Callable[[], object]") -> None:
-    """Close a client, but do not wait for one whose server has gone: it would retry for minutes."""
+    """Close a client in a thread: if its server is gone, it retries for minutes."""
     closing = threading.Thread(target=close, name="close-spark-connect", daemon=True)
     closing.start()
     closing.join(limit_s)

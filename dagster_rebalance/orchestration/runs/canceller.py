@@ -1,9 +1,8 @@
-"""Ends runs while their member goes on.
+"""Cancel and end runs in threads, so that the member loop never waits for a launcher.
 
-Owns that ending a run keeps nobody waiting: Dagster asks the process that launched it, and one that
-is suspended answers after a minute or never. In that time a member would not poll Kafka, and would
-hear neither of its own partitions nor of a revoke. A thread that hangs is overtaken after a while
-by a new one.
+Dagster sends the request to the process that launched the run. A suspended one answers after a
+minute or never, and the member would not poll Kafka in that time. After a while a thread that hangs
+is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -23,43 +22,41 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _Task: TypeAlias = "tuple[str, str, str]"
-"""What is done, to which run, and the last sign of life of one that is to be ended as dead."""
-MOST_AT_ONCE = 4
-"""Each writes to Dagster's storage, as the member does meanwhile."""
+"""The operation, the run, and the last heartbeat of a dead run."""
+MAX_THREADS = 4
+"""Each of them writes to Dagster's storage, as the member does."""
 SLOW_S = 5.0
-"""What takes longer waits for a launcher, and does not count as one of those."""
-_MOST_SLOW = 12
+"""A task that takes longer waits for a launcher, and does not count towards `MAX_THREADS`."""
+_MAX_SLOW = 12
 PATIENCE_S = 120.0
-_LONGEST_PATIENCE_S = 1920.0
-"""It doubles each time that the same run hangs, so that a launcher that stays silent for a day
+_MAX_PATIENCE_S = 1920.0
+"""The patience doubles each time that the same task hangs, so a launcher that is silent for a day
 holds few threads."""
-MOST_OVERTAKEN = 48
-"""So many threads may hang beside those at work; another one that hangs keeps its place."""
+MAX_REPLACED = 48
+"""The number of hanging threads that are replaced."""
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
-    """Start work in a daemon thread."""
+    """Run a function in a daemon thread."""
     try:
         threading.Thread(target=work, name=f"dagster_rebalance {name}", daemon=True).start()
-    except RuntimeError:  # this process is about to end, and lets no thread begin any more
+    except RuntimeError:  # the process is shutting down and starts no more threads
         work()
 
 
 def at_once(_name: str, work: Callable[[], None]) -> None:
-    """Do work here and now, for a simulator with a single thread."""
+    """Run a function in the calling thread, for tests and simulators."""
     work()
 
 
 class RunCanceller:
-    """The run ender ends the runs of one member, a few at once.
-
-    A launcher that takes a minute for one run does not keep the others waiting.
+    """Cancels and ends the runs of one member, a few at a time.
 
     Args:
-        runs: End a run, and wait for it.
-        note: Gets a sentence when that failed. It is called from any thread.
-        ended: Gets the id of a dead run that was ended. It is called from any thread.
-        start: Starts work, with a name for people. It should not wait.
+        runs: Ends a run, and waits for its end.
+        note: Receives a sentence about each failure, in any thread.
+        ended: Receives the id of each dead run that was ended, in any thread.
+        start: Runs a function without waiting, given a name of the thread.
         clock: A monotonic clock.
     """
 
@@ -77,54 +74,48 @@ class RunCanceller:
         self._start = start
         self._clock = clock
         self._patience_s: dict[_Task, float] = {}
-        self._overtaken: set[int] = set()
+        self._replaced: set[int] = set()
         self._lock = threading.Lock()
         self._waiting: dict[_Task, None] = {}
-        self._at_work: dict[int, tuple[_Task | None, float]] = {}
+        self._active: dict[int, tuple[_Task | None, float]] = {}
         self._numbers = itertools.count()
 
     def cancel(self, run_ids: Iterable[str], *, only_unstarted: bool = False) -> None:
-        """Begin to cancel runs; or those of them that have not started when it comes to them."""
+        """Begin to cancel runs; with `only_unstarted`, those that have not started at that time."""
         self._begin(
             ("taking back" if only_unstarted else "cancelling", run_id, "") for run_id in run_ids
         )
 
-    def end_dead(self, signs: Mapping[str, str]) -> None:
-        """Begin to end runs whose process has gone; each comes with its last sign of life."""
-        self._begin(("ending", run_id, sign) for run_id, sign in signs.items())
+    def end_dead(self, heartbeats: Mapping[str, str]) -> None:
+        """Begin to end dead runs, given the last heartbeat of each."""
+        self._begin(("ending", run_id, heartbeat) for run_id, heartbeat in heartbeats.items())
 
     def _begin(self, tasks: Iterable[_Task]) -> None:
         now = self._clock()
         with self._lock:
-            hung = self._overtake(now)
-            under_way = {task for task, _ in self._at_work.values()}
-            self._waiting.update((task, None) for task in tasks if task not in under_way)
-            slow = sum(now - since >= SLOW_S for _, since in self._at_work.values())
-            wanted = min(
-                MOST_AT_ONCE + min(slow, _MOST_SLOW) - len(self._at_work), len(self._waiting)
-            )
+            hung = self._replace_hung(now)
+            active = {task for task, _ in self._active.values()}
+            self._waiting.update((task, None) for task in tasks if task not in active)
+            slow = sum(now - since >= SLOW_S for _, since in self._active.values())
+            wanted = min(MAX_THREADS + min(slow, _MAX_SLOW) - len(self._active), len(self._waiting))
             begun = [next(self._numbers) for _ in range(wanted)]
-            self._at_work |= dict.fromkeys(begun, (None, now))
-        for what, run_id, _ in hung:
+            self._active |= dict.fromkeys(begun, (None, now))
+        for operation, run_id, _ in hung:
             self._note(
-                f"{what} run {run_id} hangs: nobody has answered. It is tried again in another "
-                "thread"
+                f"{operation} run {run_id} hangs without an answer. It is retried in another thread"
             )
         for number in begun:
             self._start("ending runs", partial(self._work, number))
 
-    def _overtake(self, now: float) -> list[_Task]:
-        """Replace the threads that have hung for too long.
-
-        Return their tasks, which other threads may begin again.
-        """
+    def _replace_hung(self, now: float) -> list[_Task]:
+        """Drop the threads that hang for too long. Return their tasks, which may be begun again."""
         hung = []
-        for number, (task, since) in list(self._at_work.items()):
+        for number, (task, since) in list(self._active.items()):
             patience_s = self._patience_s.get(task, PATIENCE_S) if task else float("inf")
-            if task and now - since >= patience_s and len(self._overtaken) < MOST_OVERTAKEN:
-                del self._at_work[number]
-                self._overtaken.add(number)
-                self._patience_s[task] = min(2 * patience_s, _LONGEST_PATIENCE_S)
+            if task and now - since >= patience_s and len(self._replaced) < MAX_REPLACED:
+                del self._active[number]
+                self._replaced.add(number)
+                self._patience_s[task] = min(2 * patience_s, _MAX_PATIENCE_S)
                 hung.append(task)
         return hung
 
@@ -134,29 +125,29 @@ class RunCanceller:
 
     def _next(self, number: int) -> _Task | None:
         with self._lock:
-            if number not in self._at_work:
-                self._overtaken.discard(number)
+            if number not in self._active:
+                self._replaced.discard(number)
                 return None
-            done, _ = self._at_work[number]
+            done, _ = self._active[number]
             if done is not None:
                 self._patience_s.pop(done, None)
             task = next(iter(self._waiting), None)
             if task is None:
-                del self._at_work[number]
+                del self._active[number]
             else:
                 del self._waiting[task]
-                self._at_work[number] = (task, self._clock())
+                self._active[number] = (task, self._clock())
             return task
 
     def _carry_out(self, task: _Task) -> None:
-        what, run_id, sign = task
+        operation, run_id, heartbeat = task
         try:
-            if what != "ending":
-                self._runs.cancel(run_id, only_unstarted=what == "taking back")
-            elif self._runs.end_dead(run_id, sign):
+            if operation != "ending":
+                self._runs.cancel(run_id, only_unstarted=operation == "taking back")
+            elif self._runs.end_dead(run_id, heartbeat):
                 self._ended(run_id)
             else:
-                self._note(f"run {run_id} is not dead: it has given a sign of life meanwhile")
+                self._note(f"run {run_id} is not dead: it has sent another heartbeat")
         except Exception as error:
-            self._note(f"{what} run {run_id} failed: {error_text(str(error))}")
-            logger.warning("%s run %s failed", what, run_id, exc_info=True)
+            self._note(f"{operation} run {run_id} failed: {error_text(str(error))}")
+            logger.warning("%s run %s failed", operation, run_id, exc_info=True)

@@ -1,8 +1,8 @@
-"""What a run was to do of its job, and what of that it did: people execute any part of a run again.
+"""The assets that a run was asked for, and those that succeeded: people re-execute parts of runs.
 
-Owns how Dagster shows that. The plan of a run names all steps of its job, and those that it was
-asked for; where assets were selected, the job itself is only a part, and the whole is known from
-the other runs of the batch alone. Checks of assets are no part of a range.
+The execution plan of a run names all steps of its job, and those that it was asked for. If assets
+were selected, the job of the run is itself only a part, and the other runs of the batch show the
+whole. Asset checks are ignored.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.run import RunSeen
 
-UNKNOWN = "what its selection of assets has left out"
+UNKNOWN = "assets outside its asset selection"
 _PLANS_KEPT = 1_000
 _DONE = {"SUCCESS", "SKIPPED"}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan names the assets of each step that a run executes, and those of the whole job.
-
-    A step without assets stands for itself.
+    """The plan of a run. A step without assets counts as an asset with its own name.
 
     Attributes:
-        asked: By step key.
-        whole: None where the job of the run is a part of a job itself.
+        asked: The assets of each step that the run was asked for, by step key.
+        whole: All assets of the job; None if the job of the run is itself a part of a job.
     """
 
     asked: dict[str, tuple[str, ...]]
@@ -38,25 +36,19 @@ class Plan:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that the run was asked for."""
+        """All assets that the run was asked for."""
         return frozenset(name for names in self.asked.values() for name in names)
 
 
 class Coverage:
-    """The coverage looks only at runs that may be a part of the job.
-
-    A run that the sensor has requested costs nothing before it has succeeded.
-    """
+    """The coverage of runs. Plans are read only for runs that may cover a part of their job."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
         self._plans: dict[str, Plan | None] = {}
 
     def added(self, runs: Sequence[tuple[dg.DagsterRun, RunSeen]]) -> Iterable[RunSeen]:
-        """Return the runs, with the assets that each of them did and left out.
-
-        The call adds them only where a run of the same batch has succeeded with a part of the job.
-        """
+        """Return the runs, with their coverage if a run of the same batch succeeded in part."""
         partial = {
             seen.batch_id
             for run, seen in runs
@@ -77,16 +69,16 @@ class Coverage:
             return replace(
                 seen, left_out=self._left_out(run, whole), done=plan.names if plan else unplanned
             )
-        tried = {
+        begun = {
             stats.step_key: stats.status for stats in self._instance.get_run_step_stats(run.run_id)
         }
         done = {
-            key for key, status in tried.items() if status is not None and status.value in _DONE
+            key for key, status in begun.items() if status is not None and status.value in _DONE
         }
         return replace(
             seen,
             done=frozenset(name for key in done for name in asked.get(key, ())),
-            undone=frozenset(name for key in tried.keys() - done for name in asked.get(key, ())),
+            undone=frozenset(name for key in begun.keys() - done for name in asked.get(key, ())),
         )
 
     def _left_out(self, run: dg.DagsterRun, whole: frozenset[str]) -> tuple[str, ...]:
@@ -101,7 +93,7 @@ class Coverage:
     def _wholes(
         self, batch_id: str, runs: Iterable[tuple[dg.DagsterRun, RunSeen]]
     ) -> frozenset[str]:
-        """All assets of the job, as the runs of the batch show that are of the whole job."""
+        """Return all assets of the job, from the runs of the batch that have the whole job."""
         parts = [run for run, seen in runs if seen.batch_id == batch_id]
         if not any(
             run.asset_selection or run.asset_check_selection or run.resolved_op_selection
@@ -112,7 +104,7 @@ class Coverage:
         return frozenset(name for plan in plans if plan and plan.whole for name in plan.whole)
 
     def _plan(self, run: dg.DagsterRun) -> Plan | None:
-        """What a run was asked for; None where Dagster has no plan of it. It never changes."""
+        """Return the plan of a run, which never changes; None if Dagster has none."""
         if run.run_id not in self._plans:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
@@ -129,27 +121,23 @@ class Coverage:
                 output.properties for output in step.outputs if output.properties is not None
             ]
             assets = tuple(
-                found.asset_key.to_user_string()
-                for found in properties
-                if found.asset_key is not None
+                one.asset_key.to_user_string() for one in properties if one.asset_key is not None
             )
             is_check = bool(properties) and all(
-                found.asset_check_key is not None for found in properties
+                one.asset_check_key is not None for one in properties
             )
             names[step.key] = () if is_check else assets or (step.key,)
         is_part = self._instance.get_job_snapshot(run.job_snapshot_id).lineage_snapshot is not None
         asked = {key: names.get(key, ()) for key in plan.step_keys_to_execute}
-        return Plan(
-            asked,
-            None if is_part else frozenset(name for found in names.values() for name in found),
-        )
+        whole = frozenset(name for assets in names.values() for name in assets)
+        return Plan(asked, None if is_part else whole)
 
 
 def _may_be_a_part(run: dg.DagsterRun) -> bool:
-    chosen = (
+    selections = (
         run.step_keys_to_execute,
         run.asset_selection,
         run.asset_check_selection,
         run.resolved_op_selection,
     )
-    return any(part is not None for part in chosen)
+    return any(selection is not None for selection in selections)

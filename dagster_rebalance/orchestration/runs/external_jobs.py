@@ -1,8 +1,8 @@
-"""Work that a run has begun elsewhere, such as a job on a cluster, and that may outlive the run.
+"""External work of a run, such as a job on a cluster, which may outlive the run.
 
-Owns when that work counts as over: only when everything that the user names has said so. Asking for
-it may take a minute, which neither a tick of a sensor nor a run may spend: so it is asked in
-threads of its own, and whoever needs the answer hears after a moment that there is none yet.
+It counts as finished only when each `ExternalWork` of the user confirms it. That may take a minute,
+which neither a tick nor a run can wait. So threads call the user's code. A caller that has no
+result after a moment gets an error, and calls again.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 WAIT_S = 5.0
-"""How long an answer is waited for: a tick has a minute for all dead runs together."""
+"""How long one call waits: a tick has a minute for all dead runs together."""
 FRESH_S = 600.0
-"""How old a question may be whose answer counts for a dead run. Such a run is looked at again after
-a quarter of its time-out, and each answer may take longer than it is waited for."""
+"""The age up to which a confirmation counts for a dead run, which begins no more work. Dead runs
+are checked again after a quarter of their time-out."""
 
 
 class ExternalWork(Protocol):
-    """What can end the work that a run has begun elsewhere, such as jobs of a Pipes client.
+    """Stops the work that a run has begun outside of its process, such as jobs of a Pipes client.
 
-    It is asked before the batch of a run that did not succeed is offered again, by any process of
-    the group: by the code server, and by streaming runs. Several may ask at once, and again for a
-    run that has nothing left. `ExternalJobs` has the waiting already.
+    It is called before the batch of a run that did not succeed is requested again, by any process
+    of the group: the code server and streaming runs. Calls may be concurrent, and may repeat for a
+    run without work. `ExternalJobs` implements the waiting.
     """
 
     def stop(self, run_id: str) -> None:
-        """End all work of a run, and return only once nothing of it works any more.
+        """Stop all external work of a run, and return once none is left.
 
         Args:
-            run_id: The Dagster run. A streaming run asks for itself, too, after a batch that did
-                not succeed, and goes on: so it must not end the run's own process.
+            run_id: The Dagster run. A streaming run also calls this for itself after a batch that
+                did not succeed, so do not end the process of the run.
 
         Raises:
-            Exception: Any: the work may go on. The batch waits, and this is asked again.
+            Exception: Any error means that the work may continue. The batch waits, and the call is
+                repeated.
         """
 
 
 class ExternalJobs(ABC):
-    """External work in jobs that can be listed and cancelled by the run that has begun them.
+    """External work in jobs that can be listed by the run that submitted them, and cancelled.
 
     Example:
         ```python
@@ -64,8 +65,8 @@ class ExternalJobs(ABC):
         ```
 
     Attributes:
-        limit_s: For how long one `stop` waits; it is asked again after it has failed.
-        look_s: How often it lists the jobs meanwhile.
+        limit_s: The time-out of one `stop`, in seconds. A failed call is repeated.
+        look_s: The interval in which `stop` lists the jobs, in seconds.
     """
 
     limit_s: float = 100.0
@@ -73,20 +74,20 @@ class ExternalJobs(ABC):
 
     @abstractmethod
     def active(self, run_id: str) -> Iterable[Any]:
-        """List all jobs of a run that may still work, those that are being cancelled included.
+        """List all jobs of a run that may be active, including jobs that are being cancelled.
 
-        Any error means that they may.
+        Any error means that jobs may be active.
         """
 
     @abstractmethod
     def cancel(self, job: Any) -> None:  # noqa: ANN401 - whatever `active` lists
-        """Ask for the end of a job, and need not wait. Called again while it is listed."""
+        """Request the end of a job, without waiting. Called again while the job is listed."""
 
     def stop(self, run_id: str) -> None:
-        """Cancel all jobs of a run, and wait until none is listed any more.
+        """Cancel all jobs of a run, and wait until none is listed.
 
         Raises:
-            TimeoutError: Some still are.
+            TimeoutError: Jobs are still listed after `limit_s`.
         """
         until = time.monotonic() + self.limit_s
         while jobs := list(self.active(run_id)):
@@ -102,11 +103,11 @@ class ExternalJobs(ABC):
 
 
 class WorkStopper:
-    """Asks everything that may have work of a run.
+    """Stops all external work of a run.
 
     Args:
-        works: What the user has named.
-        wait_s: How long one call waits for the answer.
+        works: The external work of the user.
+        wait_s: How long one call waits.
         start: Starts a thread.
         clock: A monotonic clock.
     """
@@ -122,79 +123,76 @@ class WorkStopper:
         self._works = works
         self._wait_s = wait_s
         self._clock = clock
-        self._answered = threading.Condition()
-        self._asked_at: dict[str, float] = {}
-        """When those questions were asked whose answer was that the work is over."""
+        self._changed = threading.Condition()
+        self._stopped_since: dict[str, float] = {}
+        """The start of each call that succeeded."""
         self._errors: dict[str, Exception] = {}
-        self._ender = RunCanceller(self, logger.warning, lambda _run_id: None, start, clock)
+        self._threads = RunCanceller(self, logger.warning, lambda _run_id: None, start, clock)
 
     def __call__(self, run_id: str, *, since: float | None = None) -> None:
-        """Return once nothing of a run works any more.
-
-        An earlier question that was answered meanwhile counts.
+        """Return once all external work of a run is stopped.
 
         Args:
             run_id: The run.
-            since: By the clock: an answer to an earlier question says nothing, because the run has
-                begun more since then. None for a dead run, which begins nothing.
+            since: By the clock: ignore the result of an earlier call, because the run has begun
+                more work since. None for a dead run, which begins none.
 
         Raises:
-            TimeoutError: There is no answer yet. Call again: the question stands.
-            Exception: Whatever the user's code has raised.
+            TimeoutError: The work is not stopped yet. Call again.
+            Exception: Any error of the user's code.
         """
-        least = self._clock() - FRESH_S if since is None else since
-        with self._answered:
-            if self._is_over(run_id, least):
+        oldest = self._clock() - FRESH_S if since is None else since
+        with self._changed:
+            if self._is_stopped(run_id, oldest):
                 return
             self._errors.pop(run_id, None)
-        self._ender.end_dead({run_id: ""})
-        with self._answered:
-            self._answered.wait_for(
-                lambda: run_id in self._asked_at or run_id in self._errors, self._wait_s
+        self._threads.end_dead({run_id: ""})
+        with self._changed:
+            self._changed.wait_for(
+                lambda: run_id in self._stopped_since or run_id in self._errors, self._wait_s
             )
-            if self._is_over(run_id, least):
+            if self._is_stopped(run_id, oldest):
                 return
             error = self._errors.pop(run_id, None)
         if error is not None:
             raise error
         names = ", ".join(type(work).__name__ for work in self._works)
         msg = (
-            f"the external work of run {run_id} is not over yet: {names} did not answer within "
-            f"{self._wait_s:g} s. It is asked again"
+            f"the external work of run {run_id} is not stopped yet: {names} did not answer within "
+            f"{self._wait_s:g} s. The call is repeated"
         )
         raise TimeoutError(msg)
 
-    def _is_over(self, run_id: str, least: float) -> bool:
-        return self._asked_at.pop(run_id, float("-inf")) >= least
+    def _is_stopped(self, run_id: str, oldest: float) -> bool:
+        return self._stopped_since.pop(run_id, float("-inf")) >= oldest
 
-    # RunsToEnd
+    # RunsToEnd, called by the threads
 
-    def end_dead(self, run_id: str, _sign: str) -> bool:
-        """Ask, and wait for the answer. Called by the threads of the run ender."""
-        asked_at = self._clock()
+    def end_dead(self, run_id: str, _heartbeat: str) -> bool:
+        """Stop the external work of a run."""
+        begun_at = self._clock()
         try:
             for work in self._works:
                 work.stop(run_id)
         except Exception as error:
-            with self._answered:
+            with self._changed:
                 self._errors[run_id] = error
-                self._answered.notify_all()
+                self._changed.notify_all()
             raise
-        with self._answered:
-            self._asked_at[run_id] = asked_at
-            self._answered.notify_all()
+        with self._changed:
+            self._stopped_since[run_id] = begun_at
+            self._changed.notify_all()
         return True
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Cancel nothing: a run ends its own work when it is interrupted."""
+        """Do nothing: a run stops its external work when it is interrupted."""
 
 
 def stopper_of(name: str, external_work: Sequence[ExternalWork]) -> WorkStopper | None:
-    """What asks the user's code; None where there is none.
+    """Return what stops the external work of the definitions `name`; None if there is none.
 
     Raises:
-        ConfigurationError: Something given has no method `stop`, which is found out only when a
-            run is dead otherwise.
+        ConfigurationError: An object has no method `stop`.
     """
     if not isinstance(external_work, Sequence):
         msg = f"external_work of {name} is a {type(external_work).__name__}: give a list of them"
@@ -203,7 +201,7 @@ def stopper_of(name: str, external_work: Sequence[ExternalWork]) -> WorkStopper 
         if isinstance(work, type) or not callable(getattr(work, "stop", None)):
             shown = work.__name__ if isinstance(work, type) else type(work).__name__
             msg = (
-                f"external_work of {name} has {shown}, which is no object with a method "
+                f"external_work of {name} has {shown}, which is not an object with a method "
                 "stop(run_id): see ExternalWork"
             )
             raise ConfigurationError(msg)
@@ -213,14 +211,14 @@ def stopper_of(name: str, external_work: Sequence[ExternalWork]) -> WorkStopper 
 def stopping(
     spark: KafkaSparkResource | None, stopper: WorkStopper | None
 ) -> Callable[[str], None] | None:
-    """What stops all work of a run that may outlive its process; None where there can be none."""
+    """Return what stops all work of a run that may outlive its process; None if there is none."""
     if spark is None or stopper is None:
         return spark.stop_abandoned_work if spark else stopper
 
     def stop(run_id: str) -> None:
         try:
             stopper(run_id)
-        finally:  # also while the other one cannot be reached
+        finally:  # even if the external work cannot be stopped
             spark.stop_abandoned_work(run_id)
 
     return stop

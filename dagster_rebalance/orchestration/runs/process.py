@@ -1,9 +1,8 @@
-"""The process of a run has an identity, which shows whether it still exists.
+"""The identity of the process of a run, and the proof that it is gone.
 
-This module owns that identity, the proof that a process is gone, and whether a process may be ended
-hard. Only Linux gives that proof, and only to an observer on the same machine, in the same
-namespace of process ids and with the same user. In all other cases nothing is known. Systems use
-ids of processes again, so the start time of the process belongs to its name.
+Only Linux provides that proof, and only to an observer on the same machine, in the same PID
+namespace and with the same user. In all other cases the result is unknown. PIDs are reused, so the
+identity has the start time of the process.
 """
 
 from __future__ import annotations
@@ -13,26 +12,31 @@ import os
 import select
 import signal
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import NoReturn
 
 _PROC = Path("/proc")
 _RUN_VARIABLE = "DAGSTER_REBALANCE_RUN"
-"""In the environment of all that the process of a run starts, a JVM of Spark for example."""
+"""In the environment of all children of the process of a run, such as the JVM of Spark."""
 _KILLED = 128 + 9
-"""The exit code of a process that was killed, as shells and containers tell it."""
+"""The exit code of a killed process in shells and containers."""
 _FIELDS_BEFORE_START = 19
 """Between the state of a process and its start time, in `/proc/<pid>/stat`."""
 _END_LIMIT_MS = 5_000
-"""How long the kernel has for the end of a killed process."""
+
+
+def boot_time_s() -> float:
+    """Return seconds that also pass while a laptop sleeps or a virtual machine is suspended.
+
+    On Linux, `time.monotonic()` does not advance then.
+    """
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def identity() -> str:
-    """Return the name of this process.
-
-    No process on another machine, in another container, or at another time has the same name.
-    """
+    """Return the identity of this process, unique across machines, containers and time."""
     started = _started(os.getpid())
     try:
         place = _place()
@@ -42,33 +46,27 @@ def identity() -> str:
 
 
 def is_gone(process: str, run_id: str) -> bool:
-    """Tell whether a process and all that it started for its run certainly do not exist any more.
-
-    `process` is the name that the process gave itself.
-    """
-    here = _here(process)
-    return here is not None and not _exists(*here) and not _has_children(run_id)
+    """Whether the process with this identity and its children for the run are proven to be gone."""
+    local = _local(process)
+    return local is not None and not _exists(*local) and not _has_children(run_id)
 
 
 def kill(process: str) -> None:
-    """Kill a process that exists for one run on this machine, and wait for its end.
-
-    The function leaves all other processes alone. `process` is the name that the process gave
-    itself.
+    """Kill the process with this identity if it is local and executes one run; wait for its end.
 
     Raises:
         TimeoutError: The kernel has not ended the process.
     """
-    here = _here(process)
-    if here is None or here[0] == os.getpid() or not _is_started_for_one_run(here[0]):
+    local = _local(process)
+    if local is None or local[0] == os.getpid() or not _is_started_for_one_run(local[0]):
         return
-    pid, started = here
+    pid, started = local
     try:
         handle = os.pidfd_open(pid)
     except OSError:  # it is gone, or the kernel is older than 5.3
         return
     try:
-        # The handle stays with its process. So a second process with this id is found here.
+        # The handle refers to one process, so the check detects a reused PID.
         if _started(pid) == started:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             _wait_for_end(handle, pid)
@@ -77,20 +75,17 @@ def kill(process: str) -> None:
 
 
 def claim_children(run_id: str) -> None:
-    """Let all that this process starts from now on be known as the run's."""
+    """Mark all future children of this process as children of the run."""
     os.environ[_RUN_VARIABLE] = run_id
 
 
 def disown_children() -> None:
-    """Let what this process starts from now on be nobody's."""
+    """Stop marking the children of this process."""
     os.environ.pop(_RUN_VARIABLE, None)
 
 
 def is_of_one_run() -> bool:
-    """Tell whether this process exists for one run, as Dagster's launchers start it.
-
-    Ending such a process hard hurts no other run.
-    """
+    """Whether a launcher of Dagster started this process for one run, so that it may be killed."""
     commands = (["api", "execute_run"], ["api", "resume_run"])
     return multiprocessing.parent_process() is not None or sys.argv[1:3] in commands
 
@@ -98,14 +93,14 @@ def is_of_one_run() -> bool:
 def end_hard() -> NoReturn:
     """End this process at once, with all of its threads.
 
-    Not by a SIGKILL of its own: in a container the process of a run usually is the first one of
-    its namespace of process ids, and the kernel keeps such a process from killing itself.
+    A SIGKILL to itself would not do: in a container the process of a run usually has PID 1, and the
+    kernel ignores a SIGKILL from inside its namespace.
     """
     os._exit(_KILLED)
 
 
-def _here(process: str) -> tuple[int, str] | None:
-    """Return the id and the start time of a process of this machine; None of any other one."""
+def _local(process: str) -> tuple[int, str] | None:
+    """Return the PID and the start time of a process of this machine; None of any other one."""
     place, *numbers = process.rsplit(":", 2)
     if len(numbers) != len(("pid", "started")) or not identity().startswith(f"{place}:"):
         return None
@@ -113,7 +108,7 @@ def _here(process: str) -> tuple[int, str] | None:
 
 
 def _is_started_for_one_run(pid: int) -> bool:
-    """Tell whether another process is one that Dagster's code server starts for a run."""
+    """Whether Dagster's code server started another process for a run."""
     try:
         return b"multiprocessing." in (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -144,12 +139,9 @@ def _exists(pid: int, started: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return when a process was started, in ticks since the start of the machine.
-
-    The result is empty when that cannot be read.
-    """
+    """Return the start of a process in ticks since boot; empty if that cannot be read."""
     try:
-        # Its name comes before, in parentheses, and may have spaces in it.
+        # Its name precedes the fields, in parentheses, and may contain spaces.
         return (
             (_PROC / str(pid) / "stat")
             .read_text(encoding="ascii", errors="replace")
@@ -167,7 +159,7 @@ def _has_children(run_id: str) -> bool:
             try:
                 environment = (folder / "environ").read_bytes()
             except OSError:
-                # It ended, or belongs to another user, so that no run of ours has started it.
+                # It ended, or belongs to another user, so it is no child of the run.
                 continue
             if wanted in environment.split(b"\0"):
                 return True

@@ -1,7 +1,7 @@
-"""What the materialisations of the offsets asset say: the commits of a group, and so its past.
+"""The commits of a group, as materialisations of its offsets asset.
 
-Owns what a record says, and how it is read back, whoever wrote it: people report materialisations,
-too, and these say nothing. A record may stand for several commits.
+Owns the form of their metadata. One materialisation may record several commits. People report
+materialisations, too; those without offsets are ignored.
 """
 
 from __future__ import annotations
@@ -25,23 +25,16 @@ if TYPE_CHECKING:
 
 _RECORDS_PER_QUERY = 1_000
 _SHOWN_READ = 1_000
-"""A late record stands for the last commits of a run, which may have had others after them."""
+"""A late record covers the last commits of a run, which may have made others after them."""
 _PARTITIONS_PER_QUERY = 500
 _COMMITS_READ = 10
-"""Dagster's UI lets people report materialisations, which have no offsets: the last commit may be
-behind some of them."""
+"""The last commit may be older than some materialisations that people reported."""
 
 
 def materialisation(
     commit: RecordCommit, offsets: dg.AssetKey, member: str
 ) -> dg.AssetMaterialization:
-    """The record of a commit.
-
-    Args:
-        commit: What was committed.
-        offsets: The offsets asset of the group.
-        member: The code location of the member that records it.
-    """
+    """Return the record of a commit in the offsets asset, made by the member of a code location."""
     partition = commit.range.topic_partition
     metadata: dict[str, Any] = {
         "start": commit.range.start,
@@ -63,7 +56,7 @@ def materialisation(
     description = f"{commit.range} committed"
     if commit.joined:
         metadata["commits"] = len(commit.ends)
-        metadata["joined"] = dg.MetadataValue.json(_by_run(commit.joined))
+        metadata["joined"] = dg.MetadataValue.json(_ends_by_run(commit.joined))
         description = f"{description} in {len(commit.ends)} commits"
     if commit.is_dead_letter:
         metadata["dead_letter"] = True
@@ -77,33 +70,30 @@ def materialisation(
 
 
 def metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
-    """The metadata of a materialisation."""
+    """Return the metadata of a materialisation."""
     event = record.asset_materialization
     return {} if event is None else {name: value.value for name, value in event.metadata.items()}
 
 
 def commits_in(metadata: Mapping[str, object]) -> Iterator[tuple[int, int, str]]:
-    """The commits of a record: where they begin together, where each ends, and its run.
-
-    There are none in what somebody else has reported.
-    """
+    """Return the commits of a record: their common start, the end of each, and its run."""
     start, until, run_id, joined = (
         metadata.get(name) for name in ("start", "until", "run", "joined")
     )
     if isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str):
-        yield from recorded_commits(start, (*_joined_in(joined), (until, run_id)))
+        yield from recorded_commits(start, (*_joined_ends(joined), (until, run_id)))
 
 
-def _by_run(ends: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
-    """Where the commits of each run ended: a streaming run makes many, and has one id."""
-    found: dict[str, list[int]] = {}
+def _ends_by_run(ends: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """Return the ends of the commits of each run: a streaming run makes many."""
+    by_run: dict[str, list[int]] = {}
     for end, run_id in ends:
-        found.setdefault(run_id, []).append(end)
-    return found
+        by_run.setdefault(run_id, []).append(end)
+    return by_run
 
 
-def _joined_in(joined: object) -> list[tuple[int, str]]:
-    """The commits of `_by_run` in order, or of a list of pairs, as earlier versions wrote them."""
+def _joined_ends(joined: object) -> list[tuple[int, str]]:
+    """Return the ends of `_ends_by_run`, or of the list of pairs of earlier versions, in order."""
     pairs: list[tuple[object, object]] = []
     if isinstance(joined, dict):
         pairs = [(end, run) for run, ends in joined.items() for end in _items(ends)]
@@ -119,46 +109,47 @@ def _items(value: object) -> list[object]:
 def newest(
     instance: dg.DagsterInstance, offsets: dg.AssetKey, partition: TopicPartition
 ) -> Iterator[dict[str, object]]:
-    """What the last commits of a partition were recorded with, newest first."""
-    these = dg.AssetRecordsFilter(asset_key=offsets, asset_partitions=[str(partition)])
-    yield from map(metadata_of, instance.fetch_materializations(these, limit=_COMMITS_READ).records)
+    """Return the metadata of the last records of a partition, newest first."""
+    records = dg.AssetRecordsFilter(asset_key=offsets, asset_partitions=[str(partition)])
+    page = instance.fetch_materializations(records, limit=_COMMITS_READ)
+    yield from map(metadata_of, page.records)
 
 
 def last_recorded(
     instance: dg.DagsterInstance, offsets: dg.AssetKey, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, LastRecorded]:
-    """The last recorded commit of each partition that has one.
+    """Return the last recorded commit of each partition that has one.
 
-    It takes two queries for 500 partitions, and one more for each of those whose last
-    materialisation somebody else has reported.
+    This takes two queries per 500 partitions, and one for each partition whose last materialisation
+    has no offset.
     """
-    found: dict[TopicPartition, LastRecorded] = {}
+    result: dict[TopicPartition, LastRecorded] = {}
     for start in range(0, len(partitions), _PARTITIONS_PER_QUERY):
-        these = partitions[start : start + _PARTITIONS_PER_QUERY]
-        for partition, said in _newest_of_each(instance, offsets, these).items():
-            last = _last_in([said]) or _last_in(newest(instance, offsets, partition))
+        part = partitions[start : start + _PARTITIONS_PER_QUERY]
+        for partition, metadata in _newest_of_each(instance, offsets, part).items():
+            last = _last_in([metadata]) or _last_in(newest(instance, offsets, partition))
             if last is not None:
-                found[partition] = last
-    return found
+                result[partition] = last
+    return result
 
 
 def _newest_of_each(
     instance: dg.DagsterInstance, offsets: dg.AssetKey, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, dict[str, object]]:
-    """The metadata of the last materialisation of each partition that has one."""
+    """Return the metadata of the last materialisation of each partition that has one."""
     named = {str(partition): partition for partition in partitions}
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     ids = instance.get_latest_storage_id_by_partition(offsets, kind, set(named))
     if not ids:
         return {}
-    these = dg.AssetRecordsFilter(asset_key=offsets, storage_ids=sorted(ids.values()))
-    records = instance.fetch_materializations(these, limit=len(ids)).records
-    said = {record.partition_key: metadata_of(record) for record in records}
-    return {named[name]: said.get(name, {}) for name in ids}
+    wanted = dg.AssetRecordsFilter(asset_key=offsets, storage_ids=sorted(ids.values()))
+    records = instance.fetch_materializations(wanted, limit=len(ids)).records
+    metadata = {record.partition_key: metadata_of(record) for record in records}
+    return {named[name]: metadata.get(name, {}) for name in ids}
 
 
 def _last_in(records: Iterable[Mapping[str, object]]) -> LastRecorded | None:
-    """The first of the records that says an offset."""
+    """Return the first of the records that has an offset."""
     return next(
         (
             LastRecorded(until, str(record.get("run", "")))
@@ -177,27 +168,26 @@ def processed(
     start: int = 0,
     since: float = 0.0,
 ) -> Iterator[ProcessedRange]:
-    """The committed ranges of a partition, newest first.
+    """Return the committed ranges of a partition, newest first.
 
     Args:
-        instance: Where they are recorded.
+        instance: Dagster.
         offsets: The offsets asset of the group.
         partition: The partition.
-        start: Nothing is read that lies behind commits which reach back to this offset.
-        since: Nothing is read that was recorded more than a second before this time, in seconds
-            since 1970.
+        start: Stop once the commits reach back to this offset.
+        since: Stop at records made more than a second before this time, in seconds since 1970.
     """
-    these = dg.AssetRecordsFilter(
+    wanted = dg.AssetRecordsFilter(
         asset_key=offsets,
         asset_partitions=[str(partition)],
-        # Only what is recorded after it passes, and storages round times.
+        # The bound is exclusive, and storages round times.
         after_timestamp=max(0.0, since - 1.0),
     )
     lowest: int | None = None
     cursor: str | None = None
     has_more = True
     while has_more:
-        page = instance.fetch_materializations(these, limit=_RECORDS_PER_QUERY, cursor=cursor)
+        page = instance.fetch_materializations(wanted, limit=_RECORDS_PER_QUERY, cursor=cursor)
         for record in page.records:
             for one in _processed_in(instance, record, partition):
                 yield one
@@ -209,16 +199,16 @@ def processed(
 def _processed_in(
     instance: dg.DagsterInstance, record: dg.EventLogRecord, partition: TopicPartition
 ) -> Iterator[ProcessedRange]:
-    """The ranges of one record, newest first."""
+    """Return the ranges of one record, newest first."""
     metadata = metadata_of(record)
-    said = sorted(commits_in(metadata))
-    ends = [said[0][0], *(until for _, until, _ in said)] if said else []
+    commits = sorted(commits_in(metadata))
+    ends = [commits[0][0], *(until for _, until, _ in commits)] if commits else []
     try:
         ranges = [
             OffsetRange(partition.topic, partition.partition, start, until)
             for start, until in pairwise(ends)
         ]
-    except ValueError:  # people report what they like
+    except ValueError:  # reported by a person
         return
     is_whole = True
     if ranges and metadata.get("recorded_late") is True:
@@ -231,18 +221,18 @@ def _processed_in(
 def _parts(
     instance: dg.DagsterInstance, commit: OffsetRange, metadata: Mapping[str, object]
 ) -> tuple[OffsetRange, ...]:
-    """The ranges that a late commit stands for, as its run says; empty when that is not known."""
+    """Return the ranges that a late record covers, as its run shows them; empty if unknown."""
     run = instance.get_run_by_id(str(metadata.get("run")))
     if run is None:
         return ()
-    given = ranges_in(run.run_config, str(metadata.get("batch")))
-    if given:
-        return (commit,) if commit in given else ()
-    # A streaming run has shown the ranges of each batch before it committed them.
-    shown = instance.get_records_for_run(
+    ranges = ranges_in(run.run_config, str(metadata.get("batch")))
+    if ranges:
+        return (commit,) if commit in ranges else ()
+    # A streaming run materialises its assets with the ranges of each batch before it commits them.
+    records = instance.get_records_for_run(
         run.run_id,
         of_type=dg.DagsterEventType.ASSET_MATERIALIZATION,
         limit=_SHOWN_READ,
         ascending=False,
     ).records
-    return joined_ranges(commit, [str(metadata_of(record).get("ranges")) for record in shown])
+    return joined_ranges(commit, [str(metadata_of(record).get("ranges")) for record in records])

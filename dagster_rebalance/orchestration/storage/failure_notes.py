@@ -1,8 +1,8 @@
-"""A failure note is the error of the last failed attempt on a range, for members and commands.
+"""Failure notes: the error of the last failed attempt on a range, for members and commands.
 
-A streaming run keeps the errors of its batches in memory, and is replaced by each deploy. So it
-stores them where its claims are found: in places of `range_owners`, one for each range. Dagster+
-has no such places for user code: there, the error is in the log of the run alone.
+A streaming run keeps the errors of its batches in memory, and each deploy replaces it. So it stores
+them as key-values, one for each range. In Dagster+, which has none, the error is only in the log of
+the run. This module also makes the text of an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import dagster as dg
 
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, Place, error_text
-from dagster_rebalance.orchestration.storage.range_owners import Places, place
-from dagster_rebalance.orchestration.storage.run_tags import spelled
+from dagster_rebalance.orchestration.storage.key_values import KeyValues, slot_key
+from dagster_rebalance.orchestration.storage.run_tags import format_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _PACKAGE = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>[0-9]+), in (?P<function>.*)')
-_MOST_CAUSES = 20
-_OF_DAGSTER = frozenset({"DagsterExecutionStepExecutionError", "SensorExecutionError"})
+_MAX_CAUSES = 20
+_DAGSTER_WRAPPERS = frozenset({"DagsterExecutionStepExecutionError", "SensorExecutionError"})
 """Dagster raises these from the error of an asset or a sensor, which is their cause."""
 
 
 class ErrorInfo(Protocol):
-    """An error as Dagster stores it."""
+    """An error as Dagster stores it; Dagster exports no name for its class."""
 
     @property
     def message(self) -> str:
@@ -53,94 +53,89 @@ class ErrorInfo(Protocol):
 
 
 class FailureNotes:
-    """The failure notes of one group.
-
-    Args:
-        instance: Where they are stored.
-        group_id: The group.
-    """
+    """The failure notes of one group."""
 
     def __init__(self, instance: dg.DagsterInstance, group_id: str) -> None:
-        self._places = Places(instance)
+        self._values = KeyValues(instance)
         self._group_id = group_id
 
     def write(self, ranges: Iterable[OffsetRange], failed: FailedAttempt) -> None:
-        """Note what an attempt on some ranges has failed with."""
+        """Record the failed attempt on some ranges."""
         names = [self._name(range_) for range_ in ranges]
-        self._places.put(
+        self._values.write(
             {
-                _place(name): json.dumps([name, failed.run_id, failed.attempt, failed.error])
+                _key(name): json.dumps([name, failed.run_id, failed.attempt, failed.error])
                 for name in names
             }
         )
 
     def read(self, ranges: Iterable[OffsetRange]) -> dict[OffsetRange, FailedAttempt]:
-        """Return the notes on ranges, of those that have one."""
+        """Return the last failed attempt on each range that has a note."""
         names = {range_: self._name(range_) for range_ in ranges}
-        stored = self._places.get(map(_place, names.values()))
-        found = {}
+        stored = self._values.read(map(_key, names.values()))
+        notes = {}
         for range_, name in names.items():
-            whose, *said = json.loads(stored.get(_place(name)) or "[null]")
-            if whose == name:
-                found[range_] = FailedAttempt(*said)
-        return found
+            owner, *fields = json.loads(stored.get(_key(name)) or "[null]")
+            if owner == name:
+                notes[range_] = FailedAttempt(*fields)
+        return notes
 
     def _name(self, range_: OffsetRange) -> str:
-        return f"{self._group_id} {spelled(range_)}"
+        return f"{self._group_id} {format_range(range_)}"
 
 
-def text_of_error(problem: BaseException) -> str:
-    """Return the text of what a body of a streaming run has raised."""
-    first, *causes = islice(_chain(problem), _MOST_CAUSES)
-    # The frames of a group are those of the library that collects its errors.
-    raised = next((error for error in (first, *causes) if not _members(error)), first)
+def text_of_error(error: BaseException) -> str:
+    """Return the text of an error that the body of a streaming run raised."""
+    first, *causes = islice(_causes(error), _MAX_CAUSES)
+    # The frames of an exception group are those of the library that collects its errors.
+    raised = next((one for one in (first, *causes) if not _members(one)), first)
     frames = traceback.walk_tb(raised.__traceback__)
     return error_text(
-        _said(first),
+        _describe(first),
         [
             Place(frame.f_code.co_filename, line, frame.f_code.co_name)
             for frame, line in frames
             if not frame.f_code.co_filename.startswith(_PACKAGE)
         ],
-        list(map(_said, causes)),
+        list(map(_describe, causes)),
     )
 
 
-def _chain(problem: BaseException) -> Iterator[BaseException]:
-    """Return an error and its causes: the errors of a group, or the one that it was raised from."""
-    yield problem
-    cause = problem.__cause__
-    for error in _members(problem) or ([] if cause is None else [cause]):
-        yield from _chain(error)
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Return an error, then the errors of its group or the error that it was raised from."""
+    yield error
+    cause = error.__cause__
+    for one in _members(error) or ([] if cause is None else [cause]):
+        yield from _causes(one)
 
 
-def _members(problem: BaseException) -> tuple[BaseException, ...]:
-    """Return the errors of a group. Python 3.10 has a backport of groups alone."""
-    held = getattr(problem, "exceptions", ())
-    is_group = isinstance(held, tuple) and all(isinstance(one, BaseException) for one in held)
-    return held if is_group else ()
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the errors of an exception group; in Python 3.10 only backports have groups."""
+    members = getattr(error, "exceptions", ())
+    is_group = isinstance(members, tuple) and all(isinstance(m, BaseException) for m in members)
+    return members if is_group else ()
 
 
-def _said(problem: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """Return the type, the message, the notes and the metadata of an error.
 
-    To ask an error of a JVM that has died for its message is an error, too.
+    `str()` of a Py4J error raises once the JVM is gone.
     """
-    name = type(problem).__name__
-    told: list[object] = []
+    name = type(error).__name__
+    parts: list[object] = []
     try:
-        told.append(problem.description if isinstance(problem, dg.Failure) else str(problem))
+        parts.append(error.description if isinstance(error, dg.Failure) else str(error))
     except Exception:  # noqa: BLE001 - of any library
         return f"{name}, which has no text"
-    told += getattr(problem, "__notes__", ())
-    if isinstance(problem, dg.Failure):
-        told += (f"{key}: {value.value}" for key, value in problem.metadata.items())
-    text = ", ".join(map(str, filter(None, told)))
+    parts += getattr(error, "__notes__", ())
+    if isinstance(error, dg.Failure):
+        parts += (f"{key}: {value.value}" for key, value in error.metadata.items())
+    text = ", ".join(map(str, filter(None, parts)))
     return f"{name}: {text}" if text else name
 
 
 def text_of_event(entry: dg.EventLogEntry | None) -> str:
-    """Return the text of what a run has failed with, by the event of its failure."""
+    """Return the text of the error in the failure event of a run."""
     event = None if entry is None else entry.dagster_event
     if event is None:
         return ""
@@ -151,9 +146,9 @@ def text_of_event(entry: dg.EventLogEntry | None) -> str:
 def text_of_info(error: ErrorInfo) -> str:
     """Return the text of an error that Dagster has stored."""
     chain = [error]
-    while len(chain) < _MOST_CAUSES and chain[-1].cause is not None:
+    while len(chain) < _MAX_CAUSES and chain[-1].cause is not None:
         chain.append(chain[-1].cause)
-    while len(chain) > 1 and chain[0].cls_name in _OF_DAGSTER:
+    while len(chain) > 1 and chain[0].cls_name in _DAGSTER_WRAPPERS:
         del chain[0]
     frames = filter(None, map(_FRAME.match, chain[0].stack))
     return error_text(
@@ -163,5 +158,5 @@ def text_of_info(error: ErrorInfo) -> str:
     )
 
 
-def _place(name: str) -> str:
-    return place("failure", name)
+def _key(name: str) -> str:
+    return slot_key("failure", name)

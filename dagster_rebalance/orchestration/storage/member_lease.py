@@ -1,7 +1,7 @@
-"""The process that a member lives in, the seat that it keeps, and how long its instance lasts.
+"""The identity of a member's process, and the lease by which replicas of a code server settle.
 
-Two replicas of one code server serve the same sensor. They settle by the seat, so that they do not
-take the member from each other for ever.
+Two replicas serve the same sensor. Without the lease, they would take the member from each other
+forever.
 """
 
 from __future__ import annotations
@@ -13,20 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.orchestration.storage.key_values import KeyValues
+
 if TYPE_CHECKING:
     import dagster as dg
 
     from dagster_rebalance.orchestration.storage.names import GroupAssets
 
+_TEMPORARY_HOME = ".tmp_dagster_home_"
+"""The prefix of the folder that `dagster dev` and `dg dev` create without a `DAGSTER_HOME`."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemberIdentity:
-    """The process that a member lives in.
+    """The process of a member.
 
     Attributes:
-        location: The code location; of a streaming run, with a part of its id behind it.
-        sensor: The sensor that asks for the member, or that started the streaming run.
-        incarnation: A name for this process that is never used again.
+        location: The code location; of a streaming run, with a part of its id appended.
+        sensor: The sensor that requests the member, or that started the streaming run.
+        incarnation: A unique name of this process.
         run_id: The streaming run that the process executes; empty for a code server.
     """
 
@@ -37,28 +42,20 @@ class MemberIdentity:
 
     @property
     def names(self) -> dict[str, str]:
-        """How an event of the group names the process."""
+        """The metadata that names the process in an event of the group."""
         if not self.run_id:
             return {"code_location": self.location, "sensor": self.sensor}
         location, _, _ = self.location.rpartition("/")
-        # Not as `sensor`: a member of a code server takes such an event for its successor.
+        # Not as `sensor`: the member of a code server takes such an event for its successor's.
         return {"member": self.location, "code_location": location, "started_by": self.sensor}
 
 
-NOBODY = MemberIdentity(location="", sensor="", incarnation="")
-"""Who reads what was reported, and is no member."""
-
-
-_TEMPORARY_HOME = ".tmp_dagster_home_"
-"""How the name of a folder begins that `dagster dev` and `dg dev` make where they have no other."""
+NO_MEMBER = MemberIdentity(location="", sensor="", incarnation="")
+"""The identity of a reader."""
 
 
 def notes_on_home(instance: dg.DagsterInstance) -> tuple[str, ...]:
-    """What a tick says where Dagster deletes its storage when it ends, below a member that drains.
-
-    Args:
-        instance: Where the member records its commits.
-    """
+    """Return a note for ticks if Dagster deletes the storage of the instance when it ends."""
     home = Path(instance.root_directory)
     if not home.name.startswith(_TEMPORARY_HOME):
         return ()
@@ -66,34 +63,27 @@ def notes_on_home(instance: dg.DagsterInstance) -> tuple[str, ...]:
 
 
 class MemberLease:
-    """A seat says which process of a code location is the member for a sensor.
+    """The process of a code location that is the member for a sensor, as one key-value.
 
-    It is one value in Dagster's storage, which the member writes over and over. With it two
-    replicas of one code server settle: the one that made way can see whether the other still lives.
-
-    Args:
-        instance: Where the value is stored.
-        assets: The assets of the group.
-        location: The code location.
-        sensor: The sensor.
+    The member renews it repeatedly. The replica that made way sees whether the other one lives.
     """
 
     def __init__(
         self, instance: dg.DagsterInstance, assets: GroupAssets, location: str, sensor: str
     ) -> None:
-        self._storage = instance.run_storage
+        self._values = KeyValues(instance)
         name = json.dumps([assets.group.path, location, sensor])
         self._key = f"dagster_rebalance/seat/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
-    def keep(self, incarnation: str) -> None:
-        """Give a sign of life of the member that lives in a process."""
-        self._storage.set_cursor_values({self._key: f"{incarnation} {time.time():.0f}"})
+    def renew(self, incarnation: str) -> None:
+        """Take or renew the lease for a process."""
+        self._values.set(self._key, f"{incarnation} {time.time():.0f}")
 
     def release(self, incarnation: str) -> None:
-        """Free the seat, unless another process has it by now."""
-        if self.sign().startswith(f"{incarnation} "):
-            self._storage.set_cursor_values({self._key: ""})
+        """Free the lease, unless another process has taken it."""
+        if self.read().startswith(f"{incarnation} "):
+            self._values.set(self._key, "")
 
-    def sign(self) -> str:
-        """The last sign of whoever has the seat; empty when it is free."""
-        return self._storage.get_cursor_values({self._key}).get(self._key, "")
+    def read(self) -> str:
+        """Return the holder and the time of its last renewal; empty if the lease is free."""
+        return self._values.read([self._key]).get(self._key, "")

@@ -1,8 +1,4 @@
-"""The assets that stand for a consumer group, and the names of what Dagster keeps for it.
-
-Owns how a group id becomes a part of an asset key: everybody who looks for something of a group
-finds it by these names.
-"""
+"""The assets of a consumer group, and the names of its records in Dagster's storage."""
 
 from __future__ import annotations
 
@@ -19,10 +15,10 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, slots=True)
 class GroupAssets:
-    """The assets that stand for a consumer group.
+    """The assets of a consumer group.
 
     Attributes:
-        offsets: Its committed offsets; one partition for each topic-partition.
+        offsets: Its committed offsets, with one partition per topic-partition.
         group: Its members and holds.
         lag: Its lag over time.
     """
@@ -33,43 +29,42 @@ class GroupAssets:
 
     @classmethod
     def of(cls, group_id: str) -> GroupAssets:
-        """The assets of a group, by its id."""
+        """Return the assets of a group, by its id."""
         part = _key_part(group_id)
         names = ("offsets", "group", "lag")
         return cls(*(dg.AssetKey(["kafka", part, name]) for name in names))
 
     @property
     def partitions_name(self) -> str:
-        """The name under which Dagster keeps the partitions of the offsets asset."""
+        """The dynamic partitions of the offsets asset."""
         return "/".join(self.offsets.path)
 
     @property
-    def order_book_name(self) -> str:
-        """The name under which Dagster keeps what people have ordered."""
+    def directives_name(self) -> str:
+        """The dynamic partitions with the directives: pause, stop and resume."""
         return f"dagster_rebalance/orders/{self.group.path[1]}"
 
     @property
-    def retry_book_name(self) -> str:
-        """The name under which Dagster keeps what people want to be tried again."""
+    def retries_name(self) -> str:
+        """The dynamic partitions with the directives to retry."""
         return f"dagster_rebalance/retries/{self.group.path[1]}"
 
     @property
-    def rerun_book_name(self) -> str:
-        """The name under which Dagster keeps the batches of reruns."""
+    def reruns_name(self) -> str:
+        """The dynamic partitions with the batches of reruns."""
         return f"dagster_rebalance/reruns/{self.group.path[1]}"
 
     @property
     def settings_name(self) -> str:
-        """The name under which Dagster keeps the settings that members have left."""
+        """The dynamic partitions with the settings of the members."""
         return f"dagster_rebalance/settings/{self.group.path[1]}"
 
 
 def _key_part(group_id: str) -> str:
     """Return a group id as a part of an asset key.
 
-    The part is the id itself if Dagster's selections and pages can take it; otherwise it is a
-    cleaned id with a digest that tells it from others. Kafka takes anything for a group id:
-    slashes, quotes, line ends, and thousands of characters.
+    Kafka accepts any text as a group id: slashes, quotes, line ends, thousands of characters. An id
+    that Dagster's selections and pages cannot take is cleaned, and a digest keeps it unique.
     """
     if _PLAIN_PART.fullmatch(group_id):
         return group_id

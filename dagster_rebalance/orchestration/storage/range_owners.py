@@ -1,22 +1,20 @@
-"""Work notes: which run works on which range, where nobody who deletes runs takes it away.
+"""Which run processes a claimed range, kept where deleting a run does not remove it.
 
-People delete runs, and Dagster forgets all of them with that: tags, marks, and where their signs of
-life are. The process may work on. So a run notes its ranges before it works, and an owner looks
-whether a claimed range has the note of a run that is not in Dagster any more. Only one run at a
-time works on a range. One that was taken for dead and wakes up finds the note of its successor,
-and leaves it.
-
-Notes are kept where the signs of life are, and share a fixed number of places like these. Dagster+
-has no such place for user code.
+When a person deletes a run, Dagster forgets its tags, its events and its storage id, but its
+process may go on. So each run records its ranges before it processes them, and the owner of a
+partition looks for records of runs that are no longer in Dagster. Streaming runs also record how
+their work on abandoned claims ended. Dagster+ has no such records.
 """
 
 from __future__ import annotations
 
-import zlib
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.orchestration.storage.run_tags import spelled
+from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.orchestration.storage.key_values import KeyValues, slot_key
+from dagster_rebalance.orchestration.storage.run_tags import format_range
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -25,18 +23,19 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
 
-PLACES = 100_000
 _AT_WORK, _FINISHED = "at_work", "finished"
+_CLAIMS_PER_SLOT = 8
+"""The newest outcomes of claims that share a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeOwner:
-    """The note of one run.
+    """The run that last recorded a range.
 
     Attributes:
         run_id: The run.
-        number: The one that Dagster's storage had given it: its signs of life are found by it.
-        is_finished: Whether its process has said that it is finished.
+        number: Its id in Dagster's storage, by which its heartbeats are found.
+        is_finished: Whether its process has reported that it is finished.
     """
 
     run_id: str
@@ -44,86 +43,135 @@ class RangeOwner:
     is_finished: bool
 
 
-class Places:
-    """A fixed number of values in Dagster's storage that people do not see."""
-
-    def __init__(self, instance: dg.DagsterInstance) -> None:
-        self._storage = instance.run_storage
-
-    def get(self, places: Iterable[str]) -> Mapping[str, str]:
-        """The values of the places that have one."""
-        wanted = set(places)
-        stored: object = self._storage.get_cursor_values(wanted) if wanted else {}
-        return stored if isinstance(stored, dict) else {}
-
-    def put(self, texts: Mapping[str, str]) -> None:
-        """Write all texts, at best in two steps.
-
-        On SQLite, Dagster drops new places from a write that also has known ones.
-        """
-        known = self.get(texts).keys()
-        for part in (
-            {p: text for p, text in texts.items() if (p in known) is is_known}
-            for is_known in (True, False)
-        ):
-            if part:
-                self._storage.set_cursor_values(part)
-        stored = self.get(texts)
-        for place, text in texts.items():
-            if stored.get(place) != text:
-                self._storage.set_cursor_values({place: text})
-
-
 class RangeOwners:
-    """The notes of all runs of an instance."""
+    """The range owners of all runs of an instance."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
-        self._places = Places(instance)
+        self._values = KeyValues(instance)
 
-    def write(self, note: RangeOwner, claims: Collection[Claimed]) -> None:
-        """Note that a run is about to work on all that it was given, or is finished with it."""
-        end = _FINISHED if note.is_finished else _AT_WORK
-        text = " ".join([note.run_id, str(note.number), end, *map(name_of, claims)])
-        self._places.put({_place(claim): text for claim in claims})
+    def write(self, owner: RangeOwner, claims: Collection[Claimed]) -> None:
+        """Record that a run is about to process all of its claims, or is finished with them."""
+        state = _FINISHED if owner.is_finished else _AT_WORK
+        text = " ".join([owner.run_id, str(owner.number), state, *map(_name, claims)])
+        self._values.write({_owner_key(claim): text for claim in claims})
 
     def finish(self, run_id: str, number: int, claims: Collection[Claimed]) -> None:
-        """Note that a run is finished with all that it was given, unless another one has it now."""
-        mine = [claim for claim, note in self.read(claims).items() if note.run_id == run_id]
-        if len(mine) == len(claims):
+        """Record that a run is finished with its claims, unless another run has taken any over."""
+        owners = self.read(claims)
+        if all(claim in owners and owners[claim].run_id == run_id for claim in claims):
             self.write(RangeOwner(run_id, number, is_finished=True), claims)
 
     def erase(self, run_id: str, claims: Iterable[Claimed]) -> None:
-        """Forget a run of which nothing works any more."""
-        self._places.put(
+        """Erase the records of a run that has ended."""
+        owners = self.read(claims)
+        self._values.write({_owner_key(c): "" for c, o in owners.items() if o.run_id == run_id})
+
+    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, RangeOwner]:
+        """Return the owners of claimed ranges that have one."""
+        keys = {claim: _owner_key(claim) for claim in claims}
+        stored = self._values.read(keys.values())
+        owners = {}
+        for claim, key in keys.items():
+            run_id, number, state, *names = (stored.get(key) or "- 0 -").split(" ")
+            if _name(claim) in names:
+                owners[claim] = RangeOwner(run_id, int(number), state == _FINISHED)
+        return owners
+
+
+class AbandonedClaims:
+    """The records of all streaming runs of an instance.
+
+    The next owner of a claim asks whether the streaming run that made it has ended. A run that goes
+    on without the partition records here how its work on the claim ended; no record means that the
+    work has not ended yet. The keys differ from those of `RangeOwners`, because another run may
+    process the same claim later.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._values = KeyValues(instance)
+
+    def record(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+        """Record how the work on claims ended, except for those that were never begun."""
+        new: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        for claim, outcome in outcomes.items():
+            if outcome is not Outcome.DROPPED:
+                new[_outcome_key(claim)][_name(claim)] = outcome.value
+        stored = self._values.read(new)
+        self._values.write(
             {
-                _place(claim): ""
-                for claim, note in self.read(claims).items()
-                if note.run_id == run_id
+                key: _format_outcomes({**_parse_outcomes(stored.get(key, "")), **ended})
+                for key, ended in new.items()
             }
         )
 
-    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, RangeOwner]:
-        """The notes on claimed ranges, of those that have one."""
-        places = {claim: _place(claim) for claim in claims}
-        stored = self._places.get(places.values())
-        found = {}
-        for claim, place in places.items():
-            run_id, number, end, *names = (stored.get(place) or "- 0 -").split(" ")
-            if name_of(claim) in names:
-                found[claim] = RangeOwner(run_id, int(number), end == _FINISHED)
-        return found
+    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, Outcome]:
+        """Return the recorded outcomes of claims."""
+        keys = {claim: _outcome_key(claim) for claim in claims}
+        stored = self._values.read(keys.values())
+        outcomes = {}
+        for claim, key in keys.items():
+            ended = _parse_outcomes(stored.get(key, ""))
+            if _name(claim) in ended:
+                outcomes[claim] = Outcome(ended[_name(claim)])
+        return outcomes
+
+    def record_number(self, run_id: str, number: int) -> None:
+        """Record the storage id of a streaming run, by which its heartbeats are found."""
+        self._values.write({_number_key(run_id): f"{run_id} {number}"})
+
+    def record_start(self, run_id: str, batch_id: str, at: float) -> None:
+        """Record the batch of a streaming run and its start, in seconds since 1970."""
+        self._values.write({_start_key(run_id): f"{run_id} {batch_id} {at:.0f}"})
+
+    def start_times(self, run_ids: Collection[str]) -> dict[str, float]:
+        """Return the recorded start of the current batch of each run, by batch id."""
+        started = self._values.read_owned({run_id: _start_key(run_id) for run_id in run_ids})
+        parts = (text.partition(" ") for text in started.values())
+        return {batch_id: float(at) for batch_id, _, at in parts if at.isdecimal()}
+
+    def forget(self, run_id: str) -> None:
+        """Erase the storage id of a deleted streaming run that has ended."""
+        if self.number(run_id) is not None:
+            self._values.write({_number_key(run_id): ""})
+
+    def number(self, run_id: str) -> int | None:
+        """Return the recorded storage id of a streaming run; None if there is none."""
+        number = self._values.read_owned({run_id: _number_key(run_id)}).get(run_id, "")
+        return int(number) if number.isdecimal() else None
 
 
-def name_of(claim: Claimed) -> str:
-    """How a claim is named in a note."""
+def stream_batches(claims: Iterable[Claimed]) -> dict[Claimed, StreamBatch]:
+    """Return the batches of the claims that streaming runs have made."""
+    return {claim: batch for claim in claims if (batch := StreamBatch.read(claim[0])) is not None}
+
+
+def _parse_outcomes(text: str) -> dict[str, str]:
+    """Return `{claim: outcome}` of a slot, the newest last."""
+    parts = text.split(" ")
+    return dict(zip(parts[1::2], parts[::2], strict=False))
+
+
+def _format_outcomes(ended: Mapping[str, str]) -> str:
+    newest = list(ended.items())[-_CLAIMS_PER_SLOT:]
+    return " ".join(part for name, outcome in newest for part in (outcome, name))
+
+
+def _name(claim: Claimed) -> str:
     batch_id, range_ = claim
-    return f"{batch_id}:{spelled(range_)}"
+    return f"{batch_id}:{format_range(range_)}"
 
 
-def place(kind: str, name: str) -> str:
-    """The place of the note of this kind on something with this name."""
-    return f"dagster_rebalance/{kind}/{zlib.crc32(name.encode()) % PLACES}"
+def _owner_key(claim: Claimed) -> str:
+    return slot_key("work", _name(claim))
 
 
-def _place(claim: Claimed) -> str:
-    return place("work", name_of(claim))
+def _outcome_key(claim: Claimed) -> str:
+    return slot_key("left", _name(claim))
+
+
+def _start_key(run_id: str) -> str:
+    return slot_key("begun", run_id)
+
+
+def _number_key(run_id: str) -> str:
+    return slot_key("streams", run_id)

@@ -1,9 +1,8 @@
-"""A mark is what the process of a run, or a member, says about this one run.
+"""Events about one run, which its process or a member records in the log of the run.
 
-Marks are events in the run's own log. Tags would not do: Dagster rewrites all tags of a run to add
-one, so that two writers lose what the other one wrote, and it copies them to retries. Dagster
-appends an event, which belongs to its run and goes with it. A mark never says what a run did to the
-records.
+Tags would not do: Dagster rewrites all tags of a run to add one, so one of two concurrent writers
+loses its tag, and retries copy tags. An event is appended, belongs to its run, and is deleted with
+it. No run event describes what a run did to the records.
 """
 
 from __future__ import annotations
@@ -17,81 +16,80 @@ import dagster as dg
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MARK = re.compile(r"dagster_rebalance \[([a-z ]+)\]")
+_EVENT = re.compile(r"dagster_rebalance \[([a-z ]+)\]")
 
 
 class RunEvent(enum.Enum):
-    """A mark, by the word that stands in the event."""
+    """A run event. The value is the stored text."""
 
     BEGAN = "began"
-    """By the process, before it looks whether it may work: from here on only a proof ends the
-    run."""
+    """By the process, before it checks whether it may work: the run ends only with proof."""
     REFUSED = "refused"
-    """By the process: it has found that it must not work, and has not."""
+    """By the process: it must not work, and has not."""
     FINISHED = "finished"
-    """By the process: the steps are done with the batch."""
+    """By the process: its steps are done with the batch."""
     TAKEN_BACK = "taken back"
-    """By a member before it cancels the run, or by a process that stops itself: not a failed
-    attempt."""
+    """By a member before it cancels the run, or by a process that stops itself: no failed attempt.
+    """
     STOP = "stop"
-    """By a member, to a run that is being cancelled: its process is to interrupt itself."""
+    """By a member, for a run that is being cancelled: its process must interrupt itself."""
     INTERRUPTED = "interrupted"
-    """By the process: a signal told it to end, or the JVM of its Spark has died, and nobody had
-    cancelled the run: not a failed attempt."""
+    """By the process: it received a signal, or the JVM of its Spark died, and the run was not
+    cancelled: no failed attempt."""
     OVER = "over"
-    """By a member: the process is gone and its Spark work was stopped."""
+    """By a member: the process is gone and its Spark jobs are stopped."""
     READY = "ready"
-    """By a streaming run: its member may be given partitions."""
+    """By a streaming run: its member may be assigned partitions."""
     JOINED = "joined"
     """By a streaming run: Kafka has assigned partitions to it."""
     LEAVE = "leave"
-    """By a sensor, to a streaming run that has to make way; with the reason."""
+    """By a sensor, for a streaming run that must leave the group; with the reason."""
 
 
 _SENTENCES = {
     RunEvent.BEGAN: "the process of this run has begun",
-    RunEvent.REFUSED: "this run must not work on its batch",
-    RunEvent.FINISHED: "the process of this run does no more work on its batch",
+    RunEvent.REFUSED: "this run must not process its batch",
+    RunEvent.FINISHED: "the process of this run is done with its batch",
     RunEvent.TAKEN_BACK: (
-        "this run is stopped for a reason that is not its own, and does not count as an attempt"
+        "this run is stopped for an external reason, and does not count as an attempt"
     ),
-    RunEvent.STOP: "the process of this run is to interrupt itself",
+    RunEvent.STOP: "the process of this run must interrupt itself",
     RunEvent.INTERRUPTED: (
-        "a signal told the process of this run to end, or its Spark has died, and nobody had "
-        "cancelled the run: it does not count as an attempt"
+        "the process of this run received a signal to end, or its Spark has died, and the run was "
+        "not cancelled: it does not count as an attempt"
     ),
-    RunEvent.OVER: "the process of this run is gone, and its work elsewhere is stopped",
+    RunEvent.OVER: "the process of this run is gone, and its external work is stopped",
     RunEvent.READY: "the member of this run waits for partitions",
     RunEvent.JOINED: "this run has partitions of its group",
-    RunEvent.LEAVE: "this run is asked to finish its batch and to leave its group",
+    RunEvent.LEAVE: "this run must finish its batch and leave its group",
 }
 
 
 def record_run_event(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent, why: str = ""
+    instance: dg.DagsterInstance, run: dg.DagsterRun, event: RunEvent, reason: str = ""
 ) -> None:
-    """Add a mark to a run, perhaps with a reason. Adding one twice is the same as once."""
-    sentence = f"{_SENTENCES[mark]}: {why}" if why else _SENTENCES[mark]
-    instance.report_engine_event(f"dagster_rebalance [{mark.value}]: {sentence}", run)
+    """Record an event of a run. Recording it twice has no further effect."""
+    sentence = f"{_SENTENCES[event]}: {reason}" if reason else _SENTENCES[event]
+    instance.report_engine_event(f"dagster_rebalance [{event.value}]: {sentence}", run)
 
 
 def run_events_of(instance: dg.DagsterInstance, run_id: str) -> frozenset[RunEvent]:
-    """The marks of a run; none of one that was deleted."""
-    return frozenset(mark for mark, _ in _marks(instance, run_id))
+    """Return the events of a run; none if it was deleted."""
+    return frozenset(event for event, _ in _events(instance, run_id))
 
 
-def times_of(instance: dg.DagsterInstance, run_id: str) -> dict[RunEvent, float]:
-    """The marks of a run, each with when it was set first, in seconds since 1970."""
+def run_event_times(instance: dg.DagsterInstance, run_id: str) -> dict[RunEvent, float]:
+    """Return the first time of each event of a run, in seconds since 1970."""
     times: dict[RunEvent, float] = {}
-    for mark, at in _marks(instance, run_id):
-        times.setdefault(mark, at)
+    for event, at in _events(instance, run_id):
+        times.setdefault(event, at)
     return times
 
 
-def _marks(instance: dg.DagsterInstance, run_id: str) -> Iterator[tuple[RunEvent, float]]:
-    words = {mark.value: mark for mark in RunEvent}
+def _events(instance: dg.DagsterInstance, run_id: str) -> Iterator[tuple[RunEvent, float]]:
+    events = {event.value: event for event in RunEvent}
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
-        found = _MARK.match(event.message or "") if event else None
-        if found and found[1] in words:
-            yield words[found[1]], entry.timestamp
+        match = _EVENT.match(event.message or "") if event else None
+        if match and match[1] in events:
+            yield events[match[1]], entry.timestamp

@@ -35,24 +35,24 @@ from dagster_rebalance.orchestration.member.opentelemetry import meter_of
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
-from dagster_rebalance.orchestration.resources.secrets import without_secrets
-from dagster_rebalance.orchestration.runs import boot_clock, forks, process
+from dagster_rebalance.orchestration.resources.hardcoded_secrets import without_secrets
+from dagster_rebalance.orchestration.runs import process, signals
 from dagster_rebalance.orchestration.runs.external_jobs import stopping
-from dagster_rebalance.orchestration.runs.heartbeat import LAST_WORD_LIMIT_S, Heartbeat
-from dagster_rebalance.orchestration.runs.own_jobs import JobName
+from dagster_rebalance.orchestration.runs.heartbeat import LAST_EVENT_LIMIT_S, Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
+from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes, text_of_error
-from dagster_rebalance.orchestration.storage.heartbeats import spelled_partitions
-from dagster_rebalance.orchestration.storage.lost_connections import is_lost_connection
+from dagster_rebalance.orchestration.storage.heartbeats import format_partitions
+from dagster_rebalance.orchestration.storage.key_values import is_lost_connection
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
 from dagster_rebalance.orchestration.storage.run_events import (
     RunEvent,
     record_run_event,
     run_events_of,
 )
-from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, VERSION_TAG, spelled
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, VERSION_TAG, format_range
 from dagster_rebalance.orchestration.streaming.provenance import Provenance
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from dagster_rebalance.spark.session.jobs import jvm_has_died, settle_batch
@@ -169,7 +169,7 @@ class StreamRun:
             limit_s=kafka.batch_limit_s(streams=True),
             patience_s=kafka.heartbeat_timeout_s,
         )
-        self._heartbeat.says = lambda: spelled_partitions(self._work.may_work_on)
+        self._heartbeat.partitions = lambda: format_partitions(self._work.may_work_on)
         self._heartbeat.on_cancel = partial(self._ask_to_leave, "its run is cancelled")
 
     def work(self) -> None:
@@ -184,8 +184,13 @@ class StreamRun:
             raise ConfigurationError(self._kafka.why_not_to_join)
         instance = self._context.instance
         self._heartbeat.begin()
-        AbandonedClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
-        with self._heartbeat, self._signals(), forks.apart(instance), closing(self._reader):
+        AbandonedClaims(instance).record_number(self._run.run_id, self._heartbeat.number)
+        with (
+            self._heartbeat,
+            self._signals(),
+            signals.isolate_forks(instance),
+            closing(self._reader),
+        ):
             member = threading.Thread(
                 target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
             )
@@ -233,7 +238,7 @@ class StreamRun:
     # The batch
 
     def _process(self, batch: BegunBatch, progress: Progress) -> None:
-        ranges = [spelled(range_) for range_ in batch.ranges]
+        ranges = [format_range(range_) for range_ in batch.ranges]
         generation = self._logs.generation(batch.logs)
         given = KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges).read_by(
             self._reader,
@@ -243,7 +248,7 @@ class StreamRun:
         try:
             self._is_interrupted = False
             self._is_in_body = True
-            with forks.body_of(self._pid):
+            with signals.exit_forks_of(self._pid):
                 self._call(given)
             self._is_in_body = False
             outcome = Outcome.SUCCEEDED
@@ -341,7 +346,7 @@ class StreamRun:
 
         A Pipes client may: dagster-databricks cancels its job and returns as if it had succeeded.
         """
-        forks.end_child_of(self._pid)
+        signals.exit_if_fork_of(self._pid)
         if self._is_interrupted:
             raise BatchInterruptedError
 
@@ -479,12 +484,12 @@ class StreamRun:
         """Say something before the run ends; a storage that hangs keeps nobody."""
         last_word = threading.Thread(target=say, daemon=True)
         last_word.start()
-        last_word.join(LAST_WORD_LIMIT_S)
+        last_word.join(LAST_EVENT_LIMIT_S)
 
     @contextmanager
     def _parts(self) -> Iterator[MemberDependencies]:
         kafka, run = self._kafka, self._run
-        settings = kafka.driver_settings(streams=True).of_stream(run.run_id)
+        settings = kafka.engine_settings(streams=True).of_stream(run.run_id)
         settings = replace(
             settings,
             look_s=_LOOK_S,
@@ -517,7 +522,7 @@ class StreamRun:
                     {"group_id": kafka.group_id, "member": name, "member_run_id": run.run_id}
                 ),
                 meter=meter_of(kafka.group_id, name, most_partitions=kafka.metrics_partitions),
-                clock_with_suspension=boot_clock.seconds,
+                clock_with_suspension=process.boot_time_s,
             )
 
     def _beat(self) -> None:

@@ -28,15 +28,20 @@ from dagster_rebalance.orchestration.reporting.member_tables import told_last
 from dagster_rebalance.orchestration.reporting.stopped_check import notes_on_stops
 from dagster_rebalance.orchestration.runs.external_jobs import stopping
 from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
-from dagster_rebalance.orchestration.runs.reaper import DeadRuns, end_dead_runs
 from dagster_rebalance.orchestration.runs.ticks import (
     MOST_REQUESTS_PER_TICK,
+    DeadRuns,
+    end_dead_runs,
     is_real_tick,
     location_of,
 )
 from dagster_rebalance.orchestration.storage.member_lease import notes_on_home
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event, times_of
+from dagster_rebalance.orchestration.storage.run_events import (
+    RunEvent,
+    record_run_event,
+    run_event_times,
+)
 from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
 
 if TYPE_CHECKING:
@@ -112,7 +117,7 @@ def build_kafka_stream_sensor(
             location = location_of(context)
             reruns = look_after_reruns(context, location, kafka.group_id, ledger, rerun_key)
             runs = (*ledger.streams(live), *reruns.runs)
-            dead = end_dead_runs(context, ledger, runs, kafka.driver_settings().pulse)
+            dead = end_dead_runs(context, ledger, runs, kafka.engine_settings().pulse)
             live = [record for record in live if record.dagster_run.run_id not in dead.ended]
         # A run that cannot be ended keeps no place: the next one waits for it, and says so.
         seen = [
@@ -185,7 +190,7 @@ def streams_of(
 def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamingRun:
     run = record.dagster_run
     slot = run.tags.get(SLOT_TAG, "")
-    marks = {} if run.is_finished else times_of(instance, run.run_id)
+    marks = {} if run.is_finished else run_event_times(instance, run.run_id)
     return StreamingRun(
         run_id=run.run_id,
         slot=int(slot) if slot.isdecimal() else None,

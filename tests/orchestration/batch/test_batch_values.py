@@ -41,27 +41,22 @@ JOBS: list[dg.JobDefinition] = []
 
 
 def the_job(number: int) -> dg.JobDefinition:
-    """A job, where Dagster finds it."""
     return JOBS[number]
 
 
 class Folder(dg.ConfigurableIOManager):
-    """An IO manager of a team: one file for each asset, by the last part of its key."""
-
     path: str
 
     def _file(self, key: dg.AssetKey) -> Path:
         return Path(self.path, key.path[-1])
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Store a value."""
         file = self._file(context.asset_key)
         file.write_bytes(pickle.dumps(obj))
         context.add_output_metadata({"file": str(file)})
         context.log.info("stored %s", file)
 
     def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
-        """Load it."""
         return pickle.loads(self._file(context.asset_key).read_bytes())  # noqa: S301 - of this test
 
 
@@ -71,7 +66,6 @@ class Factory(dg.ConfigurableIOManagerFactory[dg.IOManager]):
     path: str
 
     def create_io_manager(self, _context: dg.InitResourceContext) -> dg.IOManager:
-        """Make the IO manager."""
         return ByConfig()
 
 
@@ -82,14 +76,12 @@ class ByConfig(dg.IOManager):
         return Path(config["path"], "-".join(name))
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> Iterator[Any]:  # type: ignore[override]
-        """Store a value, as a generator."""
         self._file(context.resource_config, context.get_asset_identifier()).write_bytes(
             pickle.dumps(obj)
         )
         yield from ()
 
     def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
-        """Load it."""
         file = self._file(context.resource_config, context.get_asset_identifier())
         return pickle.loads(file.read_bytes())  # noqa: S301 - of this test
 
@@ -102,7 +94,6 @@ def made_by_function(_context: dg.InitResourceContext) -> dg.IOManager:
 
 @dg.io_manager(required_resource_keys={"folder"})
 def with_another_resource(context: dg.InitResourceContext) -> dg.IOManager:
-    """It takes another resource."""
     return Folder(path=context.resources.folder)
 
 
@@ -128,22 +119,17 @@ MANAGERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 class _AsObject(dg.IOManager):
-    """No resource at all."""
-
     def __init__(self, path: Path) -> None:
         self._folder = Folder(path=str(path))
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Store a value."""
         self._folder.handle_output(context, obj)
 
     def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
-        """Load it."""
         return self._folder.load_input(context)
 
 
 def kafka(group_id: str = "etl") -> KafkaConsumerResource:
-    """A resource that nothing connects with."""
     return KafkaConsumerResource(
         bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"]
     )
@@ -159,7 +145,7 @@ class Stage:
         self.on_between: Callable[[], object] = str
         self.on_cleaned: Callable[[], object] = str
         self.resources = resources
-        self.batch_requests = [self._offer(0), self._offer(1)]
+        self.offers = [self._offer(0), self._offer(1)]
         self.names = {
             name: unique_name(name).replace("-", "_") for name in ("raw", "between", "cleaned")
         }
@@ -173,8 +159,6 @@ class Stage:
         return batch_request(batch_id, span(number))
 
     def assets(self) -> list[dg.AssetsDefinition]:
-        """`cleaned` takes the value of `raw`; what a test wants happens in between."""
-
         @dg.asset(name=self.names["raw"], required_resource_keys={"kafka_batch"})
         def raw(context) -> list[str]:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
             return [str(range_) for range_ in context.resources.kafka_batch.offset_ranges]
@@ -198,7 +182,6 @@ class Stage:
     def run(
         self, wanted: BatchRequest, again: dg.JobExecutionResult | None = None
     ) -> dg.JobExecutionResult:
-        """Run the batch of an offer, or execute such a run again from its failure."""
         options = dg.ReexecutionOptions.from_failure(again.run_id, self.instance) if again else None
         JOBS.append(self.job)
         return dg.execute_job(
@@ -212,30 +195,27 @@ class Stage:
     def in_company(self) -> None:
         """Run the other batch to its end, while the first run is between its assets."""
         self.on_between = str
-        other = threading.Thread(target=partial(self.run, self.batch_requests[1]))
+        other = threading.Thread(target=partial(self.run, self.offers[1]))
         other.start()
         other.join()
 
     def own(self, *numbers: int) -> Seen:
-        """What the runs of these batches have to see."""
-        return [(self.batch_requests[number].batch_id, [str(span(number))]) for number in numbers]
+        return [(self.offers[number].batch_id, [str(span(number))]) for number in numbers]
 
 
 @pytest.mark.parametrize("manager", MANAGERS)
-def test_two_runs_at_once_get_the_values_of_their_own_batch(
+def test_concurrent_runs_load_values_of_their_own_batch(
     instance: dg.DagsterInstance, tmp_path: Path, manager: str
 ) -> None:
-    """Stored by the key of the asset, the second would replace the value of the first."""
     stage = Stage(instance, MANAGERS[manager](tmp_path))
     stage.on_between = stage.in_company
-    assert stage.run(stage.batch_requests[0]).success
+    assert stage.run(stage.offers[0]).success
     assert stage.seen == stage.own(1, 0)
 
 
-def test_a_step_that_is_tried_again_gets_the_value_of_its_batch(
+def test_retried_step_loads_value_of_its_batch(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """It is loaded anew, and another batch has stored its own meanwhile."""
     stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
 
     def once_more() -> None:
@@ -244,14 +224,13 @@ def test_a_step_that_is_tried_again_gets_the_value_of_its_batch(
         raise dg.RetryRequested(max_retries=1)
 
     stage.on_cleaned = once_more
-    assert stage.run(stage.batch_requests[0]).success
+    assert stage.run(stage.offers[0]).success
     assert stage.seen == stage.own(0, 1, 0)
 
 
-def test_a_run_that_is_re_executed_from_its_failure_gets_the_value_of_its_batch(
+def test_re_execution_from_failure_loads_value_of_its_batch(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """It has another id than the run that stored the value, and other batches came after that."""
     stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
 
     def fail() -> None:
@@ -259,13 +238,13 @@ def test_a_run_that_is_re_executed_from_its_failure_gets_the_value_of_its_batch(
         raise RuntimeError
 
     stage.on_cleaned = fail
-    failed = stage.run(stage.batch_requests[0])
+    failed = stage.run(stage.offers[0])
     assert not failed.success
     record_run_event(
         instance, failed.dagster_run, RunEvent.OVER
     )  # its owner does, once its process is done
     stage.in_company()
-    again = stage.run(stage.batch_requests[0], again=failed)
+    again = stage.run(stage.offers[0], again=failed)
     assert again.success
     assert stage.seen == stage.own(0, 1, 0)
     made = {event.step_key for event in again.all_events if event.is_step_success}
@@ -278,7 +257,6 @@ def run(
     resources: dict[str, Any],
     others: Sequence[dg.AssetsDefinition] = (),
 ) -> dg.ExecuteInProcessResult:
-    """Run a batch of partition 0 with the assets, beside others of the code location."""
     kafka, wanted = kafka_in_memory(), batch_request(unique_name("b"))
     GROUPS[kafka.group_id].committed[tp(0)] = claimed(0, 10, wanted.batch_id)
     made = build_kafka_batch_defs(kafka=kafka, assets=assets, resources=resources)
@@ -292,19 +270,16 @@ def run(
 
 @dg.asset
 def reference() -> str:
-    """A table of reference data, which another job makes."""
     return "of its own key"
 
 
 @dg.asset
 def raw(kafka_batch: KafkaBatch) -> int:
-    """What the others take."""
     return kafka_batch.records
 
 
 @dg.asset(deps=["elsewhere"])
 def doubled(kafka_batch: KafkaBatch, raw: int, reference: str) -> str:
-    """It takes the value of an asset of its batch, and that of one which is none."""
     return f"{kafka_batch.records + raw} {reference}"
 
 
@@ -313,33 +288,28 @@ def doubled(kafka_batch: KafkaBatch, raw: int, reference: str) -> str:
     ins={"taken": dg.AssetIn("raw")},
 )
 def two(kafka_batch: KafkaBatch, taken: int) -> tuple[int, int]:
-    """Two values by one function."""
     return taken - kafka_batch.records, taken + kafka_batch.records
 
 
 @dg.op
 def halved(kafka_batch: KafkaBatch, value: int) -> int:
-    """An op whose value another op takes."""
     return value // 2 + 0 * kafka_batch.records
 
 
 @dg.op
 def as_text(kafka_batch: KafkaBatch, value: int) -> str:
-    """The last op of an asset."""
     return f"{value + 0 * kafka_batch.records} of a graph"
 
 
 @dg.graph_asset(ins={"high": dg.AssetIn(["two", "high"])})
 def graph(high: int) -> str:
-    """An asset of several ops."""
     text: str = as_text(halved(high))
     return text
 
 
-def test_assets_take_the_values_of_others_with_the_defaults(
+def test_values_are_stored_by_batch_with_defaults(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """The topics are upstream of those that can have them, and do not replace an input."""
     Path(tmp_path, "reference").write_bytes(pickle.dumps("of its own key"))
     result = run(
         instance,
@@ -355,10 +325,10 @@ def test_assets_take_the_values_of_others_with_the_defaults(
     assert Path(tmp_path, "doubled").exists(), "of an asset that no other takes it is the last one"
 
 
-def test_the_default_io_manager_is_the_one_that_dagster_takes(
+def test_default_io_manager_is_that_of_dagster(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deployment may name another one by variables, as Dagster+ Serverless does."""
+    """Variables may name another one, as in Dagster+ Serverless."""
     monkeypatch.setenv("DAGSTER_DEFAULT_IO_MANAGER_MODULE", __name__)
     monkeypatch.setenv("DAGSTER_DEFAULT_IO_MANAGER_ATTRIBUTE", "of_the_deployment")
     monkeypatch.setenv("OF_THE_DEPLOYMENT", str(tmp_path))
@@ -371,7 +341,6 @@ def test_the_default_io_manager_is_the_one_that_dagster_takes(
 
 @dg.io_manager
 def of_the_deployment(_context: dg.InitResourceContext) -> dg.IOManager:
-    """The default of a deployment."""
     return Folder(path=os.environ["OF_THE_DEPLOYMENT"])
 
 
@@ -381,11 +350,9 @@ class ByName(dg.ConfigurableIOManager):
     path: str
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Store a value."""
         Path(self.path, context.name).write_bytes(pickle.dumps(obj))
 
     def load_input(self, context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
-        """Load it."""
         assert context.upstream_output is not None
         file = Path(self.path, context.upstream_output.name)
         return pickle.loads(file.read_bytes())  # noqa: S301 - of this test
@@ -393,33 +360,28 @@ class ByName(dg.ConfigurableIOManager):
 
 @dg.op
 def seven(kafka_batch: KafkaBatch) -> int:
-    """A value beside that of another op."""
     return 7 + 0 * kafka_batch.records
 
 
 @dg.op
 def all_records(kafka_batch: KafkaBatch) -> int:
-    """The other value, under the same name."""
     return kafka_batch.records
 
 
 @dg.op
 def both_values(kafka_batch: KafkaBatch, left: int, right: int) -> str:
-    """Take both."""
     return f"{left} {right} {kafka_batch.records}"
 
 
 @dg.graph_asset
 def inside() -> str:
-    """Values between the ops of one asset."""
     text: str = both_values(all_records(), seven())
     return text
 
 
-def test_values_between_the_ops_of_one_asset_are_kept_apart(
+def test_values_between_ops_of_one_asset_are_stored_by_batch_and_step(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """By batch, and by step: an IO manager of a database would mix them."""
     for _ in range(2):
         result = run(instance, [inside], {"io_manager": ByName(path=str(tmp_path))})
         assert result.output_for_node("inside") == "10 7 10"
@@ -428,22 +390,17 @@ def test_values_between_the_ops_of_one_asset_are_kept_apart(
 
 
 class Bytes(dg.InputManager):
-    """Loads nothing but a part of what another stored."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load_input(self, context: dg.InputContext) -> int:
-        """Load how much there is."""
         assert context.upstream_output is not None
         return len(Path(self._path, context.upstream_output.asset_key.path[-1]).read_bytes())
 
 
-def test_an_input_manager_finds_the_value_of_the_batch(
+def test_input_manager_loads_value_of_the_batch(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """It is another resource than the IO manager that stored it."""
-
     @dg.asset(ins={"raw": dg.AssetIn(input_manager_key="size")})
     def sized(kafka_batch: KafkaBatch, raw: int) -> int:
         return raw + 0 * kafka_batch.records
@@ -453,9 +410,7 @@ def test_an_input_manager_finds_the_value_of_the_batch(
     assert result.output_for_node("sized") == len(pickle.dumps(10))
 
 
-def test_the_input_manager_of_another_input_is_left_alone() -> None:
-    """It loads no value of the batch."""
-
+def test_input_manager_of_another_input_is_not_wrapped() -> None:
     @dg.asset(ins={"reference": dg.AssetIn(input_manager_key="size")})
     def looked_up(kafka_batch: KafkaBatch, raw: int, reference: int) -> int:
         return raw + reference + kafka_batch.records
@@ -466,10 +421,9 @@ def test_the_input_manager_of_another_input_is_left_alone() -> None:
     assert made.resources["size"] is size
 
 
-def test_what_an_io_manager_says_of_a_value_is_kept(
+def test_metadata_and_logs_of_io_manager_are_kept(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """Its metadata are those of the materialisation, and its messages are in the log of the run."""
     result = run(instance, [raw, doubled_alone], {"io_manager": Folder(path=str(tmp_path))})
     (made,) = result.asset_materializations_for_node("raw")
     file = str(made.metadata["file"].value)
@@ -480,27 +434,25 @@ def test_what_an_io_manager_says_of_a_value_is_kept(
 
 @dg.asset
 def doubled_alone(kafka_batch: KafkaBatch, raw: int) -> int:
-    """It takes nothing from outside."""
     return kafka_batch.records + raw
 
 
-def test_a_part_of_a_batch_and_the_rest_of_it_are_kept_apart(
+def test_parts_of_a_batch_have_separate_values(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """After a rebalance two members may each have a part of the ranges of one batch."""
+    """After a rebalance, two members may each have a part."""
     stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
-    one, other = stage.batch_requests
+    one, other = stage.offers
     GROUPS[stage.kafka.group_id].committed[tp(1)] = claimed(0, 10, one.batch_id)
-    stage.batch_requests[1] = batch_request(one.batch_id, *other.ranges)
+    stage.offers[1] = batch_request(one.batch_id, *other.ranges)
     stage.on_between = stage.in_company
     assert stage.run(one).success
     assert stage.seen == stage.own(1, 0)
 
 
-def test_an_asset_of_another_job_takes_the_value_of_the_last_batch(
+def test_asset_of_another_job_loads_value_of_last_batch(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """It has no batch, so it sees what it saw of any asset: the newest value."""
     stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
     raw = stage.assets()[0]
     got: list[list[str]] = []
@@ -515,7 +467,7 @@ def test_an_asset_of_another_job_takes_the_value_of_the_last_batch(
     job = dg.define_asset_job("reports", selection=[report])
     defs = dg.Definitions.merge(made, dg.Definitions(assets=[report], jobs=[job]))
     for number in (1, 0):
-        assert stage.run(stage.batch_requests[number]).success
+        assert stage.run(stage.offers[number]).success
         assert defs.resolve_job_def("reports").execute_in_process(instance=instance).success
     assert got == [[str(span(1))], [str(span(0))]]
     last = instance.get_latest_materialization_event(raw.key)
@@ -527,33 +479,30 @@ def test_an_asset_of_another_job_takes_the_value_of_the_last_batch(
     assert not said.success
 
 
-def test_an_asset_that_is_executed_again_alone_gets_the_value_of_its_batch(
+def test_asset_re_executed_alone_loads_value_of_its_batch(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """Dagster says nothing then of the run that made it."""
     stage = Stage(instance, {"io_manager": Folder(path=str(tmp_path))})
 
     def fail() -> None:
         raise RuntimeError
 
     stage.on_cleaned = fail
-    failed = stage.run(stage.batch_requests[0])
+    failed = stage.run(stage.offers[0])
     record_run_event(instance, failed.dagster_run, RunEvent.OVER)
     stage.on_cleaned = str
     stage.in_company()
     again = stage.job.execute_in_process(
         instance=instance,
         asset_selection=[dg.AssetKey(stage.names["cleaned"])],
-        tags=run_tags(stage.batch_requests[0], stage.kafka.group_id),
-        run_config=run_config(stage.batch_requests[0], "kafka_batch"),
+        tags=run_tags(stage.offers[0], stage.kafka.group_id),
+        run_config=run_config(stage.offers[0], "kafka_batch"),
     )
     assert again.success
     assert stage.seen == stage.own(0, 1, 0)
 
 
 def pair(name: str, batch_key: str = "kafka_batch", **settings: Any) -> list[dg.AssetsDefinition]:  # noqa: ANN401 - settings of all kinds
-    """An asset, and one that takes its value."""
-
     @dg.asset(name=f"{name}_made", required_resource_keys={batch_key}, **settings)  # type: ignore[untyped-decorator]
     def made() -> int:
         return 1
@@ -570,8 +519,7 @@ def pair(name: str, batch_key: str = "kafka_batch", **settings: Any) -> list[dg.
 
 
 @pytest.mark.parametrize("resources", [{}, {"io_manager": dg.mem_io_manager}])
-def test_two_groups_may_share_an_io_manager(resources: dict[str, Any]) -> None:
-    """As they do without batches; Dagster refuses two resources under one key."""
+def test_two_groups_can_share_an_io_manager(resources: dict[str, Any]) -> None:
     both = [
         build_kafka_batch_defs(
             kafka=kafka(name),
@@ -586,8 +534,7 @@ def test_two_groups_may_share_an_io_manager(resources: dict[str, Any]) -> None:
     dg.Definitions.validate_loadable(dg.Definitions.merge(*both))
 
 
-def test_definitions_that_are_merged_may_share_the_io_manager_by_its_wrapper() -> None:
-    """The wrapper stands in both of them."""
+def test_merged_definitions_share_the_wrapper() -> None:
     made, taker = pair("own")
     shared = values_by_batch(dg.mem_io_manager, job="own", assets=[made.key])
     defs = build_kafka_batch_defs(
@@ -597,8 +544,7 @@ def test_definitions_that_are_merged_may_share_the_io_manager_by_its_wrapper() -
     dg.Definitions.validate_loadable(dg.Definitions.merge(defs, others))
 
 
-def test_an_io_manager_of_the_definition_of_an_asset_is_refused() -> None:
-    """Several batches run at once, and each would take the value that was stored last."""
+def test_io_manager_of_asset_definition_is_refused() -> None:
     bound = {"kafka_batch": KafkaBatch(kafka=kafka()), "io_manager": dg.FilesystemIOManager()}
     assets = dg.with_resources(pair("bound"), bound)
     with pytest.raises(
@@ -609,10 +555,9 @@ def test_an_io_manager_of_the_definition_of_an_asset_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_an_io_manager_of_merged_definitions_is_looked_at_in_the_first_tick(
+def test_io_manager_of_merged_definitions_is_checked_in_first_tick(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, *, is_wrapped: bool
 ) -> None:
-    """What they have is not known before."""
     monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: True)
     monkeypatch.setattr(sensor_module, "HostedMember", stop_here)
     assets, manager = pair("lake", io_manager_key="lake"), dg.FilesystemIOManager()
@@ -639,16 +584,13 @@ def test_an_io_manager_of_merged_definitions_is_looked_at_in_the_first_tick(
 
 
 def stop_here(*_: object, **__: object) -> NoReturn:
-    """End a tick behind all checks."""
     msg = "here"
     raise ConfigurationError(msg)
 
 
-def test_an_io_manager_may_have_a_resource_inside(
+def test_io_manager_can_have_a_nested_resource(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """As those of S3 and other stores have."""
-
     @dg.asset
     def text(kafka_batch: KafkaBatch, raw: str) -> str:
         return f"{raw} for {kafka_batch.records}"
@@ -658,8 +600,7 @@ def test_an_io_manager_may_have_a_resource_inside(
     assert result.output_for_node("text") == "10 for 10"
 
 
-def test_an_io_manager_whose_resource_is_configured_at_launch_is_refused() -> None:
-    """It has no key of its own to be found by."""
+def test_io_manager_with_resource_configured_at_launch_is_refused() -> None:
     where = Where.configure_at_launch()
     with pytest.raises(ConfigurationError, match="has a resource that is configured at launch"):
         build_kafka_batch_defs(
@@ -670,29 +611,23 @@ def test_an_io_manager_whose_resource_is_configured_at_launch_is_refused() -> No
 
 
 class OnePlace(dg.ConfigurableIOManager):
-    """Stores whatever comes in one place."""
-
     path: str
 
     def handle_output(self, _context: dg.OutputContext, obj: object) -> None:
-        """Store a value."""
         Path(self.path, "value").write_bytes(pickle.dumps(obj))
 
     def load_input(self, _context: dg.InputContext) -> Any:  # noqa: ANN401 - any value
-        """Load it."""
         return pickle.loads(Path(self.path, "value").read_bytes())  # noqa: S301 - of this test
 
 
-def test_an_io_manager_that_stores_in_one_place_fails_the_run(
+def test_io_manager_that_ignores_the_key_fails_the_run(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    """Nothing can keep its batches apart."""
     with pytest.raises(ConfigurationError, match="OnePlace stored a value between assets"):
         run(instance, [raw, doubled_alone], {"io_manager": OnePlace(path=str(tmp_path))})
 
 
 def job_of(pair_of: list[dg.AssetsDefinition], manager: object) -> dg.JobDefinition:
-    """A job of the user's own."""
     return dg.Definitions(
         assets=pair_of,
         jobs=[dg.define_asset_job("own", selection=pair_of, executor_def=dg.in_process_executor)],
@@ -700,8 +635,7 @@ def job_of(pair_of: list[dg.AssetsDefinition], manager: object) -> dg.JobDefinit
     ).resolve_job_def("own")
 
 
-def test_a_job_of_your_own_needs_values_by_batch() -> None:
-    """The sensor cannot give it another IO manager, and says how."""
+def test_own_job_without_values_by_batch_is_refused() -> None:
     assets = pair("own")
     with pytest.raises(ConfigurationError, match=r"values_by_batch\(\.\.\., job='own'"):
         build_kafka_batch_sensor(name="own_sensor", job=job_of(assets, dg.mem_io_manager))

@@ -27,10 +27,9 @@ FORMS: dict[str, Callable[[KafkaBatch], object]] = {
 
 @pytest.mark.broker
 @pytest.mark.parametrize("form", FORMS)
-def test_a_run_on_a_damaged_batch_fails_and_names_its_offset(
+def test_run_on_damaged_batch_fails_with_its_offset(
     instance: dg.DagsterInstance, form: str
 ) -> None:
-    """Its values would be written as good ones, and the range committed."""
     with KafkaCluster() as broker:
         broker.create_topic("orders")
         produce_batches(broker, "orders", 0, "zstd")

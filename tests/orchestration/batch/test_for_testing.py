@@ -15,7 +15,6 @@ from tests.orchestration.parts import span
 
 
 def message(number: int, offset: int, value: str = "") -> Message:
-    """A record of `orders-<number>`."""
     return Message(topic="orders", partition=number, offset=offset, value=value.encode())
 
 
@@ -25,7 +24,6 @@ MESSAGES = (message(0, 5, "a"), message(1, 0, "b"), message(0, 7, "c"))
 
 @dg.asset
 def by_parameter(kafka_batch: KafkaBatch) -> dg.MaterializeResult:  # type: ignore[type-arg]
-    """Takes the batch alone."""
     return dg.MaterializeResult(metadata={**kafka_batch.metadata(), **_seen(kafka_batch)})
 
 
@@ -33,7 +31,6 @@ def by_parameter(kafka_batch: KafkaBatch) -> dg.MaterializeResult:  # type: igno
 def with_context(
     context: dg.AssetExecutionContext, kafka_batch: KafkaBatch
 ) -> dg.MaterializeResult:  # type: ignore[type-arg]
-    """Takes the context as well."""
     context.log.info("a line")
     return dg.MaterializeResult(metadata={**kafka_batch.metadata(), **_seen(kafka_batch)})
 
@@ -48,13 +45,11 @@ EXPECTED = {"values": "a,b,c", "ranges": "[2, 1]", "offsets": 13, "batch": "test
 
 
 def shown(result: object) -> dict[str, Any]:
-    """What the asset says."""
     assert isinstance(result, dg.MaterializeResult)
     return {name: value for name, value in (result.metadata or {}).items() if name in EXPECTED}
 
 
-def test_an_asset_is_called_directly() -> None:
-    """As Dagster's guide to unit tests does it."""
+def test_asset_is_called_directly() -> None:
     batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
     assert shown(by_parameter(kafka_batch=batch)) == EXPECTED
     assert shown(with_context(dg.build_asset_context(), kafka_batch=batch)) == EXPECTED
@@ -63,8 +58,7 @@ def test_an_asset_is_called_directly() -> None:
 
 
 @pytest.mark.parametrize("asset", [by_parameter, with_context])
-def test_an_asset_is_materialised(asset: dg.AssetsDefinition) -> None:
-    """With all that Dagster does around it."""
+def test_asset_is_materialised(asset: dg.AssetsDefinition) -> None:
     batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
     result = dg.materialize([asset], resources={"kafka_batch": batch})
     (event,) = result.asset_materializations_for_node(asset.op.name)
@@ -72,8 +66,7 @@ def test_an_asset_is_materialised(asset: dg.AssetsDefinition) -> None:
 
 
 @pytest.mark.parametrize("asset", [by_parameter, with_context])
-def test_an_asset_is_called_as_a_streaming_run_calls_it(asset: dg.AssetsDefinition) -> None:
-    """With one batch after the other."""
+def test_asset_is_called_with_one_batch_after_another(asset: dg.AssetsDefinition) -> None:
     body = Body.of(asset, "kafka_batch")
     seen: list[object] = []
 
@@ -87,28 +80,24 @@ def test_an_asset_is_called_as_a_streaming_run_calls_it(asset: dg.AssetsDefiniti
     assert seen == ["a,b,c", ""]
 
 
-def test_a_message_that_a_real_batch_would_not_have_is_refused() -> None:
-    """A test that passes with it says nothing."""
-    with pytest.raises(IllegalStateError, match=r"orders-0 offset 8 lies in none of the ranges"):
+def test_message_outside_of_batch_is_refused() -> None:
+    with pytest.raises(IllegalStateError, match=r"orders-0 offset 8 is in none of the ranges"):
         KafkaBatch.for_testing(RANGES, messages=[message(0, 8)])
 
 
-def test_messages_that_were_not_given_are_not_made_up() -> None:
-    """An asset that reads none in its test reads some in production."""
+def test_batch_without_messages_raises() -> None:
     batch = KafkaBatch.for_testing(RANGES)
     with pytest.raises(IllegalStateError, match=r"KafkaBatch\.for_testing\(messages="):
         batch.messages()
 
 
-def test_a_range_of_another_batch_is_refused() -> None:
-    """Its records are not claimed by this batch."""
+def test_range_of_another_batch_is_refused() -> None:
     batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
     with pytest.raises(IllegalStateError, match=r"orders-0 \[5, 7\) is no range of batch test"):
         batch.messages(span(0, 5, 7))
 
 
-def test_none_of_the_ranges_gives_no_records() -> None:
-    """A filter that finds no range of its topic must not get the records of all others."""
+def test_empty_ranges_give_no_records() -> None:
     batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
     assert list(batch.messages([])) == []
     assert list(KafkaBatch(kafka=batch.kafka, ranges=batch.ranges).messages([])) == []

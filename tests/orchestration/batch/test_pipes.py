@@ -35,12 +35,10 @@ SECRET = "correct horse"  # noqa: S105 - it must be found nowhere
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop that failed is asked for again at once."""
     monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
 
 
 def batch_of(**kafka: Any) -> KafkaBatch:  # noqa: ANN401 - settings of all kinds
-    """A batch whose group logs in."""
     resource = KafkaConsumerResource(
         bootstrap_servers="broker:9093",
         group_id="etl",
@@ -54,8 +52,7 @@ def batch_of(**kafka: Any) -> KafkaBatch:  # noqa: ANN401 - settings of all kind
     return KafkaBatch(kafka=resource, batch_id="b-1", ranges=["orders:0:5:9"])
 
 
-def test_the_batch_travels_without_the_login_or_any_address() -> None:
-    """The other side finds what it needs, and gives the rest itself."""
+def test_extras_have_no_login_and_no_address() -> None:
     extras = batch_of(client_config={"isolation.level": "read_uncommitted"}).pipes_extras()
     sent = SentBatch.from_extras(extras)
     assert sent == SentBatch("b-1", "etl", (span(0, 5, 9),), "read_uncommitted")
@@ -64,8 +61,7 @@ def test_the_batch_travels_without_the_login_or_any_address() -> None:
     assert SentBatch.from_extras(batch_of().pipes_extras()).isolation_level == "read_committed"
 
 
-def test_further_extras_travel_beside_it() -> None:
-    """A client takes one mapping."""
+def test_further_extras_are_added() -> None:
     more = {"table": "orders", "columns": ["a", "b"], "secret_scope_name": "kafka"}
     extras = batch_of().pipes_extras(more)
     assert {name: extras[name] for name in more} == more
@@ -81,17 +77,15 @@ def test_further_extras_travel_beside_it() -> None:
         ({"arguments": ["--login", SECRET]}, "arguments.1"),
     ],
 )
-def test_a_secret_is_refused_and_not_shown(more: dict[str, Any], name: str) -> None:
-    """It would stand in variables, logs and files that many can read."""
+def test_secret_among_extras_is_refused_and_not_shown(more: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigurationError, match="is a secret") as refused:
         batch_of().pipes_extras(more)
     assert repr(name) in str(refused.value)
     assert SECRET not in str(refused.value)
 
 
-def test_the_place_of_the_batch_cannot_be_taken() -> None:
-    """Other offsets would be read."""
-    with pytest.raises(ConfigurationError, match="has the name under which the batch travels"):
+def test_extra_with_name_of_the_batch_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="has a name that the batch uses"):
         batch_of().pipes_extras({EXTRAS_KEY: {}})
 
 
@@ -108,7 +102,6 @@ class Polite:
         self.number = number
 
     def run(self, extras: dict[str, Any]) -> None:
-        """Be interrupted."""
         _ = extras
         with suppress(dg.DagsterExecutionInterruptedError):
             os.kill(os.getpid(), self.number)
@@ -116,10 +109,9 @@ class Polite:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_client_that_keeps_an_interrupt_to_itself_makes_no_success(
+def test_client_that_suppresses_an_interrupt_does_not_succeed(
     instance: dg.DagsterInstance, batch_id: str, number: signal.Signals
 ) -> None:
-    """Else the offsets of a cancelled job would be committed, and its records be lost."""
     kafka = kafka_in_memory()
     GROUPS[kafka.group_id].committed[tp(0)] = claimed(0, 10, batch_id)
     returned: list[str] = []
@@ -144,8 +136,7 @@ def test_a_client_that_keeps_an_interrupt_to_itself_makes_no_success(
     assert RunEvent.FINISHED in run_events_of(instance, run.run_id)
 
 
-def test_signals_are_noted_once_and_handed_on() -> None:
-    """Each call of a client watches again."""
+def test_signals_are_recorded_once_and_passed_on() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
@@ -165,8 +156,7 @@ def test_signals_are_noted_once_and_handed_on() -> None:
         noted.check("run-1")
 
 
-def test_a_thread_sets_no_handlers() -> None:
-    """Python refuses it, and signals do not reach threads."""
+def test_thread_sets_no_handlers() -> None:
     noted = Interruptions()
     thread = threading.Thread(target=noted.watch)
     before = signal.getsignal(signal.SIGTERM)
@@ -179,24 +169,20 @@ def test_a_thread_sets_no_handlers() -> None:
 
 
 class Jobs(ExternalWork):
-    """Jobs on a cluster, by the run that has begun them."""
-
     def __init__(self, answer: Callable[[], object] = lambda: None) -> None:
         self.active: list[str] = []
         self.asked: list[str] = []
         self.answer = answer
 
     def stop(self, run_id: str) -> None:
-        """End them if the cluster answers."""
         self.asked.append(run_id)
         self.answer()
         self.active.clear()
 
 
-def test_a_batch_whose_client_keeps_an_interrupt_to_itself_is_done_again(
+def test_batch_with_suppressed_interrupt_is_repeated(
     instance: dg.DagsterInstance,
 ) -> None:
-    """The member has lost its partitions: what was cancelled must not count as done."""
     jobs = Jobs()
 
     def body(stage: Stage, batch: KafkaBatch) -> None:
@@ -222,10 +208,10 @@ def test_a_batch_whose_client_keeps_an_interrupt_to_itself_is_done_again(
     assert shown & set(stage.ids) == {stage.ids[1]}, "what was cancelled is not shown as made"
 
 
-def test_a_client_that_fails_to_end_its_job_has_not_failed_on_the_records(
+def test_client_that_cannot_end_its_job_is_no_failed_attempt(
     instance: dg.DagsterInstance,
 ) -> None:
-    """`PipesSubprocessClient` raises when its process does not end in time."""
+    """`PipesSubprocessClient` raises if its process does not end in time."""
 
     def body(stage: Stage, _batch: KafkaBatch) -> None:
         if len(stage.batches) > 1:
@@ -246,10 +232,9 @@ def test_a_client_that_fails_to_end_its_job_has_not_failed_on_the_records(
     assert stage.committed(0) == 3
 
 
-def test_the_next_attempt_waits_until_the_job_of_the_first_one_is_over(
+def test_next_attempt_waits_for_end_of_first_job(
     instance: dg.DagsterInstance,
 ) -> None:
-    """A client may fail while its job goes on, and the cluster may not answer."""
     refusals = [OSError("the cluster is away")] * 3
 
     def answer() -> None:
@@ -278,15 +263,12 @@ def test_the_next_attempt_waits_until_the_job_of_the_first_one_is_over(
     assert any("is not over: it is at work until then: the cluster is away" in n for n in notes)
 
 
-def test_a_streaming_run_ends_the_jobs_of_other_runs_as_well(
+def test_streaming_run_stops_jobs_of_other_runs(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a member, and members end the runs whose process is gone."""
     given: list[Any] = []
 
     class Ledger(RunLedger):
-        """Keeps what stops work."""
-
         def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - as the real one
             super().__init__(*args, **settings)
             given.append(settings["stop_work"])
@@ -301,9 +283,7 @@ def test_a_streaming_run_ends_the_jobs_of_other_runs_as_well(
     assert jobs.asked == ["another run"]
 
 
-def test_a_run_that_ends_before_its_job_does_fails(instance: dg.DagsterInstance) -> None:
-    """So whoever comes next asks for the end of that job, before the batch is begun again."""
-
+def test_run_that_ends_before_its_job_fails(instance: dg.DagsterInstance) -> None:
     def refuse() -> NoReturn:
         leave()
         msg = "the cluster is away"

@@ -27,8 +27,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.parametrize("protocol", ["consumer
 
 
 class Shop:
-    """A topic, a group on it, and what its assets read."""
-
     def __init__(self, broker: KafkaCluster, topic: str, protocol: Any) -> None:  # noqa: ANN401 - a literal
         self.topic = topic
         self.config = broker.client_config()
@@ -42,7 +40,6 @@ class Shop:
         self.readers: list[Any] = []
 
     def sell(self, item: str) -> None:
-        """One transaction, which takes two offsets: there is no record at the last one."""
         producer = Producer({**self.config, "transactional.id": unique_name("till")})
         producer.init_transactions()
         producer.begin_transaction()
@@ -50,22 +47,18 @@ class Shop:
         producer.commit_transaction()
 
     def read(self, batch: KafkaBatch) -> None:
-        """What an asset does."""
         self.values += [message.value() for message in batch.messages()]
         self.readers.append(batch._reader)
 
 
 @pytest.fixture
 def shop(kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str) -> Shop:
-    """A shop that has sold one thing."""
     made = Shop(kafka_broker, kafka_topic(), protocol)
     made.sell("pen")
     return made
 
 
-def test_a_run_for_a_batch_reads_it(instance: dg.DagsterInstance, shop: Shop) -> None:
-    """All of its assets with one reader, which is closed with the run."""
-
+def test_per_batch_run_reads_its_batch(instance: dg.DagsterInstance, shop: Shop) -> None:
     @dg.asset
     def orders(kafka_batch: KafkaBatch) -> None:
         shop.read(kafka_batch)
@@ -95,10 +88,9 @@ def test_a_run_for_a_batch_reads_it(instance: dg.DagsterInstance, shop: Shop) ->
     assert not reader._idle
 
 
-def test_a_streaming_run_reads_batch_after_batch_with_one_client(
+def test_streaming_run_reads_batches_with_one_client(
     instance: dg.DagsterInstance, shop: Shop
 ) -> None:
-    """To connect takes longer than to read a few records."""
     clients: list[int] = []
 
     @dg.asset
@@ -121,13 +113,13 @@ def test_a_streaming_run_reads_batch_after_batch_with_one_client(
     assert not reader._idle
 
 
-def test_a_group_begins_at_a_time(
+def test_group_starts_at_a_time(
     instance: dg.DagsterInstance,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
     protocol: Any,  # noqa: ANN401 - a literal
 ) -> None:
-    """A partition without a record from then on begins at its end."""
+    """A partition without later records starts at its end."""
     topic = kafka_topic(partitions=2)
     producer = Producer(kafka_broker.client_config())
     for value, partition, at_s in (

@@ -20,11 +20,11 @@ from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs import boot_clock
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
+from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.directives import DirectiveStore
+from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
 from dagster_rebalance.orchestration.storage.run_events import (
@@ -89,10 +89,6 @@ class Stage:
     def run(
         self, wanted: BatchRequest | None = None, *, tagged: BatchRequest | None = None
     ) -> tuple[bool, str, str]:
-        """Run the job with the batch of an offer.
-
-        Returns whether the run succeeded, what it said, and its id.
-        """
         wanted = wanted or self.batch_request
         result = self.job.execute_in_process(
             instance=self.instance,
@@ -112,7 +108,6 @@ class Stage:
         *,
         tagged: BatchRequest | None = None,
     ) -> None:
-        """Run the job and see it refuse itself, with a reason, before it works."""
         succeeded, said, run_id = self.run(wanted, tagged=tagged)
         assert not succeeded
         assert (
@@ -127,36 +122,26 @@ class Stage:
 
 @pytest.fixture
 def stage(batch_id: str) -> Iterator[Stage]:
-    """A claimed batch, and the job that processes it.
-
-    The instance is in memory, where the thread of a heartbeat cannot open it anew.
-    """
     with dg.DagsterInstance.ephemeral() as instance:
         yield Stage(instance, batch_id)
 
 
 @pytest.fixture
 def stored_stage(instance: dg.DagsterInstance, batch_id: str) -> Stage:
-    """The same on an instance with a storage, for runs that work."""
     return Stage(instance, batch_id)
 
 
-def test_a_run_of_a_partition_that_people_have_paused_refuses_itself(stage: Stage) -> None:
-    """It may have been requested before, or executed again by hand. That is no attempt."""
-    book = DirectiveStore(stage.instance, GroupAssets.of(stage.kafka.group_id).order_book_name)
+def test_run_of_paused_partition_refuses_itself(stage: Stage) -> None:
+    book = DirectiveStore(stage.instance, GroupAssets.of(stage.kafka.group_id).directives_name)
     book.add([Directive(Action.PAUSE, "orders:0", "ada", 1_700_000_000.0, "the warehouse is away")])
     stage.is_refused(
         "orders-0 is paused by ada since 2023-11-14 22:13:20 UTC: the warehouse is away"
     )
 
 
-def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(
+def test_run_with_claim_works_and_two_assets_get_its_batch(
     stored_stage: Stage,
 ) -> None:
-    """The run must not be kept from working by itself, however many steps take the batch.
-
-    Its output shows where it came from.
-    """
     stage = stored_stage
     succeeded, said, run_id = stage.run()
     assert succeeded, said
@@ -177,10 +162,9 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(
 
 
 @pytest.mark.parametrize(("how", "code"), LEAVES)
-def test_a_process_that_an_asset_forks_ends_where_it_leaves_the_asset(
+def test_fork_of_asset_exits_at_its_end(
     stored_stage: Stage, how: Callable[[], object], code: int
 ) -> None:
-    """It reported the end of a step that its parent works on."""
     stage, codes = stored_stage, list[int]()
     stage.on_work = lambda _name: codes.append(fork_and_leave(how))
     succeeded, said, run_id = stage.run()
@@ -195,21 +179,17 @@ def test_a_process_that_an_asset_forks_ends_where_it_leaves_the_asset(
     assert kinds.count(dg.DagsterEventType.STEP_OUTPUT) == 2
 
 
-def test_an_asset_may_work_in_pools_of_forked_processes(stored_stage: Stage) -> None:
-    """A worker that is told to end right after its fork must hear it: the pool waits for it."""
+def test_asset_can_use_process_pools(stored_stage: Stage) -> None:
+    """A worker that is terminated right after its fork must receive the signal."""
     stored_stage.on_work = lambda _name: fork_pools()
     succeeded, said, _ = stored_stage.run()
     assert succeeded, said
 
 
-def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(
+def test_run_that_lost_its_lease_after_its_assets_fails(
     stored_stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster only notes an error of a resource that ends, and takes the run for a success.
-
-    The batch of the run may have another run by now.
-    """
-    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
+    monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 1)
     leave = Heartbeat.__exit__
 
     def leave_late(heartbeat: Heartbeat, *error: Any) -> None:  # noqa: ANN401 - what a context manager gets
@@ -225,18 +205,14 @@ def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(
     assert (seen.state, seen.is_taken_back, seen.is_gone) == (RunState.FAILED, True, True)
 
 
-def test_a_run_refuses_itself_beside_the_process_of_a_deleted_run(stored_stage: Stage) -> None:
-    """A person re-executed an earlier run of the batch.
-
-    Nothing in Dagster shows that the process of the deleted run works on it.
-    """
+def test_run_beside_process_of_deleted_run_refuses_itself(stored_stage: Stage) -> None:
     stage = stored_stage
     other = make_run(
         stage.instance, stage.batch_request, Status.STARTED, group_id=stage.kafka.group_id
     )
     heartbeat = Heartbeat(stage.instance, other, timeout_s=1000.0)
     heartbeat.begin()
-    heartbeat.note_work([(stage.batch_request.batch_id, span(0))])
+    heartbeat.record_claims([(stage.batch_request.batch_id, span(0))])
     stage.instance.delete_run(other.run_id)
     stage.is_refused(
         f"run {other.run_id} of the same batch was deleted from Dagster, and it is not known that "
@@ -244,8 +220,7 @@ def test_a_run_refuses_itself_beside_the_process_of_a_deleted_run(stored_stage: 
     )
 
 
-def test_a_run_started_by_hand_says_how_batches_are_started(stage: Stage) -> None:
-    """A person who presses Materialize must learn that the sensor gives the batch."""
+def test_run_without_batch_explains_how_batches_start(stage: Stage) -> None:
     result = stage.job.execute_in_process(instance=stage.instance, raise_on_error=False)
     assert not result.success
     said = " ".join(
@@ -257,42 +232,35 @@ def test_a_run_started_by_hand_says_how_batches_are_started(stage: Stage) -> Non
     assert not stage.worked
 
 
-def test_a_run_whose_claim_is_gone_refuses_itself(stage: Stage) -> None:
-    """Launched late, from an interrupted tick, or asked for by a member that was superseded."""
+def test_run_without_claim_refuses_itself(stage: Stage) -> None:
     stage.group.committed[tp(0)] = OffsetAndMetadata(0)
     stage.is_refused("orders-0 [0, 10) is not claimed by batch")
 
 
-def test_a_run_whose_range_is_committed_refuses_itself(stage: Stage) -> None:
-    """Its work was done by another run."""
+def test_run_of_committed_range_refuses_itself(stage: Stage) -> None:
     stage.group.committed[tp(0)] = OffsetAndMetadata(10)
     stage.is_refused("orders-0 [0, 10) is committed already (the group is at 10)")
 
 
-def test_a_run_of_a_group_without_offsets_refuses_itself(stage: Stage) -> None:
-    """The group was deleted meanwhile."""
+def test_run_of_group_without_offsets_refuses_itself(stage: Stage) -> None:
     stage.group.committed.clear()
     stage.is_refused("the group has no committed offset for orders-0")
 
 
-def test_a_run_that_cannot_ask_kafka_refuses_itself_instead_of_failing(
+def test_run_refuses_itself_if_kafka_is_unavailable(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refusal is no failed attempt: an outage of Kafka must not stop a partition."""
-
     def connect(_: KafkaInMemory) -> NoReturn:
         message = "no broker answers"
         raise BrokerError(message, retriable=True)
 
     monkeypatch.setattr(KafkaInMemory, "connect", connect)
-    stage.is_refused("Kafka could not be asked whether its claim stands: no broker answers")
+    stage.is_refused("Kafka could not be asked for its claim: no broker answers")
 
 
-def test_a_run_that_cannot_ask_dagster_has_not_worked(
+def test_run_is_refused_if_dagster_storage_is_unavailable(
     monkeypatch: pytest.MonkeyPatch, stage: Stage
 ) -> None:
-    """Its storage is away for a moment: nobody waits for the time-out, and it was no attempt."""
-
     def read(*_: object, **__: object) -> NoReturn:
         msg = "database is locked"
         raise OSError(msg)
@@ -308,23 +276,21 @@ def test_a_run_that_cannot_ask_dagster_has_not_worked(
     assert (seen.is_live, seen.is_refused) == (False, True)
 
 
-def test_a_run_that_hangs_while_it_notes_its_work_does_not_begin(
+def test_run_that_hangs_while_recording_claims_does_not_begin(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No thread watches the time yet, and its successor may be at work by then."""
-    real, later = RangeOwners.write, boot_clock.seconds() + 1_000.0
+    real, later = RangeOwners.write, process.boot_time_s() + 1_000.0
 
     def write(notes: RangeOwners, *work: Any) -> None:  # noqa: ANN401 - a note and its claims
         real(notes, *work)
-        monkeypatch.setattr(boot_clock, "seconds", lambda: later)
+        monkeypatch.setattr(process, "boot_time_s", lambda: later)
 
     monkeypatch.setattr(RangeOwners, "write", write)
-    stage.is_refused("it could give no sign of life for 1000 s")
+    stage.is_refused("it could send no heartbeat for")
     assert RangeOwners(stage.instance).read([(stage.batch_request.batch_id, span(0))]) == {}
 
 
-def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:
-    """A run processes all of its ranges or none: it cannot leave one out."""
+def test_one_range_without_claim_refuses_the_run(stage: Stage) -> None:
     stage.is_refused(
         "orders-1 [0, 10) is not claimed",
         batch_request(stage.batch_request.batch_id, span(0), span(1)),
@@ -332,16 +298,13 @@ def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("status", [Status.STARTED, Status.CANCELING, Status.SUCCESS])
-def test_another_run_that_works_or_has_worked_is_named(
-    stage: Stage, status: dg.DagsterRunStatus
-) -> None:
-    """Whichever came first: with a tie-break both could work."""
+def test_refusal_names_another_run_of_the_batch(stage: Stage, status: dg.DagsterRunStatus) -> None:
+    """With a tie-break, both runs could work."""
     other = make_run(stage.instance, stage.batch_request, status, group_id=stage.kafka.group_id)
     stage.is_refused(f"run {other.run_id} of the same batch has")
 
 
-def test_a_run_of_another_batch_that_works_on_the_range_is_named(stage: Stage) -> None:
-    """Its claim was overwritten while it works, so that its batch is not looked for any more."""
+def test_refusal_names_run_of_another_batch_on_the_range(stage: Stage) -> None:
     other = make_run(
         stage.instance,
         batch_request("b-overwritten", span(0, 5, 15)),
@@ -351,8 +314,7 @@ def test_a_run_of_another_batch_that_works_on_the_range_is_named(stage: Stage) -
     stage.is_refused(f"run {other.run_id} of batch b-overwritten has started on orders-0 [0, 10)")
 
 
-def test_a_run_that_may_work_although_dagster_shows_its_end_is_named(stage: Stage) -> None:
-    """A retry by Dagster or by a person may come before anybody knows that the process is gone."""
+def test_refusal_names_ended_run_that_may_still_work(stage: Stage) -> None:
     other = make_run(
         stage.instance, stage.batch_request, Status.CANCELED, group_id=stage.kafka.group_id
     )
@@ -360,13 +322,9 @@ def test_a_run_that_may_work_although_dagster_shows_its_end_is_named(stage: Stag
     stage.is_refused(f"run {other.run_id} of the same batch has canceled in Dagster")
 
 
-def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(
+def test_began_is_recorded_before_the_start_check(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever forces the end of the run after that look finds the sign.
-
-    If somebody does it before, the look of the run finds that end.
-    """
     seen: list[tuple[bool, frozenset[RunEvent]]] = []
     real = RunLedger.read
 
@@ -387,12 +345,7 @@ def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(
     assert seen == [(True, frozenset({RunEvent.BEGAN}))]
 
 
-def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: Stage) -> None:
-    """Other runs of the batch may stand beside a run without harm.
-
-    They failed, have not started, refused themselves a moment ago, or work for another owner on
-    another range of the batch.
-    """
+def test_runs_that_do_not_work_on_the_range_are_ignored(stored_stage: Stage) -> None:
     stage = stored_stage
     for status in (
         Status.FAILURE,
@@ -416,8 +369,8 @@ def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: St
     assert succeeded, said
 
 
-def test_a_retry_of_a_refused_run_counts_for_others(stage: Stage) -> None:
-    """It has copied the mark of its parent, and works: the next run must see it."""
+def test_retry_of_refused_run_counts_for_others(stage: Stage) -> None:
+    """It has a copy of the tag of its parent."""
     parent = make_run(
         stage.instance, stage.batch_request, Status.FAILURE, group_id=stage.kafka.group_id
     )
@@ -431,17 +384,15 @@ def test_a_retry_of_a_refused_run_counts_for_others(stage: Stage) -> None:
     stage.is_refused(f"run {retry.run_id} of the same batch has started")
 
 
-def test_a_run_without_the_batch_tag_refuses_itself(stage: Stage) -> None:
-    """Nobody would find it: neither the owner that waits for it nor another run of the batch."""
+def test_run_without_batch_tag_refuses_itself(stage: Stage) -> None:
     stage.is_refused(
-        "the batch id in its run config is not that of its tag dagster_rebalance/batch",
+        "the batch id in its run config differs from its tag dagster_rebalance/batch",
         tagged=batch_request("another"),
     )
 
 
 @pytest.mark.parametrize("ranges", [["orders:0:0:x"], ["orders:0:10:0"]])
-def test_a_run_with_spoilt_ranges_refuses_itself(stage: Stage, ranges: list[str]) -> None:
-    """Edited in the launchpad: it says so instead of failing with a stack trace from inside."""
+def test_run_with_invalid_ranges_refuses_itself(stage: Stage, ranges: list[str]) -> None:
     config = {"batch_id": stage.batch_request.batch_id, "ranges": ranges}
     result = stage.job.execute_in_process(
         instance=stage.instance,
@@ -456,26 +407,20 @@ def test_a_run_with_spoilt_ranges_refuses_itself(stage: Stage, ranges: list[str]
     assert tags_of(stage.instance, result.run_id)[REFUSED_TAG] == result.run_id
 
 
-def test_a_run_with_other_ranges_than_claimed_refuses_itself(stage: Stage) -> None:
-    """Bounds never change once they are claimed.
-
-    Otherwise the output would be keyed differently the next time.
-    """
+def test_run_with_other_ranges_than_claimed_refuses_itself(stage: Stage) -> None:
     stage.is_refused(
         "is not claimed by batch", batch_request(stage.batch_request.batch_id, span(0, 0, 5))
     )
 
 
-def test_the_batch_counts_its_records() -> None:
-    """The sum over its ranges."""
+def test_records_is_the_sum_of_the_ranges() -> None:
     batch = KafkaBatch(
         kafka=kafka_in_memory(), batch_id="b", ranges=["orders:0:0:10", "orders:1:5:8"]
     )
     assert batch.records == 13
 
 
-def test_options_of_the_connector_reach_the_read_and_may_not_change_the_ranges() -> None:
-    """Without them there are no headers, and at most one task for each range."""
+def test_connector_options_cannot_change_the_ranges() -> None:
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:1", group_id="etl", topics=["orders"])
     batch = KafkaBatch(kafka=kafka, batch_id="b-1", ranges=["orders:0:0:10"])
     spark = SimpleNamespace(
@@ -485,19 +430,13 @@ def test_options_of_the_connector_reach_the_read_and_may_not_change_the_ranges()
         batch.dataframe(spark, options={"includeHeaders": "true", "startingTimestamp": "0"})
 
 
-def test_the_row_count_is_what_the_asset_says_it_is() -> None:
-    """A batch has more offsets than records with transactions, compaction or a filter."""
+def test_row_count_is_that_of_the_asset() -> None:
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:1", group_id="etl", topics=["orders"])
     shown = KafkaBatch(kafka=kafka, batch_id="b-1", ranges=["orders:0:0:10"]).metadata(row_count=7)
     assert (shown["offsets"], shown["dagster/row_count"]) == (10, 7)
 
 
-def test_a_run_that_a_signal_ends_says_that_it_was_no_attempt(stored_stage: Stage) -> None:
-    """A drained node sends SIGTERM, and Dagster shows the run as failed.
-
-    A run that a person cancels gets the same signal, and Dagster notes that before.
-    """
-
+def test_run_ended_by_signal_records_interrupted(stored_stage: Stage) -> None:
     def end(_name: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 

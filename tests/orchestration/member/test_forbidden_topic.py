@@ -170,7 +170,7 @@ def test_runs_for_batches_go_on_without_a_topic_that_may_not_be_read(
     host = MemberIdentity("blue", "sensor", "process-1")
     ids = count(1)
     engine = Engine(
-        shop.resource.driver_settings(),
+        shop.resource.engine_settings(),
         new_batch_id=lambda _: unique_name(f"b{next(ids)}"),
         now=time.monotonic(),
     )

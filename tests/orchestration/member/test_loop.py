@@ -30,7 +30,7 @@ from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
 from dagster_rebalance.orchestration.runs.canceller import in_thread
-from dagster_rebalance.orchestration.runs.own_jobs import JobName, OwnJobs
+from dagster_rebalance.orchestration.storage.dynamic_partitions import GroupJobs, JobName
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from tests.orchestration.bench import SETTINGS, Bench, Status
 from tests.orchestration.parts import idle_job, new_on_postgres, status_of, tp
@@ -112,7 +112,7 @@ def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look reads all live runs together: more of them cost no more calls."""
-    OwnJobs(instance, "etl", JobName("r", idle_job.name)).add_mine()
+    GroupJobs(instance, "etl", JobName("r", idle_job.name)).add_own()
     patient = replace(SETTINGS, pulse=Liveness(heartbeat_timeout_s=1e9))
     bench = Bench(instance, partitions=4, settings=patient)
     bench.batch_requests(4)

@@ -31,7 +31,7 @@ from dagster_rebalance.orchestration.reporting.stopped_check import (
     build_stopped_check,
 )
 from dagster_rebalance.orchestration.runs.canceller import in_thread
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
@@ -219,7 +219,7 @@ def test_the_name_of_the_check_stays() -> None:
     """Under another one its history and the alerts on it would be lost."""
     group = GroupAssets.of("etl")
     check = build_stopped_check(
-        group.offsets, "kafka", lambda instance: Catalogue(instance, group, NOBODY)
+        group.offsets, "kafka", lambda instance: Catalogue(instance, group, NO_MEMBER)
     )
     assert [spec.name for spec in check.check_specs] == ["no_partition_stopped"]
 

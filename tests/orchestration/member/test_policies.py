@@ -50,7 +50,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def resource(**settings: Any) -> EngineSettings:  # noqa: ANN401 - settings of all kinds
     """What the core is told by a resource."""
     given = {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["orders"], **settings}
-    return KafkaConsumerResource(**given).driver_settings()
+    return KafkaConsumerResource(**given).engine_settings()
 
 
 def held(

@@ -74,7 +74,7 @@ def test_a_topic_that_is_created_later_is_read(
     assert values == [f"{name}-a".encode(), f"{name}-b".encode()]
     with kafka.connect() as consumer:
         look = look_at_group(
-            consumer, kafka.topics, lambda _: {}, kafka.driver_settings().start_from
+            consumer, kafka.topics, lambda _: {}, kafka.engine_settings().start_from
         )
     assert (look.topics, look.missing) == ((f"{name}-a", f"{name}-b"), ())
     checks = dg.Definitions(asset_checks=list(defs.asset_checks or ()), resources={"kafka": kafka})

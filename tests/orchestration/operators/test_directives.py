@@ -19,8 +19,8 @@ from dagster_rebalance.orchestration.reporting.stopped_check import (
     STOPPED_CHECK,
     build_stopped_check,
 )
-from dagster_rebalance.orchestration.storage.directives import DirectiveStore
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.bench import SETTINGS, Bench
@@ -44,7 +44,7 @@ def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
 def group_id(instance: dg.DagsterInstance) -> str:
     """A group whose members have had three partitions."""
     group_id = unique_name("group")
-    Catalogue(instance, GroupAssets.of(group_id), NOBODY).add_partitions([tp(0), tp(1), tp(2)])
+    Catalogue(instance, GroupAssets.of(group_id), NO_MEMBER).add_partitions([tp(0), tp(1), tp(2)])
     return group_id
 
 
@@ -55,7 +55,7 @@ def order(action: Action, partitions: str = "orders:0", reason: str = "away") ->
 
 def book_of(instance: dg.DagsterInstance, group_id: str) -> DirectiveStore:
     """The book of a group."""
-    return DirectiveStore(instance, GroupAssets.of(group_id).order_book_name)
+    return DirectiveStore(instance, GroupAssets.of(group_id).directives_name)
 
 
 def wanted(action: Action, *partitions: str, reason: str = "away", by: str = "ada") -> Wanted:
@@ -108,7 +108,7 @@ def test_a_page_that_cannot_be_read_is_an_error_and_no_order(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
     """A newer version may have written it: nobody may guess."""
-    name = GroupAssets.of(group_id).order_book_name
+    name = GroupAssets.of(group_id).directives_name
     instance.add_dynamic_partitions(name, ['1 ["drain", "orders", "ada", 1.0, "why"]'])
     with pytest.raises(ValueError, match="cannot be read: a newer version may have written it"):
         DirectiveStore(instance, name).read()
@@ -121,10 +121,10 @@ def test_the_check_by_hand_says_so_when_an_order_cannot_be_read(
     kafka = kafka_in_memory()
     group = GroupAssets.of(kafka.group_id)
     instance.add_dynamic_partitions(
-        group.order_book_name, ['1 ["drain", "orders", "ada", 1.0, "why"]']
+        group.directives_name, ['1 ["drain", "orders", "ada", 1.0, "why"]']
     )
     check = build_stopped_check(
-        group.offsets, "kafka", lambda storage: Catalogue(storage, group, NOBODY)
+        group.offsets, "kafka", lambda storage: Catalogue(storage, group, NO_MEMBER)
     )
     job = dg.Definitions(asset_checks=[check], resources={"kafka": kafka})
     result = job.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
@@ -190,7 +190,7 @@ def test_a_group_that_nobody_knows_is_refused_with_those_that_there_are(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
     """Most often it is a slip, or another instance."""
-    Catalogue(instance, GroupAssets.of(group_id), NOBODY).record_left("it ends")
+    Catalogue(instance, GroupAssets.of(group_id), NO_MEMBER).record_left("it ends")
     assert group_id in groups_of(instance)
     with pytest.raises(ConfigurationError, match=f"group nobody has had .*{group_id}"):
         give(instance, "nobody", wanted(Action.PAUSE, "*"))
@@ -241,14 +241,14 @@ def launch(
 def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
     """It asks no broker: an order can be given while Kafka is away."""
     kafka = kafka_in_memory()
-    Catalogue(instance, GroupAssets.of(kafka.group_id), NOBODY).add_partitions([tp(0)])
+    Catalogue(instance, GroupAssets.of(kafka.group_id), NO_MEMBER).add_partitions([tp(0)])
     config: dict[str, object] = {"action": "stop", "partitions": ["orders"], "reason": "away"}
     assert launch(instance, kafka, {**config, "by": "ada"}).success
     (kept,) = book_of(instance, kafka.group_id).read()
     assert (kept.action, kept.partitions, kept.by) == (Action.STOP, "orders", "ada")
     retry: dict[str, object] = {"action": "retry", "partitions": ["orders:0"], "by": "ada"}
     assert launch(instance, kafka, retry).success
-    retries = DirectiveStore(instance, GroupAssets.of(kafka.group_id).retry_book_name).read()
+    retries = DirectiveStore(instance, GroupAssets.of(kafka.group_id).retries_name).read()
     assert [(one.action, one.partitions) for one in retries] == [(Action.RETRY, "orders:0")]
     refused = launch(instance, kafka, config)
     (failed,) = [event for event in refused.all_events if event.is_step_failure]
@@ -297,7 +297,7 @@ def bench(of_members: dg.DagsterInstance) -> Iterator[Bench]:
     """A member of a group whose partitions go on when the test is over."""
     settings = dataclasses.replace(SETTINGS, orders_s=0.5)
     yield Bench(of_members, partitions=2, settings=settings)
-    name = GroupAssets.of("etl").order_book_name
+    name = GroupAssets.of("etl").directives_name
     for text in of_members.get_dynamic_partitions(name):
         of_members.delete_dynamic_partition(name, text)
 
@@ -349,7 +349,7 @@ def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
 
 def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
     """Also after all members have crashed."""
-    Catalogue(bench.instance, bench.assets, NOBODY).add_partitions([tp(0), tp(1)])
+    Catalogue(bench.instance, bench.assets, NO_MEMBER).add_partitions([tp(0), tp(1)])
     give(bench.instance, "etl", wanted(Action.STOP, "*"))
     bench.turn(100)
     assert all(owned.order is not None for owned in bench.engine.partitions.values())
@@ -379,7 +379,7 @@ def test_a_book_that_nobody_can_read_turns_the_check_red(bench: Bench) -> None:
     """What is assigned from now on stands, and nothing else would say so."""
     bench.batch_requests(2)
     unknown = '1 ["drain", "orders", "ada", 1.0, "why"]'
-    bench.instance.add_dynamic_partitions(bench.assets.order_book_name, [unknown])
+    bench.instance.add_dynamic_partitions(bench.assets.directives_name, [unknown])
     bench.until(lambda: (shown := check_of(bench)) is not None and not shown.passed)
     shown = check_of(bench)
     assert shown is not None

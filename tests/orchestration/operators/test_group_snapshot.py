@@ -17,7 +17,7 @@ from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen, 
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings, public_settings
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY, MemberIdentity
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER, MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
@@ -50,7 +50,7 @@ class Scene:
         self.kafka: KafkaInMemory = kafka_in_memory(max_attempts=1)
         self.assets = GroupAssets.of(self.kafka.group_id)
         self.group = GROUPS[self.kafka.group_id]
-        self.catalogue = Catalogue(instance, self.assets, NOBODY)
+        self.catalogue = Catalogue(instance, self.assets, NO_MEMBER)
         self.catalogue.add_partitions([tp(0), tp(1)])
         for number in (0, 1):
             self.group.produce(tp(number), 20)
@@ -64,7 +64,7 @@ class Scene:
                 ["orders", *topics],
                 RunLedger(self.instance, self.kafka.group_id),
                 self.catalogue,
-                settings=self.kafka.driver_settings(),
+                settings=self.kafka.engine_settings(),
                 owners=owners,
             )
 
@@ -125,7 +125,7 @@ def test_what_people_have_ordered_is_seen(scene: Scene) -> None:
 
 def test_orders_that_cannot_be_read_are_an_error(scene: Scene) -> None:
     """Nobody can know whether a partition is paused."""
-    scene.instance.add_dynamic_partitions(scene.assets.order_book_name, ["1 nonsense"])
+    scene.instance.add_dynamic_partitions(scene.assets.directives_name, ["1 nonsense"])
     with pytest.raises(ConfigurationError, match="cannot be read"):
         scene.look()
 

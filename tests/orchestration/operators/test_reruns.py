@@ -26,10 +26,10 @@ from dagster_rebalance.orchestration.per_batch.members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
-from dagster_rebalance.orchestration.storage.reruns import RerunStore
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
@@ -89,13 +89,13 @@ class Ground:
         self.kafka = kafka_in_memory()
         self.group_id = self.kafka.group_id
         self.assets = GroupAssets.of(self.group_id)
-        self.catalogue = Catalogue(instance, self.assets, NOBODY)
+        self.catalogue = Catalogue(instance, self.assets, NO_MEMBER)
         self.catalogue.add_partitions([tp(0), tp(1)])
         self.group = GROUPS[self.group_id]
         self.group.produce(tp(0), 100)
         self.commit(span(0, 0, 10), span(0, 10, 20), span(0, 20, 30))
         self.reruns = Reruns(instance, self.kafka)
-        self.book = RerunStore(instance, self.assets.rerun_book_name)
+        self.book = RerunStore(instance, self.assets.reruns_name)
         self.worked: list[OffsetRange] = []
         self.name = unique_name("batches").replace("-", "_")
         self.defs = build_kafka_batch_defs(kafka=self.kafka, assets=[self._asset()], name=self.name)
@@ -330,7 +330,7 @@ def test_the_longest_batch_fits(ground: Ground) -> None:
 
 def test_a_page_that_cannot_be_read_is_an_error(ground: Ground) -> None:
     """A newer version may have written it: nobody may guess."""
-    ground.instance.add_dynamic_partitions(ground.assets.rerun_book_name, ['["abc", 1]'])
+    ground.instance.add_dynamic_partitions(ground.assets.reruns_name, ['["abc", 1]'])
     with pytest.raises(ConfigurationError, match="a newer version may have written it"):
         ground.book.read()
     said = ground.tick().skip_message

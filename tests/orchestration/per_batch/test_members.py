@@ -271,7 +271,7 @@ def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) 
     seat = MemberLease(farm.instance, GroupAssets.of("etl"), "blue", "sensor")
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
     wait_until(
-        lambda: seat.sign().startswith("p "), timeout_s=30, what="the member to take its seat"
+        lambda: seat.read().startswith("p "), timeout_s=30, what="the member to take its seat"
     )
     other = Catalogue(
         farm.instance, GroupAssets.of("etl"), MemberIdentity("blue", "sensor", "replica")
@@ -280,12 +280,12 @@ def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) 
     other.keep_seat()
     wait_until(lambda: farm.made[0].is_over, timeout_s=30, what="the member to make way")
     for _ in range(3):
-        mail, _ = members.tick("key", farm.make, seat.sign)
+        mail, _ = members.tick("key", farm.make, seat.read)
         assert "run one replica of the code server" in mail.summary[0]
     assert len(farm.made) == 1
-    assert seat.sign().startswith("replica "), "who makes way does not free the seat of the other"
+    assert seat.read().startswith("replica "), "who makes way does not free the seat of the other"
     other.give_seat_up()
-    members.tick("key", farm.make, seat.sign)
+    members.tick("key", farm.make, seat.read)
     assert len(farm.made) == 2
 
 

@@ -16,7 +16,7 @@ from dagster_rebalance.orchestration.operators.directives import Wanted, give
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.lag_check import LAG_CHECK, build_lag_check
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
-from dagster_rebalance.orchestration.storage.member_lease import NOBODY
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.bench import Bench
 from tests.orchestration.parts import GROUPS, kafka_in_memory, tp
@@ -270,7 +270,7 @@ def test_an_observation_of_a_thousand_partitions_stays_small(instance: dg.Dagste
         for number in range(1000)
     )
     assets = GroupAssets.of("large")
-    Catalogue(instance, assets, NOBODY).show_lag(GroupLag(everything, stopped=1000), NO_LIMIT)
+    Catalogue(instance, assets, NO_MEMBER).show_lag(GroupLag(everything, stopped=1000), NO_LIMIT)
     (shown,) = observed(instance, assets.lag)
     assert len(rows(shown)) == 20
     assert figures(shown, "not_in_table") == ["980 partitions with less lag"]
@@ -281,7 +281,7 @@ def test_an_observation_of_a_thousand_partitions_stays_small(instance: dg.Dagste
 def test_the_check_is_evaluated_when_it_changes(instance: dg.DagsterInstance) -> None:
     """Not with each observation: each failure alerts somebody."""
     assets = GroupAssets.of("etl")
-    catalogue = Catalogue(instance, assets, NOBODY)
+    catalogue = Catalogue(instance, assets, NO_MEMBER)
     for waiting in (5, 11, 12, 5, 6):
         lag = GroupLag((PartitionLag(tp(0), 0, waiting, waiting),))
         catalogue.show_lag(lag, LagLimit(10))
@@ -294,7 +294,7 @@ def test_the_check_is_evaluated_whoever_has_shown_something_else(
 ) -> None:
     """Members take turns as the first partition moves, and a person may execute the check."""
     assets = GroupAssets.of("etl")
-    one, other = (Catalogue(instance, assets, NOBODY) for _ in range(2))
+    one, other = (Catalogue(instance, assets, NO_MEMBER) for _ in range(2))
     for catalogue, waiting in ((one, 11), (one, 12), (other, 5), (one, 11)):
         lag = GroupLag((PartitionLag(tp(0), 0, waiting, waiting),))
         catalogue.show_lag(lag, LagLimit(10))
@@ -314,7 +314,7 @@ def by_hand(
     """Execute the check as a person does."""
     group = GroupAssets.of(kafka.group_id)
     check = build_lag_check(
-        group.lag, "kafka", limit, lambda storage: Catalogue(storage, group, NOBODY)
+        group.lag, "kafka", limit, lambda storage: Catalogue(storage, group, NO_MEMBER)
     )
     job = dg.Definitions(asset_checks=[check], resources={"kafka": kafka})
     result = job.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)

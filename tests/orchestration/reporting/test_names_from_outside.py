@@ -140,7 +140,7 @@ def test_what_can_be_no_topic_is_refused_at_the_start(topic: str) -> None:
         bootstrap_servers="kafka:9092", group_id="etl", topics=["orders", topic]
     )
     with pytest.raises(ConfigurationError, match="cannot be the name of a topic"):
-        kafka.driver_settings()
+        kafka.engine_settings()
 
 
 @pytest.mark.parametrize("group_id", NASTY)

@@ -51,7 +51,6 @@ class Location:
         self.sensor = self.defs.resolve_sensor_def("orders_sensor")
 
     def tick(self) -> str:
-        """The skip reason of a tick, or the exception that makes it red."""
         resources = {"kafka": self.kafka}
         context = dg.build_sensor_context(
             instance=self.instance,
@@ -63,7 +62,6 @@ class Location:
             return self.sensor.evaluate_tick(context).skip_message or ""
 
     def failure(self) -> DagsterRebalanceError:
-        """Tick until it fails, and return why."""
         found: list[DagsterRebalanceError] = []
 
         def fails() -> bool:
@@ -77,7 +75,6 @@ class Location:
         return found[0]
 
     def stopped(self) -> str:
-        """Tick until the summary names a stop, and return the reason that the check shows."""
         last: list[str] = []
 
         def shown() -> dg.AssetCheckEvaluation | None:
@@ -105,7 +102,6 @@ class Location:
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
-    """Members that are gone after the test."""
     made = Members()
     monkeypatch.setattr(sensor_module, "MEMBERS", made)
     monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: True)
@@ -114,7 +110,6 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
 
 
 def commit(kafka: KafkaCluster, group_id: str, topic: str, offset: int, metadata: str = "") -> None:
-    """Commit an offset as another application does."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group_id})
     try:
         partition = TopicPartition(topic, 0, offset, metadata=metadata)
@@ -124,17 +119,15 @@ def commit(kafka: KafkaCluster, group_id: str, topic: str, offset: int, metadata
 
 
 def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
-    """Produce records into partition 0."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(records):
         producer.produce(topic, str(number).encode(), partition=0)
     assert producer.flush(30) == 0
 
 
-def test_a_broker_that_cannot_be_reached_fails_the_tick_with_its_address(
+def test_unreachable_broker_fails_tick_with_its_address(
     instance: dg.DagsterInstance, members: Members
 ) -> None:
-    """Red within seconds, instead of a member that seems to wait."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -150,10 +143,9 @@ def test_a_broker_that_cannot_be_reached_fails_the_tick_with_its_address(
     assert address in str(error)
 
 
-def test_a_topic_that_does_not_exist_fails_the_tick_with_its_name(
+def test_missing_topic_fails_tick_with_its_name(
     instance: dg.DagsterInstance, members: Members, kafka_broker: KafkaCluster
 ) -> None:
-    """A misspelt topic is not a topic without records."""
     missing = unique_name("missing")
     location = Location(
         instance,
@@ -165,16 +157,13 @@ def test_a_topic_that_does_not_exist_fails_the_tick_with_its_name(
     assert missing in str(location.failure())
 
 
-def test_a_group_that_is_in_use_with_another_protocol_fails_the_tick(
+def test_group_in_use_with_another_protocol_fails_tick(
     instance: dg.DagsterInstance,
     members: Members,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
 ) -> None:
-    """The other member is an eager consumer of another application.
-
-    The message says that the group is in use, and what can be done.
-    """
+    """The other member is an eager consumer."""
     topic, group_id = kafka_topic(), unique_name("g")
     eager = Consumer(
         {
@@ -213,13 +202,12 @@ def test_a_group_that_is_in_use_with_another_protocol_fails_the_tick(
     assert group_id in found
 
 
-def test_a_partition_with_the_metadata_of_another_application_is_stopped_with_the_reason(
+def test_foreign_metadata_stops_partition_with_reason(
     instance: dg.DagsterInstance,
     members: Members,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
 ) -> None:
-    """To overwrite it could erase somebody's work; the others of the group go on."""
     topic, group_id = kafka_topic(), unique_name("g")
     produce(kafka_broker, topic, 5)
     commit(kafka_broker, group_id, topic, 2, "checkpoint of somebody else")
@@ -244,13 +232,12 @@ def test_a_partition_with_the_metadata_of_another_application_is_stopped_with_th
     )
 
 
-def test_a_partition_whose_offset_was_deleted_by_retention_is_stopped_with_the_reason(
+def test_offset_deleted_by_retention_stops_partition_with_reason(
     instance: dg.DagsterInstance,
     members: Members,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
 ) -> None:
-    """Records are lost already: a person decides whether to go on without them."""
     topic, group_id = kafka_topic(), unique_name("g")
     produce(kafka_broker, topic, 10)
     commit(kafka_broker, group_id, topic, 2)

@@ -11,7 +11,7 @@ from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.per_batch import sensor as batch_sensor
 from dagster_rebalance.orchestration.per_batch.members import MEMBERS
-from dagster_rebalance.orchestration.resources.branch import IS_BRANCH
+from dagster_rebalance.orchestration.resources.kafka import BRANCH_VARIABLE
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG
 from dagster_rebalance.orchestration.streaming import sensor as stream_sensor
@@ -30,7 +30,7 @@ def _ticks_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _in_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(IS_BRANCH, "1")
+    monkeypatch.setenv(BRANCH_VARIABLE, "1")
 
 
 @dg.asset(required_resource_keys={"kafka_batch"})
@@ -44,14 +44,12 @@ def streamed(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN00
 
 
 def defs_of(kafka: KafkaInMemory, *, streams: bool) -> dg.Definitions:
-    """A code location in one form or the other."""
     if streams:
         return build_kafka_stream_defs(kafka=kafka, assets=[streamed], name="shop")
     return build_kafka_batch_defs(kafka=kafka, assets=[orders], name="shop")
 
 
 def tick(defs: dg.Definitions, instance: dg.DagsterInstance, kafka: KafkaInMemory) -> Any:  # noqa: ANN401 - as Dagster has it
-    """What the daemon makes of a tick of the only sensor."""
     context = dg.build_sensor_context(
         instance, definitions=defs, sensor_name="shop_sensor", resources={"kafka": kafka}
     )
@@ -61,10 +59,7 @@ def tick(defs: dg.Definitions, instance: dg.DagsterInstance, kafka: KafkaInMemor
 
 @pytest.mark.usefixtures("_in_branch")
 @pytest.mark.parametrize("streams", [False, True])
-def test_nothing_joins_in_a_branch_deployment(
-    instance: dg.DagsterInstance, *, streams: bool
-) -> None:
-    """Also when somebody turns its sensor on: the tick says why, and what to do."""
+def test_branch_deployment_does_not_join(instance: dg.DagsterInstance, *, streams: bool) -> None:
     kafka = kafka_in_memory()
     said = tick(defs_of(kafka, streams=streams), instance, kafka)
     assert "branch deployment" in said.skip_message
@@ -74,18 +69,16 @@ def test_nothing_joins_in_a_branch_deployment(
 
 
 @pytest.mark.usefixtures("_in_branch")
-def test_a_streaming_run_that_somebody_executes_again_there_does_not_join(
+def test_re_executed_streaming_run_in_branch_deployment_does_not_join(
     instance: dg.DagsterInstance,
 ) -> None:
-    """Its tags are those of a run that the sensor has started."""
     job = defs_of(kafka_in_memory(), streams=True).resolve_job_def("shop")
     with pytest.raises(ConfigurationError, match="does not join group"):
         job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:shop_sensor"})
 
 
 @pytest.mark.usefixtures("_in_branch")
-def test_with_a_group_of_its_own_it_reads(instance: dg.DagsterInstance) -> None:
-    """All that has the name of a group has this one."""
+def test_branch_deployment_with_branch_group_reads(instance: dg.DagsterInstance) -> None:
     kafka = kafka_in_memory(branch_group_id="shop-branch")
     assert kafka.group_id == "shop-branch"
     assert kafka.consumer_config()["group.id"] == "shop-branch"
@@ -98,15 +91,15 @@ def test_with_a_group_of_its_own_it_reads(instance: dg.DagsterInstance) -> None:
     assert [request.tags[SLOT_TAG] for request in said.run_requests] == ["0"]
 
 
-def test_the_group_of_branches_has_no_effect_in_production() -> None:
-    """The setting stands in the code that production runs, too."""
+def test_branch_group_is_ignored_in_production() -> None:
     kafka = kafka_in_memory(branch_group_id="shop-branch")
     assert kafka.group_id != "shop-branch"
     assert kafka.why_not_to_join == ""
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-def test_a_full_deployment_is_none_of_a_branch(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster+ sets the variable to 1 for branches."""
-    monkeypatch.setenv(IS_BRANCH, value)
+def test_full_deployment_is_no_branch_deployment(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BRANCH_VARIABLE, value)
     assert kafka_in_memory().why_not_to_join == ""

@@ -28,7 +28,6 @@ SECRET = "hunter2-is-secret"  # noqa: S105 - the secret that must not be seen
 
 
 def resource(**settings: Any) -> KafkaConsumerResource:  # noqa: ANN401 - settings of all kinds
-    """A resource with the settings that every one needs."""
     return KafkaConsumerResource(
         **{"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["orders"], **settings}
     )
@@ -38,14 +37,13 @@ def resource(**settings: Any) -> KafkaConsumerResource:  # noqa: ANN401 - settin
     ("resource", "settings", "message"),
     [
         (KafkaSparkResource, {"remot": "sc://x"}, "KafkaSparkResource has no setting 'remot': did"),
-        (KafkaSparkResource, {"x": 1}, "settings of Spark belong into spark_config"),
+        (KafkaSparkResource, {"x": 1}, "settings of Spark belong in spark_config"),
         (SchemaRegistryResource, {"url": "https://x", "ca": "f"}, "has no setting 'ca'"),
     ],
 )
-def test_other_resources_drop_no_setting_either(
+def test_other_resources_refuse_unknown_settings(
     resource: type[dg.ConfigurableResource[Any]], settings: dict[str, Any], message: str
 ) -> None:
-    """Without its address, Spark would work on the host of the code."""
     with pytest.raises(ConfigurationError, match=message):
         resource(**settings)
 
@@ -58,8 +56,7 @@ def test_other_resources_drop_no_setting_either(
         ("zzz", "client_config"),
     ],
 )
-def test_an_unknown_setting_is_refused_with_a_suggestion(name: str, hint: str) -> None:
-    """A misspelt limit that is silently ignored shows only when a deploy goes wrong."""
+def test_unknown_setting_is_refused_with_suggestion(name: str, hint: str) -> None:
     with pytest.raises(ConfigurationError, match="has no setting") as problem:
         resource(**{name: SECRET})
     assert repr(name) in str(problem.value)
@@ -78,13 +75,12 @@ def test_an_unknown_setting_is_refused_with_a_suggestion(name: str, hint: str) -
         ("sasl.password", "sasl_password", {"sasl_password": SECRET}),
     ],
 )
-def test_client_config_must_not_repeat_a_field(
+def test_client_config_that_repeats_a_field_is_refused(
     name: str, field: str, settings: dict[str, str]
 ) -> None:
-    """Two values for one thing: the message names the field to use, and no value."""
-    with pytest.raises(ConfigurationError, match="a field of its own") as problem:
+    with pytest.raises(ConfigurationError, match="has its own field") as problem:
         resource(client_config={name: SECRET}, **settings).consumer_config()
-    assert str(problem.value).endswith(f"sets {name}, which has a field of its own: {field}")
+    assert str(problem.value).endswith(f"sets {name}, which has its own field: {field}")
     assert field in KafkaConsumerResource.model_fields
 
 
@@ -93,23 +89,19 @@ def test_client_config_must_not_repeat_a_field(
     [
         ({"max_records_per_range": dg.EnvVar("N")}, r"is a number: give dg\.EnvVar\.int\('N'\)"),
         ({"min_records": dg.EnvVar("N")}, r"is a number: give dg\.EnvVar\.int\('N'\)"),
-        ({"hold_limit_s": dg.EnvVar("N")}, r"give its value, say by os\.environ\['N'\]"),
-        ({"hold_limit_s": dg.EnvVar.int("N")}, r"give its value, say by os\.environ\['N'\]"),
-        ({"topics": dg.EnvVar("N")}, r"give its value, say by os\.environ\['N'\]"),
+        ({"hold_limit_s": dg.EnvVar("N")}, r"give its value, such as os\.environ\['N'\]"),
+        ({"hold_limit_s": dg.EnvVar.int("N")}, r"give its value, such as os\.environ\['N'\]"),
+        ({"topics": dg.EnvVar("N")}, r"give its value, such as os\.environ\['N'\]"),
         ({"sasl_username": dg.EnvVar.int("N")}, r"is a text: give dg\.EnvVar\('N'\)"),
     ],
 )
-def test_a_variable_of_another_type_is_refused_with_what_to_give(
-    settings: dict[str, Any], hint: str
-) -> None:
-    """Pydantic says that a text cannot be parsed as a number, and shows neither."""
+def test_variable_of_another_type_is_refused(settings: dict[str, Any], hint: str) -> None:
     (name,) = settings
     with pytest.raises(ConfigurationError, match=f"^{name} of KafkaConsumerResource .*{hint}"):
         resource(**settings)
 
 
-def test_settings_of_librdkafka_reach_the_client() -> None:
-    """Fields and client_config become one mapping."""
+def test_fields_and_client_config_become_one_mapping() -> None:
     settings = {
         "fetch.max.bytes": "1000",
         "sasl.mechanism": "PLAIN",
@@ -122,8 +114,7 @@ def test_settings_of_librdkafka_reach_the_client() -> None:
     assert "ssl.ca.location" not in config
 
 
-def test_numbers_and_truths_reach_the_client_as_the_texts_that_it_reads() -> None:
-    """People write them as what they are; a variable may stand beside them."""
+def test_numbers_and_booleans_become_text() -> None:
     kafka = resource(
         client_config={
             "fetch.max.bytes": 1000,
@@ -142,16 +133,15 @@ def test_numbers_and_truths_reach_the_client_as_the_texts_that_it_reads() -> Non
     }
 
 
-def test_a_variable_beside_a_number_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster finds variables only where each value is a text."""
+def test_variable_beside_a_number_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster resolves variables only in a mapping of texts."""
     monkeypatch.setenv("CLIENT_ID", "etl-7")
     kafka = resource(client_config={"fetch.max.bytes": 1000, "client.id": dg.EnvVar("CLIENT_ID")})
     config = kafka.process_config_and_initialize().consumer_config()
     assert (config["client.id"], config["fetch.max.bytes"]) == ("etl-7", "1000")
 
 
-def test_a_function_is_given_by_its_name() -> None:
-    """So it stands in YAML, and reaches the processes of runs."""
+def test_function_is_imported_by_its_name() -> None:
     config = resource(
         security_protocol="SASL_SSL",
         sasl_mechanism="OAUTHBEARER",
@@ -173,8 +163,8 @@ def test_a_function_is_given_by_its_name() -> None:
         ("os:sep", "'os:sep', which is a str and no function"),
     ],
 )
-def test_a_name_that_leads_to_no_function_is_refused_at_the_start(text: str, message: str) -> None:
-    """The client would say so only when it logs in; what is no name may be a secret."""
+def test_missing_function_is_refused_at_start(text: str, message: str) -> None:
+    """A text that is no name may be a secret."""
     with pytest.raises(ConfigurationError, match=message) as problem:
         resource(client_config={"oauth_cb": text}).consumer_config()
     assert SECRET not in str(problem.value)
@@ -194,11 +184,9 @@ def in_a_stream(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: AN
     ("build", "asset"),
     [(build_kafka_batch_defs, batch_by_batch), (build_kafka_stream_defs, in_a_stream)],
 )
-def test_a_name_that_leads_to_no_function_is_refused_when_the_code_is_loaded(
+def test_missing_function_is_refused_when_code_loads(
     build: Callable[..., dg.Definitions], asset: dg.AssetsDefinition
 ) -> None:
-    """Not minutes later, in a tick; a variable may say another thing elsewhere."""
-
     def load(name: str) -> None:
         build(kafka=resource(client_config={"error_cb": name}), assets=[asset])
 
@@ -208,8 +196,7 @@ def test_a_name_that_leads_to_no_function_is_refused_when_the_code_is_loaded(
     load(dg.EnvVar("TOKENS"))
 
 
-def test_the_config_of_a_run_chooses_no_function() -> None:
-    """Who may launch a run could have any function of the environment called."""
+def test_function_in_run_config_is_refused() -> None:
     calls = []
 
     @dg.op
@@ -243,21 +230,18 @@ def test_the_config_of_a_run_chooses_no_function() -> None:
     assert len(calls) == 2
 
 
-def test_a_path_may_stand_in_client_config() -> None:
-    """Python code has its files as such."""
+def test_path_in_client_config_becomes_text() -> None:
     kafka = resource(client_config={"ssl.key.location": Path("/etc/kafka/key.pem")})
     assert kafka.client_config == {"ssl.key.location": "/etc/kafka/key.pem"}
 
 
-def test_a_login_among_the_brokers_is_refused_without_being_shown() -> None:
-    """Other systems write it there, and brokers are named in each error."""
+def test_login_in_bootstrap_servers_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigurationError, match="has an @ in it: write each broker") as refused:
         resource(bootstrap_servers=f"etl:{SECRET}@kafka:9092")
     assert SECRET not in str(refused.value)
 
 
-def test_a_user_and_a_password_in_place_of_a_name_are_not_shown() -> None:
-    """They look like a module and a function."""
+def test_login_in_place_of_function_is_not_shown() -> None:
     given = {"credentials_cb": "etl:hunter2"}
     with pytest.raises(ConfigurationError, match="cannot be imported") as problem:
         resource(
@@ -266,8 +250,7 @@ def test_a_user_and_a_password_in_place_of_a_name_are_not_shown() -> None:
     assert "hunter2" not in str(problem.value)
 
 
-def test_spark_gets_user_and_password_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java does not know the function."""
+def test_spark_options_have_login_of_credentials_cb(monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = resource(
         security_protocol="SASL_SSL",
         sasl_mechanism="PLAIN",
@@ -279,8 +262,7 @@ def test_spark_gets_user_and_password_of_a_function(monkeypatch: pytest.MonkeyPa
     assert "credentials_cb" not in options
 
 
-def test_options_for_spark_do_not_reach_the_client() -> None:
-    """Librdkafka refuses what it does not know, and a session of the user's own has no options."""
+def test_spark_options_do_not_reach_the_client() -> None:
     kafka = resource(
         client_config={"kafka.sasl.jaas.config": "x required;", "fetch.max.bytes": 1000}
     )
@@ -311,60 +293,50 @@ def test_options_for_spark_do_not_reach_the_client() -> None:
     ],
 )
 @pytest.mark.parametrize("value", [0, -1])
-def test_a_limit_of_zero_or_less_is_refused_by_name(name: str, value: int) -> None:
-    """Each of them would stand still, or end every run at once."""
+def test_limit_of_zero_or_less_is_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        resource(**{name: value}).driver_settings()
+        resource(**{name: value}).engine_settings()
 
 
 @pytest.mark.parametrize("name", ["max_records_per_range", "max_records_per_batch"])
-def test_no_partition_waits_for_more_records_than_a_batch_takes(name: str) -> None:
-    """A batch with as many as it may have has nothing to wait for."""
-    assert resource(**{name: 70}).driver_settings().limits.min_records == 70
+def test_min_records_default_is_at_most_a_batch(name: str) -> None:
+    assert resource(**{name: 70}).engine_settings().limits.min_records == 70
 
 
-def test_how_long_a_run_may_be_silent_reaches_the_driver() -> None:
-    """A platform that takes ten minutes to start a run must be able to say so."""
-    pulse = resource(heartbeat_timeout_s=30.0, start_timeout_s=600.0).driver_settings().pulse
+def test_heartbeat_settings_reach_the_engine() -> None:
+    pulse = resource(heartbeat_timeout_s=30.0, start_timeout_s=600.0).engine_settings().pulse
     assert (pulse.heartbeat_timeout_s, pulse.start_timeout_s) == (30.0, 600.0)
 
 
-def test_when_a_range_is_tried_again_reaches_the_driver() -> None:
-    """A team must be able to say when a range is tried again.
-
-    Its outages may last longer, or its work must not be done a fourth time.
-    """
+def test_retry_settings_reach_the_engine() -> None:
     pace = (
         resource(retry_delay_s=0.0, retry_delay_limit_s=60.0, retry_stopped=False)
-        .driver_settings()
+        .engine_settings()
         .pace
     )
     assert pace == RetryPace(0.0, 60.0, retry_stopped=False)
 
 
-def test_how_long_commits_are_joined_reaches_the_driver() -> None:
-    """0 is a value of its own: each commit is recorded by itself."""
-    assert resource().driver_settings().record_every_s == 0
-    assert resource().driver_settings(streams=True).record_every_s == 10
-    assert resource(record_every_s=0.0).driver_settings(streams=True).record_every_s == 0
-    assert resource(record_every_s=60.0).driver_settings().record_every_s == 60
+def test_record_interval_reaches_the_engine() -> None:
+    assert resource().engine_settings().record_every_s == 0
+    assert resource().engine_settings(streams=True).record_every_s == 10
+    assert resource(record_every_s=0.0).engine_settings(streams=True).record_every_s == 0
+    assert resource(record_every_s=60.0).engine_settings().record_every_s == 60
     with pytest.raises(ConfigurationError, match=r"record_every_s=-1 .*must be 0"):
-        resource(record_every_s=-1.0).driver_settings()
+        resource(record_every_s=-1.0).engine_settings()
 
 
-def test_how_often_the_lag_is_observed_reaches_the_driver() -> None:
-    """0 turns it off. Dagster keeps each observation, so not every second."""
-    assert resource(lag_every_s=30.0).driver_settings().lag_every_s == 30
-    assert resource(lag_every_s=0).driver_settings().lag_every_s == 0
+def test_lag_interval_reaches_the_engine() -> None:
+    assert resource(lag_every_s=30.0).engine_settings().lag_every_s == 30
+    assert resource(lag_every_s=0).engine_settings().lag_every_s == 0
     for wrong in (9.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigurationError, match=rf"lag_every_s={wrong:g} .*at least 10"):
-            resource(lag_every_s=wrong).driver_settings()
+            resource(lag_every_s=wrong).engine_settings()
 
 
-def test_a_group_can_begin_at_a_time() -> None:
-    """The client that reads never chooses an offset by itself, so it need not know."""
+def test_start_time_reaches_the_engine_and_not_the_client() -> None:
     kafka = resource(start_from="1970-01-01T00:00:02Z")
-    assert kafka.driver_settings().start_from == StartTime(2000)
+    assert kafka.engine_settings().start_from == StartTime(2000)
     assert kafka.consumer_config()["auto.offset.reset"] == "error"
     assert resource(start_from="latest").consumer_config()["auto.offset.reset"] == "latest"
     with pytest.raises(ConfigurationError, match="start_from='yesterday' must be earliest"):
@@ -373,31 +345,26 @@ def test_a_group_can_begin_at_a_time() -> None:
     assert late.start_from == dg.EnvVar("START")
 
 
-def test_topics_must_be_named() -> None:
-    """A member without topics would join and do nothing."""
+def test_missing_topics_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="no topics"):
-        resource(topics=[]).driver_settings()
+        resource(topics=[]).engine_settings()
 
 
-def test_the_commit_slice_must_leave_time_to_drain() -> None:
-    """Otherwise every hold would be at its deadline when it begins."""
+def test_commit_slice_as_long_as_hold_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"hold_commit_slice_s=30 .* hold_limit_s=30"):
-        resource(hold_limit_s=30.0, hold_commit_slice_s=30.0).driver_settings()
+        resource(hold_limit_s=30.0, hold_commit_slice_s=30.0).engine_settings()
 
 
-def test_a_hold_limit_beyond_the_poll_interval_is_refused_with_both_names() -> None:
-    """The broker would fence the member during the hold, for which nobody would find the reason."""
+def test_hold_limit_beyond_poll_interval_is_refused() -> None:
+    """The broker would fence the member during the hold."""
     with pytest.raises(
         ConfigurationError, match=r"hold_limit_s=300 .*'max.poll.interval.ms'=60000"
     ):
         resource(client_config={"max.poll.interval.ms": "60000"}).consumer_config()
 
 
-def test_a_consumer_is_made_with_the_hold_limit_of_the_resource() -> None:
-    """Runs and checks only read.
-
-    With another hold limit they would refuse a poll interval that the member accepts.
-    """
+def test_consumers_have_the_hold_limit_of_the_resource() -> None:
+    """With another hold limit they would refuse a poll interval that the member accepts."""
     with resource(
         hold_limit_s=30.0, client_config={"max.poll.interval.ms": "60000", "log_level": "0"}
     ).connect() as consumer:
@@ -406,13 +373,11 @@ def test_a_consumer_is_made_with_the_hold_limit_of_the_resource() -> None:
 
 @pytest.mark.parametrize("value", ["true", "True", "1"])
 def test_auto_commit_is_refused(value: str) -> None:
-    """It commits what was handed out, not what succeeded."""
     with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):
         resource(client_config={"enable.auto.commit": value}).consumer_config()
 
 
 def test_secrets_are_not_shown() -> None:
-    """Resources are printed in logs and in error pages."""
     kafka = resource(
         sasl_username="etl", sasl_password=SECRET, client_config={"ssl.key.password": SECRET}
     )
@@ -435,8 +400,7 @@ def test_secrets_are_not_shown() -> None:
         {"sasl_password": SECRET, "group_protocol": "eager"},
     ],
 )
-def test_an_error_about_a_value_does_not_show_the_value(settings: dict[str, object]) -> None:
-    """Pydantic prints what it was given, which here may be a password."""
+def test_validation_error_does_not_show_the_value(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError) as problem:
         resource(**settings)
     assert (
@@ -447,8 +411,7 @@ def test_an_error_about_a_value_does_not_show_the_value(settings: dict[str, obje
     assert SECRET not in str(problem.value)
 
 
-def test_a_password_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it stands in no file, and Dagster's UI shows the variable's name alone."""
+def test_password_from_variable_is_resolved_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETL_PASSWORD", SECRET)
     seen = []
 

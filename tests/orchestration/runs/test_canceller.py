@@ -6,8 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.orchestration.runs.canceller import (
-    MOST_AT_ONCE,
-    MOST_OVERTAKEN,
+    MAX_REPLACED,
+    MAX_THREADS,
     PATIENCE_S,
     SLOW_S,
     RunCanceller,
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class _Runs:
-    """Ends a run when the test lets it."""
-
     def __init__(self, problem: Exception | None = None) -> None:
         self.asked: list[tuple[str, str]] = []
         self.may_go_on = threading.Event()
@@ -44,8 +42,6 @@ class _Runs:
 
 
 class _Stage:
-    """A run ender whose threads, notes and ended runs are kept."""
-
     def __init__(self, port: _Runs) -> None:
         self.threads: list[threading.Thread] = []
         self.notes: list[str] = []
@@ -60,13 +56,11 @@ class _Stage:
         self.threads[-1].start()
 
     def wait(self) -> None:
-        """Until nothing is left to do."""
         for thread in self.threads:
             thread.join(10)
 
 
-def test_each_run_is_asked_for_once_at_a_time() -> None:
-    """The core asks again and again."""
+def test_run_is_cancelled_by_one_thread_at_a_time() -> None:
     port = _Runs()
     stage = _Stage(port)
     stage.ender.end_dead({"run-1": "", "run-2": ""})
@@ -86,78 +80,68 @@ def test_each_run_is_asked_for_once_at_a_time() -> None:
     assert port.asked[4:] == [("end", "run-1")]
 
 
-def test_a_launcher_that_takes_long_for_one_run_does_not_keep_the_others_waiting() -> None:
-    """A suspended launcher answers after a minute.
-
-    A hold has ten seconds for its runs to be cancelled. A few cancels at once are enough.
-    """
+def test_slow_launcher_does_not_block_other_runs() -> None:
     port = _Runs()
     stage = _Stage(port)
     stage.ender.cancel([f"run-{number}" for number in range(20)])
     wait_until(
-        lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="as many as are done at once"
+        lambda: len(port.asked) == MAX_THREADS, timeout_s=10, what="as many as are done at once"
     )
-    assert len(stage.threads) == MOST_AT_ONCE
+    assert len(stage.threads) == MAX_THREADS
     port.may_go_on.set()
     stage.wait()
     assert len(port.asked) == 20
 
 
-def test_what_hangs_is_tried_again_in_another_thread_and_holds_back_no_other_run() -> None:
-    """A connection that a firewall has dropped is silent for hours.
-
-    Until then no run of the member would be ended.
-    """
+def test_hanging_task_is_retried_in_another_thread() -> None:
     port = _Runs()
     stage = _Stage(port)
-    runs = [f"run-{number}" for number in range(MOST_AT_ONCE)]
+    runs = [f"run-{number}" for number in range(MAX_THREADS)]
     stage.ender.end_dead(dict.fromkeys(runs, ""))
-    wait_until(lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
+    wait_until(lambda: len(port.asked) == MAX_THREADS, timeout_s=10, what="all threads to hang")
     stage.now = SLOW_S - 1
     stage.ender.end_dead({"run-0": "", "another": ""})
-    assert len(stage.threads) == MOST_AT_ONCE
+    assert len(stage.threads) == MAX_THREADS
     stage.now = SLOW_S
     stage.ender.end_dead({"run-0": ""})
     wait_until(
-        lambda: port.asked[MOST_AT_ONCE:] == [("end", "another")],
+        lambda: port.asked[MAX_THREADS:] == [("end", "another")],
         timeout_s=10,
         what="the other run to be asked for",
     )
     stage.now = PATIENCE_S
     stage.ender.end_dead({"run-0": ""})
     wait_until(
-        lambda: len(port.asked) == MOST_AT_ONCE + 2, timeout_s=10, what="both to be asked for"
+        lambda: len(port.asked) == MAX_THREADS + 2, timeout_s=10, what="both to be asked for"
     )
-    assert port.asked[MOST_AT_ONCE + 1 :] == [("end", "run-0")]
+    assert port.asked[MAX_THREADS + 1 :] == [("end", "run-0")]
     assert sorted(stage.notes) == [
-        f"ending run {run} hangs: nobody has answered. It is tried again in another thread"
-        for run in runs
+        f"ending run {run} hangs without an answer. It is retried in another thread" for run in runs
     ]
     port.may_go_on.set()
     stage.wait()
     assert not any(thread.is_alive() for thread in stage.threads)
-    assert len(port.asked) == MOST_AT_ONCE + 2, "a thread that was given up takes no other run"
+    assert len(port.asked) == MAX_THREADS + 2, "a thread that was given up takes no other run"
 
 
-def test_patience_grows_for_the_run_that_hangs_again_and_for_no_other() -> None:
-    """Four threads that meet the same outage must not let all of them wait for half an hour."""
+def test_patience_doubles_only_for_the_run_that_hangs_again() -> None:
     port = _Runs()
     stage = _Stage(port)
-    runs = dict.fromkeys([f"run-{number}" for number in range(MOST_AT_ONCE)], "")
+    runs = dict.fromkeys([f"run-{number}" for number in range(MAX_THREADS)], "")
     stage.ender.end_dead(runs)
-    wait_until(lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
+    wait_until(lambda: len(port.asked) == MAX_THREADS, timeout_s=10, what="all threads to hang")
     stage.now = PATIENCE_S
     stage.ender.end_dead(runs)
     wait_until(
-        lambda: len(port.asked) == 2 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for again"
+        lambda: len(port.asked) == 2 * MAX_THREADS, timeout_s=10, what="all to be asked for again"
     )
     stage.now = 3 * PATIENCE_S - 1
     stage.ender.end_dead(runs)
-    assert len(stage.threads) == 2 * MOST_AT_ONCE, "twice as much patience"
+    assert len(stage.threads) == 2 * MAX_THREADS, "twice as much patience"
     stage.now = 3 * PATIENCE_S
     stage.ender.end_dead(runs)
     wait_until(
-        lambda: len(port.asked) == 3 * MOST_AT_ONCE,
+        lambda: len(port.asked) == 3 * MAX_THREADS,
         timeout_s=10,
         what="all to be asked for once more",
     )
@@ -165,8 +149,7 @@ def test_patience_grows_for_the_run_that_hangs_again_and_for_no_other() -> None:
     stage.wait()
 
 
-def test_a_run_that_hangs_for_ever_holds_a_bounded_number_of_threads() -> None:
-    """Whether others end well meanwhile or not."""
+def test_hanging_run_holds_bounded_number_of_threads() -> None:
     port = _Runs()
     stage = _Stage(port)
     while stage.now < 2 * 86_400:
@@ -175,14 +158,13 @@ def test_a_run_that_hangs_for_ever_holds_a_bounded_number_of_threads() -> None:
             lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask"
         )
         stage.now += PATIENCE_S
-    assert len(stage.threads) == MOST_OVERTAKEN + 1
+    assert len(stage.threads) == MAX_REPLACED + 1
     port.may_go_on.set()
     stage.wait()
     assert not any(thread.is_alive() for thread in stage.threads)
 
 
-def test_launchers_that_are_silent_hold_a_bounded_number_of_threads() -> None:
-    """A thousand runs may be asked for at once."""
+def test_silent_launchers_hold_bounded_number_of_threads() -> None:
     port = _Runs()
     stage = _Stage(port)
     for stage.now in (0.0, SLOW_S, 2 * SLOW_S, 3 * SLOW_S, 4 * SLOW_S, 5 * SLOW_S):
@@ -195,8 +177,7 @@ def test_launchers_that_are_silent_hold_a_bounded_number_of_threads() -> None:
     stage.wait()
 
 
-def test_an_error_is_noted() -> None:
-    """The next tick shows it; the core asks again."""
+def test_error_of_cancel_is_noted() -> None:
     port = _Runs(OSError("database is locked"))
     port.may_go_on.set()
     stage = _Stage(port)
@@ -210,8 +191,7 @@ def test_an_error_is_noted() -> None:
     assert not stage.ended
 
 
-def test_an_error_of_many_lines_is_noted_in_one() -> None:
-    """A stack trace hides the other lines of a tick."""
+def test_error_of_many_lines_is_noted_in_one_line() -> None:
     port = _Runs(OSError("server closed the connection\n\tbefore the request\n[SQL: SELECT 1]"))
     port.may_go_on.set()
     stage = _Stage(port)
@@ -221,19 +201,18 @@ def test_an_error_of_many_lines_is_noted_in_one() -> None:
     assert stage.notes == [f"taking back run run-1 failed: {text}"]
 
 
-def test_a_run_that_turns_out_to_live_is_not_said_to_be_over() -> None:
-    """It began after its member had taken it for one that never would."""
+def test_live_run_is_not_reported_as_ended() -> None:
     port = _Runs()
     port.may_go_on.set()
     stage = _Stage(port)
     stage.ender.end_dead({"run-1": "an old one"})
     stage.wait()
-    assert stage.notes == ["run run-1 is not dead: it has given a sign of life meanwhile"]
+    assert stage.notes == ["run run-1 is not dead: it has sent another heartbeat"]
     assert not stage.ended
 
 
-def test_a_process_that_is_about_to_end_does_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python lets no thread begin while its exit handlers run."""
+def test_work_runs_inline_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python starts no thread while its exit handlers run."""
 
     def refuse(_thread: threading.Thread) -> None:
         message = "can't create new thread at interpreter shutdown"

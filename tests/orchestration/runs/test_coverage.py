@@ -33,7 +33,6 @@ def orders() -> None:
     config_schema={"broken": dg.Field(str, default_value="")},
 )
 def totals(context: dg.AssetExecutionContext) -> None:
-    """Fails while the file exists that its config names."""
     from pathlib import Path  # noqa: PLC0415 - the module of a run process
 
     if context.op_config["broken"] and Path(context.op_config["broken"]).exists():
@@ -45,14 +44,12 @@ def totals(context: dg.AssetExecutionContext) -> None:
     can_subset=True,
 )
 def halves(context: dg.AssetExecutionContext) -> Any:  # noqa: ANN401 - Dagster looks at this annotation
-    """Two assets of one step."""
     for key in context.selected_asset_keys:
         yield dg.MaterializeResult(asset_key=key)
 
 
 @dg.asset_check(asset=orders)
 def is_fine() -> dg.AssetCheckResult:
-    """A check, which is no part of a range."""
     return dg.AssetCheckResult(passed=True)
 
 
@@ -61,7 +58,6 @@ def _any_batch(_context: dg.InitResourceContext) -> None:
 
 
 def whole_job() -> dg.JobDefinition:
-    """The job, found again by its re-executions."""
     return dg.Definitions(
         assets=[orders, totals, halves],
         asset_checks=[is_fine],
@@ -71,8 +67,6 @@ def whole_job() -> dg.JobDefinition:
 
 
 class Desk:
-    """A person in front of Dagster, and what the ledger makes of it."""
-
     def __init__(self, instance: dg.DagsterInstance, batch_id: str, broken: "Path") -> None:
         self._instance = instance
         self._offer = batch_request(batch_id)
@@ -83,7 +77,6 @@ class Desk:
         }
 
     def run(self) -> str:
-        """The first run: `totals` fails in it."""
         self._broken.touch()
         with dg.execute_job(
             dg.reconstructable(whole_job),
@@ -127,7 +120,6 @@ class Desk:
         )
 
     def progress(self) -> "Progress":
-        """How far the range is."""
         return progress_of(
             span(0),
             self._offer.batch_id,
@@ -138,55 +130,40 @@ class Desk:
 
 @pytest.fixture
 def desk(instance: dg.DagsterInstance, batch_id: str, tmp_path: "Path") -> Desk:
-    """One for each test."""
     return Desk(instance, batch_id, tmp_path / "broken")
 
 
 def lacks(progress: "Progress") -> tuple[str, ...]:
-    """What a range still needs."""
     assert isinstance(progress, ToRequest)
     return progress.left_out
 
 
-def test_a_re_execution_of_some_steps_is_no_success_for_the_others(desk: Desk) -> None:
-    """`totals` would never get these offsets."""
+def test_re_execution_of_some_steps_covers_only_these(desk: Desk) -> None:
     first = desk.run()
     desk.again(first, "orders")
     assert lacks(desk.progress()) == ("totals",)
 
 
-def test_a_re_execution_from_the_failure_is_a_success(desk: Desk) -> None:
-    """The steps that the re-execution leaves out have succeeded before.
-
-    Dagster's button does that, and so do its own retries.
-    """
+def test_re_execution_from_failure_covers_the_job(desk: Desk) -> None:
     done = desk.again(desk.run())
     assert desk.progress() == Succeeded(done)
 
 
-def test_pieces_that_were_executed_one_after_the_other_make_a_success(desk: Desk) -> None:
-    """In whatever order."""
+def test_partial_runs_together_cover_the_job(desk: Desk) -> None:
     first = desk.run()
     desk.again(first, "halves")
     done = desk.again(first, "totals")
     assert desk.progress() == Succeeded(done)
 
 
-def test_what_a_deleted_run_has_done_is_not_known_any_more(
-    desk: Desk, instance: dg.DagsterInstance
-) -> None:
-    """The part of the deleted run is asked for again.
-
-    The output of a range may be replaced, and must not be missing.
-    """
+def test_coverage_of_deleted_run_is_lost(desk: Desk, instance: dg.DagsterInstance) -> None:
     first = desk.run()
     desk.again(first)
     instance.delete_run(first)
     assert lacks(desk.progress()) == ("left", "orders", "right")
 
 
-def test_assets_that_were_selected_by_hand_are_a_part(desk: Desk) -> None:
-    """Also where one step has both a selected asset and another one."""
+def test_asset_selection_covers_a_part(desk: Desk) -> None:
     desk.run()
     desk.selected("orders", "left")
     assert lacks(desk.progress()) == ("totals",)
@@ -194,16 +171,14 @@ def test_assets_that_were_selected_by_hand_are_a_part(desk: Desk) -> None:
     assert isinstance(desk.progress(), Succeeded), "the first run has done the right half"
 
 
-def test_assets_that_were_selected_while_no_whole_run_is_known_are_no_success(desk: Desk) -> None:
-    """What the job has besides is not known."""
+def test_asset_selection_without_a_whole_run_is_no_success(desk: Desk) -> None:
     desk.selected("orders", "totals", "left")
     assert lacks(desk.progress()) == (UNKNOWN,)
 
 
-def test_a_part_whose_plan_dagster_has_not_is_no_success(
+def test_partial_run_without_plan_is_no_success(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows what it left out."""
     first = desk.run()
     desk.again(first)
     monkeypatch.setattr(Coverage, "_read_plan", lambda *_: None)

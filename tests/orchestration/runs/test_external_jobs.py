@@ -25,38 +25,29 @@ if TYPE_CHECKING:
 
 
 class Jobs(ExternalWork):
-    """Notes who was asked, and answers as it is told."""
-
     def __init__(self, answer: Callable[[], object] = lambda: None) -> None:
         self.asked: list[str] = []
         self.answer = answer
 
     def stop(self, run_id: str) -> None:
-        """Answer."""
         self.asked.append(run_id)
         self.answer()
 
 
 class Clock:
-    """Stands still until it is set."""
-
     now = 0.0
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
 
-def test_all_that_is_named_is_asked() -> None:
-    """A run may have begun jobs in several places."""
+def test_all_external_work_is_stopped() -> None:
     first, second = Jobs(), Jobs()
     WorkStopper([first, second], start=at_once)("run-1")
     assert first.asked == second.asked == ["run-1"]
 
 
-def test_an_error_means_that_the_work_may_go_on() -> None:
-    """It reaches whoever needs the answer, and the next call asks again."""
-
+def test_error_of_stop_is_raised_and_next_call_retries() -> None:
     def fail() -> NoReturn:
         msg = "the cluster is away"
         raise OSError(msg)
@@ -70,8 +61,7 @@ def test_an_error_means_that_the_work_may_go_on() -> None:
     assert jobs.asked == ["run-1"] * 2
 
 
-def test_nobody_waits_for_an_answer_that_takes_long_and_it_is_asked_once() -> None:
-    """A tick has a minute for everything; what is under way is not begun a second time."""
+def test_slow_stop_times_out_and_is_not_called_twice() -> None:
     go_on, threads = threading.Event(), []
     jobs = Jobs(lambda: go_on.wait(30))
 
@@ -81,7 +71,7 @@ def test_nobody_waits_for_an_answer_that_takes_long_and_it_is_asked_once() -> No
 
     stopper = WorkStopper([jobs], wait_s=0.01, start=start)
     for _ in range(2):
-        with pytest.raises(TimeoutError, match="run run-1 is not over yet: Jobs did not answer"):
+        with pytest.raises(TimeoutError, match="run run-1 is not stopped yet: Jobs did not answer"):
             stopper("run-1")
     go_on.set()
     for thread in threads:
@@ -90,7 +80,7 @@ def test_nobody_waits_for_an_answer_that_takes_long_and_it_is_asked_once() -> No
     assert jobs.asked == ["run-1"]
 
 
-def test_an_answer_counts_once_and_not_for_ever() -> None:
+def test_confirmation_counts_once_and_expires() -> None:
     """A streaming run begins more work under the same id."""
     clock, jobs = Clock(), Jobs()
     started: list[Callable[[], None]] = []
@@ -110,8 +100,7 @@ def test_an_answer_counts_once_and_not_for_ever() -> None:
     assert len(started) == 1
 
 
-def test_an_answer_to_a_question_that_was_asked_before_says_nothing() -> None:
-    """A streaming run has begun more since then, and a call that hung answers late."""
+def test_confirmation_of_earlier_call_is_ignored() -> None:
     clock, jobs = Clock(), Jobs()
     started: list[Callable[[], None]] = []
     stopper = WorkStopper(
@@ -128,8 +117,7 @@ def test_an_answer_to_a_question_that_was_asked_before_says_nothing() -> None:
     assert jobs.asked == ["run-1"] * 2
 
 
-def test_an_answer_wakes_whoever_waits() -> None:
-    """In a thread of its own, as in a code server."""
+def test_confirmation_wakes_the_caller() -> None:
     go_on = threading.Event()
     jobs = Jobs(lambda: go_on.wait(30))
     threading.Timer(0.01, go_on.set).start()
@@ -138,8 +126,6 @@ def test_an_answer_wakes_whoever_waits() -> None:
 
 
 class Listed(ExternalJobs):
-    """Jobs that end some looks after they were cancelled."""
-
     look_s = 0.0
 
     def __init__(self, *jobs: str, looks: int) -> None:
@@ -147,24 +133,20 @@ class Listed(ExternalJobs):
         self.cancelled: list[str] = []
 
     def active(self, run_id: str) -> list[str]:
-        """Those of one run, until they have ended."""
         self.looks -= 1
         return [job for job in self.jobs if job.startswith(run_id)] if self.looks > 0 else []
 
     def cancel(self, job: str) -> None:
-        """Note it."""
         self.cancelled.append(job)
 
 
-def test_jobs_are_over_when_none_is_listed_any_more() -> None:
-    """A platform takes a cancel, and works on for a while."""
+def test_stop_waits_until_no_job_is_listed() -> None:
     jobs = Listed("run-1/a", "run-2/b", looks=3)
     WorkStopper([jobs], start=at_once)("run-1")
     assert jobs.cancelled == ["run-1/a"] * 2
 
 
-def test_jobs_that_do_not_end_are_not_over() -> None:
-    """The batch must wait for them."""
+def test_stop_of_jobs_that_do_not_end_times_out() -> None:
     jobs = Listed("run-1/a", looks=1_000_000)
     jobs.limit_s = 0.0
     with pytest.raises(TimeoutError, match="1 external jobs of run run-1 are still active"):
@@ -173,19 +155,14 @@ def test_jobs_that_do_not_end_are_not_over() -> None:
 
 
 class Spark:
-    """Plays the Spark resource."""
-
     def __init__(self) -> None:
         self.stopped: list[str] = []
 
     def stop_abandoned_work(self, run_id: str) -> None:
-        """Note it."""
         self.stopped.append(run_id)
 
 
-def test_spark_work_is_stopped_also_while_the_other_work_goes_on() -> None:
-    """Neither keeps the other at work; both must be over."""
-
+def test_spark_jobs_are_stopped_even_if_other_work_continues() -> None:
     def fail() -> NoReturn:
         raise OSError
 
@@ -195,8 +172,7 @@ def test_spark_work_is_stopped_also_while_the_other_work_goes_on() -> None:
     assert spark.stopped == ["run-1"]
 
 
-def test_without_work_elsewhere_nothing_is_asked() -> None:
-    """A run that works in its own process ends with it."""
+def test_stopping_without_external_work_is_none() -> None:
     spark: Any = Spark()
     assert stopping(None, None) is None
     stopping(spark, None)("run-1")  # type: ignore[misc]
@@ -212,16 +188,15 @@ def orders(kafka_batch: KafkaBatch) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([Jobs], "has Jobs, which is no object with a method stop"),
-        ([Jobs(), "databricks"], "has str, which is no object with a method stop"),
+        ([Jobs], "has Jobs, which is not an object with a method stop"),
+        ([Jobs(), "databricks"], "has str, which is not an object with a method stop"),
         (Jobs(), "is a Jobs: give a list of them"),
     ],
 )
-def test_what_cannot_stop_is_refused_at_once(
+def test_object_without_stop_is_refused(
     build: Callable[..., dg.Definitions],
     given: Any,  # noqa: ANN401 - what a user may give
     says: str,
 ) -> None:
-    """Else it is found out when a run is dead and its work goes on."""
     with pytest.raises(ConfigurationError, match=says):
         build(kafka=kafka_in_memory(), assets=[orders], external_work=given)

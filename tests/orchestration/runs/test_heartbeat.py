@@ -15,11 +15,11 @@ import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.runs.progress import Setback, setback_of
-from dagster_rebalance.orchestration.runs import boot_clock
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
+from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, spelled_partitions
+from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, format_partitions
 from dagster_rebalance.orchestration.storage.run_events import (
     RunEvent,
     record_run_event,
@@ -39,7 +39,6 @@ PATIENT_S = 1000.0
 
 @pytest.fixture
 def interrupts() -> Iterator[list[int]]:
-    """The SIGTERMs that this process got."""
     got: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: got.append(number))
     yield got
@@ -54,33 +53,25 @@ be heard."""
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and beats come often, however long a run has before it is taken for dead."""
-    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 100_000)
+    monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 100_000)
     monkeypatch.setattr(heartbeat_module, "_BEATS_PER_TIMEOUT", 100_000)
 
 
 def begun(
     instance: dg.DagsterInstance, run: dg.DagsterRun, timeout_s: float = PATIENT_S
 ) -> Heartbeat:
-    """The heartbeat of a run after its first sign of life."""
     heartbeat = Heartbeat(instance, run, timeout_s=timeout_s)
     heartbeat.begin()
     return heartbeat
 
 
 def sign(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
-    """The last sign of life of a run."""
     record = instance.get_run_record_by_id(run.run_id)
     assert record is not None
     return Heartbeats(instance).read({run.run_id: record.storage_id}).get(run.run_id, "")
 
 
-def test_the_sign_of_life_changes_while_the_run_works(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """A sign that stays the same is what a dead process shows.
-
-    The first one comes before the process looks whether it may work.
-    """
+def test_heartbeat_changes_while_run_works(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     first = sign(instance, run)
@@ -94,23 +85,22 @@ def test_the_sign_of_life_changes_while_the_run_works(
 
 @pytest.mark.parametrize("timeout_s", [20.0, 0.5, 123_456_789.0])
 @pytest.mark.parametrize("partitions", [[], [tp(0), tp(2)]])
-def test_a_run_is_judged_by_the_time_out_that_it_was_told(
+def test_heartbeat_has_the_timeout_that_the_run_began_with(
     instance: dg.DagsterInstance, batch_id: str, timeout_s: float, partitions: list[TopicPartition]
 ) -> None:
-    """A deploy that shortens it took live runs for dead, and others began beside them."""
+    """A deploy may shorten it."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=timeout_s)
-    heartbeat.says = lambda: spelled_partitions(partitions)
+    heartbeat.partitions = lambda: format_partitions(partitions)
     heartbeat.begin()
     (seen,) = RunLedger(instance, "etl").read({batch_id})
     assert seen.heartbeat_timeout_s == timeout_s
     assert seen.may_work_on == frozenset(partitions)
 
 
-def test_beats_come_six_times_as_often_as_they_have_to(
+def test_heartbeat_interval_is_a_sixth_of_the_timeout(
     monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Rarer, and each healthy run that lasts longer than the time-out would be ended as dead."""
     monkeypatch.undo()
     assert (
         Heartbeat(
@@ -120,31 +110,27 @@ def test_beats_come_six_times_as_often_as_they_have_to(
     )
 
 
-def test_the_lease_counts_from_before_the_sign_was_written(
+def test_lease_starts_before_the_heartbeat_is_written(
     monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """A member may read the sign at once, and the answer of a slow storage may come much later."""
-    real, at = Heartbeats.give, [1_000.0]
+    """A member may read it at once, long before a slow storage answers."""
+    real, at = Heartbeats.record, [1_000.0]
 
     def slow(signs: Heartbeats, run: dg.DagsterRun, number: int, sign: str) -> None:
         real(signs, run, number, sign)
         at[0] += 50.0
 
-    monkeypatch.setattr(boot_clock, "seconds", lambda: at[0])
-    monkeypatch.setattr(Heartbeats, "give", slow)
+    monkeypatch.setattr(process, "boot_time_s", lambda: at[0])
+    monkeypatch.setattr(Heartbeats, "record", slow)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run, timeout_s=60.0)
-    assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 50 s")
+    assert str(heartbeat.why_too_late()).startswith("it could send no heartbeat for 50 s")
 
 
 @pytest.mark.parametrize("status", [Status.FAILURE, Status.CANCELED])
-def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished(
+def test_run_that_ended_in_dagster_is_interrupted_and_records_finished(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], status: dg.DagsterRunStatus
 ) -> None:
-    """The run was taken for dead, or a person forced its end.
-
-    Its batch is requested again as soon as the run says that it is finished.
-    """
     run = make_run(instance, batch_request(batch_id), status)
     with INTERRUPTED, begun(instance, run):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
@@ -154,10 +140,9 @@ def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished
     assert sign(instance, run) == before, "a run that stops gives no signs of life"
 
 
-def test_a_run_above_its_limit_is_interrupted_and_a_failed_attempt(
+def test_run_above_its_limit_is_interrupted_as_failed_attempt(
     instance: dg.DagsterInstance, interrupts: list[int], batch_id: str
 ) -> None:
-    """A batch that does not return has an end also with a run for each batch."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=60.0, limit_s=0.05)
     heartbeat.begin()
@@ -169,10 +154,9 @@ def test_a_run_above_its_limit_is_interrupted_and_a_failed_attempt(
     assert RunEvent.TAKEN_BACK not in run_events_of(instance, run.run_id)
 
 
-def test_a_run_that_is_deleted_while_it_works_is_interrupted(
+def test_deleted_run_is_interrupted(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:
-    """Nobody sees it any more, so nobody waits for it for long."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run):
         instance.delete_run(run.run_id)
@@ -180,27 +164,24 @@ def test_a_run_that_is_deleted_while_it_works_is_interrupted(
     assert interrupts == [signal.SIGTERM]
 
 
-def test_a_run_that_is_deleted_before_it_began_does_not_begin(
+def test_run_deleted_before_it_began_does_not_begin(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """There is nothing that others could see of it."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
     with pytest.raises(IllegalStateError, match="is not in Dagster any more"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
 
 
-def test_a_run_that_cannot_give_its_first_sign_has_not_begun(
+def test_run_without_first_heartbeat_has_not_begun(
     monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """It fails before it looks whether it may work: nobody waits for its time-out."""
-
     def give(*_: object) -> None:
         msg = "database is locked"
         raise OSError(msg)
 
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
-    monkeypatch.setattr(Heartbeats, "give", give)
+    monkeypatch.setattr(Heartbeats, "record", give)
     with pytest.raises(OSError, match="database is locked"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
     instance.report_run_failed(run)
@@ -208,43 +189,38 @@ def test_a_run_that_cannot_give_its_first_sign_has_not_begun(
     assert not seen.is_live
 
 
-def test_a_run_that_waited_for_longer_than_its_lease_while_it_looked_must_not_begin(
+def test_run_whose_lease_expired_in_start_check_does_not_begin(
     monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Storage or Kafka kept the run waiting.
-
-    Its member may have requested the work again meanwhile.
-    """
     heartbeat = begun(instance, make_run(instance, batch_request(batch_id), Status.STARTED))
     assert heartbeat.why_too_late() is None
-    later = boot_clock.seconds() + PATIENT_S
-    monkeypatch.setattr(boot_clock, "seconds", lambda: later)
-    assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 1000 s")
+    later = process.boot_time_s() + PATIENT_S
+    monkeypatch.setattr(process, "boot_time_s", lambda: later)
+    assert str(heartbeat.why_too_late()).startswith("it could send no heartbeat for 1000 s")
 
 
-def test_a_report_that_hangs_ends_the_run_although_others_beat(
+def test_hanging_report_ends_run_despite_heartbeats(
     monkeypatch: pytest.MonkeyPatch,
     instance: dg.DagsterInstance,
     batch_id: str,
     interrupts: list[int],
 ) -> None:
-    """The thread that works waits for an answer that never comes, and hears no signal there."""
+    """The thread that works waits forever, and receives no signal."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
-    later = boot_clock.seconds() + PATIENT_S
+    later = process.boot_time_s() + PATIENT_S
     with heartbeat.reporting():
-        monkeypatch.setattr(boot_clock, "seconds", lambda: later)
+        monkeypatch.setattr(process, "boot_time_s", lambda: later)
         heartbeat.beat(instance)
-        assert heartbeat._see_to_lease()
+        assert heartbeat._check_lease()
         assert interrupts
-    assert heartbeat.interrupted_because.startswith("waited 1000 s for Dagster's storage to take")
+    assert heartbeat.interrupted_because.startswith("waited 1000 s for Dagster's storage to accept")
     assert heartbeat.why_too_late() is None
 
 
-def test_a_run_that_is_being_cancelled_still_gives_signs(
+def test_canceling_run_sends_heartbeats(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:
-    """It may work until Dagster shows it as cancelled, and Dagster interrupts it by itself."""
     run = make_run(instance, batch_request(batch_id), Status.CANCELING)
     with begun(instance, run):
         wait_until(
@@ -253,30 +229,28 @@ def test_a_run_that_is_being_cancelled_still_gives_signs(
     assert not interrupts
 
 
-def test_a_run_that_a_member_cancels_interrupts_itself_once(
+def test_run_with_stop_event_interrupts_itself_once(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:
-    """Dagster's default launcher is not asked: it could block its code server."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with begun(instance, run) as heartbeat:
         RunLedger(instance, "etl").cancel(run.run_id)
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
-        heartbeat._stop_if_asked(instance)
+        heartbeat._interrupt_if_stopped(instance)
     assert interrupts == [signal.SIGTERM]
     assert run_events_of(instance, run.run_id) == {
         *(RunEvent.BEGAN, RunEvent.TAKEN_BACK, RunEvent.STOP, RunEvent.FINISHED)
     }
 
 
-def test_a_run_that_is_cancelled_as_its_steps_end_is_not_interrupted(
+def test_run_cancelled_after_its_steps_is_not_interrupted(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
 ) -> None:
-    """The interrupt would hit what Dagster reports of the run."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with begun(instance, run) as heartbeat:
         pass
     record_run_event(instance, run, RunEvent.STOP)
-    heartbeat._stop_if_asked(instance)
+    heartbeat._interrupt_if_stopped(instance)
     assert not interrupts
 
 
@@ -285,7 +259,7 @@ class HangingStorage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hangs, self.goes_on = threading.Event(), threading.Event()
-        real = Heartbeats.give
+        real = Heartbeats.record
 
         def give(signs: Heartbeats, run: dg.DagsterRun, number: int, text: str) -> None:
             if not text.startswith("0/"):
@@ -293,20 +267,16 @@ class HangingStorage:
                 self.goes_on.wait(60)
             real(signs, run, number, text)
 
-        monkeypatch.setattr(Heartbeats, "give", give)
+        monkeypatch.setattr(Heartbeats, "record", give)
 
 
-def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
+def test_run_with_hanging_storage_interrupts_itself(
     instance: dg.DagsterInstance,
     batch_id: str,
     interrupts: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Others see no sign of it, and begin its work anew.
-
-    A database behind a dead network answers after minutes, or never.
-    """
-    monkeypatch.setattr(heartbeat_module, "LAST_WORD_LIMIT_S", 0.01)
+    monkeypatch.setattr(heartbeat_module, "LAST_EVENT_LIMIT_S", 0.01)
     storage = HangingStorage(monkeypatch)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run, timeout_s=6.0):
@@ -317,13 +287,12 @@ def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
     assert interrupts == [signal.SIGTERM]
 
 
-def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
+def test_run_that_lost_its_lease_is_no_failed_attempt(
     instance: dg.DagsterInstance,
     batch_id: str,
     interrupts: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That the storage was away says nothing about the records."""
     storage = HangingStorage(monkeypatch)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run, timeout_s=6.0):
@@ -336,21 +305,17 @@ def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
     }
 
 
-def test_a_run_that_was_suspended_for_longer_than_its_lease_ends_as_failed(
+def test_run_suspended_beyond_its_lease_fails(
     instance: dg.DagsterInstance,
     batch_id: str,
     interrupts: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run wakes when its steps are done, before its own watch does.
-
-    By then its batch may have another run.
-    """
-    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
+    monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 1)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     interrupted = pytest.raises(
-        dg.DagsterExecutionInterruptedError, match=f"run {run.run_id} could give no sign of life"
+        dg.DagsterExecutionInterruptedError, match=f"run {run.run_id} could send no heartbeat"
     )
     with interrupted, heartbeat:
         wait_until(lambda: sign(instance, run).startswith("1/"), timeout_s=30, what="a look")
@@ -364,11 +329,10 @@ def test_a_run_that_was_suspended_for_longer_than_its_lease_ends_as_failed(
 
 
 @pytest.mark.parametrize("end", ["report_run_canceled", "report_run_failed", "delete"])
-def test_a_run_that_ends_in_dagster_as_its_steps_end_does_not_succeed(
+def test_run_that_ended_in_dagster_with_its_steps_does_not_succeed(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """It would turn its end into a success after its batch was requested again."""
-    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
+    monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 1)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     interrupted = pytest.raises(
@@ -397,15 +361,14 @@ def _deaf_run(ref: dg.InstanceRef, run_id: str) -> None:
             threading.Event().wait()
 
 
-def test_a_run_that_does_not_hear_the_interrupt_ends_hard(
+def test_run_that_ignores_the_interrupt_is_killed(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Before others take it for dead; and its member sees at once that its process is gone."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
-    process = multiprocessing.get_context("spawn").Process(
+    child = multiprocessing.get_context("spawn").Process(
         target=_deaf_run, args=(instance.get_ref(), run.run_id)
     )
-    process.start()
+    child.start()
     wait_until(
         lambda: RunEvent.BEGAN in run_events_of(instance, run.run_id),
         timeout_s=60,
@@ -415,8 +378,8 @@ def test_a_run_that_does_not_hear_the_interrupt_ends_hard(
     instance.report_run_canceled(run)
     (seen,) = ledger.read([batch_id])
     assert (seen.is_live, seen.is_gone, seen.is_over) == (True, False, False)
-    process.join(60)
-    assert process.exitcode == 128 + signal.SIGKILL
+    child.join(60)
+    assert child.exitcode == 128 + signal.SIGKILL
     (seen,) = ledger.read([batch_id])
     assert (seen.is_live, seen.is_gone, seen.is_over) == (True, True, False)
     ledger.end_dead(run.run_id, seen.heartbeat)
@@ -426,8 +389,8 @@ def test_a_run_that_does_not_hear_the_interrupt_ends_hard(
 IN_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
 
 
-def test_the_first_process_of_a_container_ends_hard() -> None:
-    """The kernel discards a SIGKILL that such a process sends to itself."""
+def test_process_with_pid_1_is_killed() -> None:
+    """The kernel discards a SIGKILL from inside its namespace."""
     if (
         shutil.which("unshare") is None
         or subprocess.run([*IN_A_NAMESPACE, "true"], check=False).returncode
@@ -441,35 +404,31 @@ def test_the_first_process_of_a_container_ends_hard() -> None:
     assert done.returncode == 128 + signal.SIGKILL
 
 
-def test_a_beat_that_fails_is_tried_again(
+def test_failed_heartbeat_is_retried(
     instance: dg.DagsterInstance,
     batch_id: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The database may be away for a moment; the run goes on."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
-    real, failures = Heartbeats.give, iter([OSError("database is locked")] * 2)
+    real, failures = Heartbeats.record, iter([OSError("database is locked")] * 2)
 
     def give(signs: Heartbeats, whose: dg.DagsterRun, number: int, text: str) -> None:
         for problem in failures:
             raise problem
         real(signs, whose, number, text)
 
-    monkeypatch.setattr(Heartbeats, "give", give)
+    monkeypatch.setattr(Heartbeats, "record", give)
     with heartbeat:
         wait_until(lambda: not sign(instance, run).startswith("0/"), timeout_s=30, what="a beat")
-    assert caplog.text.count("could not give a sign of life") == 2
+    assert caplog.text.count("could not send a heartbeat") == 2
 
 
-def test_a_run_whose_process_a_signal_told_to_end_is_no_failed_attempt(
+def test_run_ended_by_a_signal_is_no_failed_attempt(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """A drained node says nothing about the records, and must not stop a partition.
-
-    The word comes before the one that it is finished, which is what its member waits for.
-    """
+    """INTERRUPTED precedes FINISHED, for which its member waits."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run):
         raise dg.DagsterExecutionInterruptedError
@@ -483,10 +442,10 @@ def test_a_run_whose_process_a_signal_told_to_end_is_no_failed_attempt(
     assert (seen.is_interrupted, setback_of(seen)) == (True, Setback.INTERRUPTED)
 
 
-def test_a_run_that_a_person_cancelled_was_not_only_told_to_end(
+def test_run_cancelled_by_a_person_is_not_interrupted(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Dagster sends the same signal then. Who cancels wants the range to be left alone."""
+    """Dagster sends the same signal."""
     run = make_run(instance, batch_request(batch_id), Status.CANCELING)
     with INTERRUPTED, begun(instance, run):
         raise dg.DagsterExecutionInterruptedError

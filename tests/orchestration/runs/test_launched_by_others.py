@@ -11,10 +11,10 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import (
-    FixedResource,
     KafkaBatch,
     KafkaConsumerResource,
     KafkaSparkResource,
+    PinnedResource,
     build_kafka_batch_defs,
 )
 from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
@@ -61,10 +61,6 @@ class Stage:
         self.definitions = build_kafka_batch_defs(kafka=self.kafka, assets=[work], spark=spark)
 
     def run(self, **resources: dict[str, Any]) -> tuple[dg.ExecuteInProcessResult, str]:
-        """Run the job as a person does who edited the config of its resources.
-
-        Also returns all that Dagster stored about the run.
-        """
         config = run_config(self.batch_request, "kafka_batch")
         for key, settings in resources.items():
             given = config["resources"].setdefault(key, {"config": {}})["config"]
@@ -80,33 +76,25 @@ class Stage:
 
 @pytest.fixture
 def stage(instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """A claimed batch, and a secret in the environment of its run."""
     monkeypatch.setenv("ETL_SECRET", SECRET)
     return Stage(instance, batch_id)
 
 
-def test_a_run_gets_the_resources_that_the_definitions_configure(stage: Stage) -> None:
-    """The counterpart of the refusals below: without an override the same job works."""
+def test_run_gets_resources_of_the_definitions(stage: Stage) -> None:
     result, said = stage.run()
     assert result.success, said
     assert stage.given == ["sc://ours:15002", "memory:1", "memory:1"]
 
 
 @pytest.mark.parametrize("override", RESOURCE_OVERRIDES, ids=str)
-def test_a_run_cannot_be_sent_elsewhere_by_its_config(
-    stage: Stage, override: dict[str, Any]
-) -> None:
-    """A server of the launcher's own would be given the login.
-
-    A JVM option is code in the run.
-    """
+def test_run_config_cannot_override_resources(stage: Stage, override: dict[str, Any]) -> None:
+    """Another server would receive the login. A JVM option is code."""
     with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
         stage.run(**override)
     assert stage.given == []
 
 
-def test_the_config_of_a_run_has_room_for_its_batch_alone(stage: Stage) -> None:
-    """A launcher must not decide on what a later version adds to these resources."""
+def test_run_config_schema_has_only_the_batch(stage: Stage) -> None:
     schema: Any = stage.definitions.resolve_job_def("kafka_batches").run_config_schema.config_type
     resources = schema.fields["resources"].config_type.fields
     open_to_launchers = {
@@ -116,8 +104,7 @@ def test_the_config_of_a_run_has_room_for_its_batch_alone(stage: Stage) -> None:
     assert open_to_launchers == {"kafka": [], "kafka_batch": ["batch_id", "ranges"], "spark": []}
 
 
-def test_the_check_cannot_be_sent_elsewhere_either(stage: Stage) -> None:
-    """It logs in to Kafka as well, and who may launch runs may execute it."""
+def test_run_config_of_check_cannot_override_resources(stage: Stage) -> None:
     key = dg.AssetCheckKey(GroupAssets.of(stage.kafka.group_id).offsets, STOPPED_CHECK)
     checks = dg.define_asset_job("checks", selection=dg.AssetSelection.checks(key))
     job = dg.Definitions.merge(stage.definitions, dg.Definitions(jobs=[checks])).resolve_job_def(
@@ -140,13 +127,8 @@ def test_the_check_cannot_be_sent_elsewhere_either(stage: Stage) -> None:
     ],
     ids=str,
 )
-def test_a_refusal_shows_no_variable_of_the_runs_environment(
-    stage: Stage, edited: dict[str, Any]
-) -> None:
-    """Dagster replaces {"env": NAME} in a config with the value of the variable.
-
-    It does so for each text in the config.
-    """
+def test_refusal_shows_no_environment_variable(stage: Stage, edited: dict[str, Any]) -> None:
+    """Dagster replaces {"env": NAME} in a config with its value."""
     result, said = stage.run(kafka_batch=edited)
     assert not result.success
     assert stage.given == []
@@ -156,13 +138,7 @@ def test_a_refusal_shows_no_variable_of_the_runs_environment(
         assert tags_of(stage.instance, result.run_id)[REFUSED_TAG] == result.run_id
 
 
-def test_definitions_of_ones_own_can_fix_their_resources(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who builds job and sensor alone needs the same protection.
-
-    Variables are still read, and the run still has its lifecycle.
-    """
+def test_own_definitions_can_pin_resources(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETL_BROKERS", "ours:9092")
     seen = []
 
@@ -174,8 +150,8 @@ def test_definitions_of_ones_own_can_fix_their_resources(
         bootstrap_servers=dg.EnvVar("ETL_BROKERS"), group_id="etl", topics=["orders"]
     )
     resources = {
-        "kafka": FixedResource(resource=kafka),
-        "spark": FixedResource(resource=KafkaSparkResource()),
+        "kafka": PinnedResource(resource=kafka),
+        "spark": PinnedResource(resource=KafkaSparkResource()),
     }
 
     @dg.job(resource_defs={**resources, "kafka_batch": KafkaBatch(kafka=kafka)})

@@ -23,14 +23,11 @@ RUN = "b1946ac9"
 
 
 def _tell_and_wait(pipe: Connection) -> None:
-    """Be a process that a code server has started for a run."""
     pipe.send(process.identity())
     threading.Event().wait()
 
 
 class Started:
-    """A process that waits, as Dagster's code server starts one for each run."""
-
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
@@ -41,13 +38,11 @@ class Started:
         self.pid = self.process.pid or 0
 
     def is_alive(self) -> bool:
-        """Whether it is there, frozen or not."""
         return self.process.is_alive()
 
 
 @pytest.fixture
 def started() -> Iterator[Started]:
-    """A process of a run."""
     made = Started()
     yield made
     made.process.kill()
@@ -55,10 +50,7 @@ def started() -> Iterator[Started]:
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_a_silent_process_of_this_machine_is_gone_after_the_kill(
-    started: Started, *, is_frozen: bool
-) -> None:
-    """A frozen process would work on beside the next run of its batch when it wakes up."""
+def test_local_process_is_gone_after_kill(started: Started, *, is_frozen: bool) -> None:
     if is_frozen:
         os.kill(started.pid, signal.SIGSTOP)
     assert not process.is_gone(started.name, RUN)
@@ -69,25 +61,20 @@ def test_a_silent_process_of_this_machine_is_gone_after_the_kill(
 
 
 @pytest.mark.parametrize("started_at", ["0", "1", "99999999999"])
-def test_a_process_that_has_the_id_of_an_earlier_one_is_not_killed(
-    started: Started, started_at: str
-) -> None:
-    """Systems use ids again."""
+def test_process_with_reused_pid_is_not_killed(started: Started, started_at: str) -> None:
     process.kill(f"{started.name.rpartition(':')[0]}:{started_at}")
     assert started.is_alive()
 
 
 @pytest.mark.parametrize("place", ["", "?", "another-boot:pid:[4026531836]:1000"])
-def test_a_process_of_another_place_is_not_killed(started: Started, place: str) -> None:
-    """Its id is that of an unrelated process here."""
+def test_process_of_another_machine_is_not_killed(started: Started, place: str) -> None:
     _, *numbers = started.name.rsplit(":", 2)
     process.kill(":".join((place, *numbers)))
     process.kill(place)
     assert started.is_alive()
 
 
-def test_a_process_that_does_more_than_one_run_is_not_killed() -> None:
-    """A run can be executed in the process of a person, which would end with all its work."""
+def test_process_of_several_runs_is_not_killed() -> None:
     process.kill(process.identity())
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
@@ -99,11 +86,9 @@ def test_a_process_that_does_more_than_one_run_is_not_killed() -> None:
         other.wait(60)
 
 
-def test_a_process_is_left_alone_where_the_kernel_cannot_name_it_for_good(
+def test_process_is_not_killed_without_pidfd(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between a look and a kill by its id, another process may take that id."""
-
     def refuse(_pid: int) -> int:
         raise OSError
 
@@ -112,20 +97,19 @@ def test_a_process_is_left_alone_where_the_kernel_cannot_name_it_for_good(
     assert started.is_alive()
 
 
-def test_a_process_that_the_kernel_does_not_end_is_reported(
+def test_process_that_survives_kill_is_reported(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that waits for a dead disk goes on afterwards, so its batch must wait."""
     monkeypatch.setattr(process, "_END_LIMIT_MS", 1)
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
     with pytest.raises(TimeoutError, match=f"process {started.pid} was killed and has not ended"):
         process.kill(started.name)
 
 
-def test_a_run_whose_process_is_gone_is_not_gone_before_its_children(
+def test_run_is_not_gone_before_its_child_processes(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The JVM of a local Spark outlives its driver, and goes on writing."""
+    """The JVM of a local Spark outlives its driver."""
     monkeypatch.setenv("DAGSTER_REBALANCE_RUN", "before")
     process.claim_children(RUN)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -16,8 +16,8 @@ from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.orchestration.runs import queries as runs_module
 from dagster_rebalance.orchestration.runs.canceller import RunCanceller, at_once
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.runs.own_jobs import JobName
 from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.run_events import (
     RunEvent,
@@ -54,13 +54,11 @@ Status = dg.DagsterRunStatus
 
 @pytest.fixture(params=EACH_STORAGE)
 def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
-    """One after the other."""
     found: dg.DagsterInstance = request.getfixturevalue(request.param)
     return found
 
 
 def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
-    """The one run of a batch."""
     (seen,) = RunLedger(instance, "etl").read([batch_id])
     return seen
 
@@ -80,10 +78,9 @@ def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
         (Status.CANCELED, RunState.CANCELED),
     ],
 )
-def test_every_status_of_dagster_has_its_meaning(
+def test_run_status_becomes_run_state(
     instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus, state: RunState
 ) -> None:
-    """A status without one would stop the member from reading any run."""
     run = make_run(instance, batch_request(batch_id), status)
     seen = look(instance, batch_id)
     assert (seen.run_id, seen.batch_id, seen.ranges, seen.state) == (
@@ -94,13 +91,11 @@ def test_every_status_of_dagster_has_its_meaning(
     )
 
 
-def test_no_status_of_dagster_was_forgotten() -> None:
-    """A new release of Dagster may have a new one."""
+def test_all_run_statuses_are_mapped() -> None:
     assert set(runs_module._STATES) == set(Status)
 
 
-def test_runs_come_oldest_first(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """The last failed run is the one that a person is told to re-execute."""
+def test_runs_are_returned_oldest_first(instance: dg.DagsterInstance, batch_id: str) -> None:
     made = [
         make_run(instance, batch_request(batch_id, attempt=number), Status.FAILURE).run_id
         for number in range(1, 5)
@@ -108,10 +103,9 @@ def test_runs_come_oldest_first(instance: dg.DagsterInstance, batch_id: str) -> 
     assert [run.run_id for run in RunLedger(instance, "etl").read([batch_id])] == made
 
 
-def test_many_batches_are_read_in_several_queries_and_still_in_order(
+def test_many_batches_are_read_in_several_queries_in_order(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query has a limited number of values; batch ids have no order of time."""
     monkeypatch.setattr(runs_module, "_BATCHES_PER_QUERY", 2)
     ids = [f"{letter}-{unique_name('b')}" for letter in "ecadb"]
     made = [make_run(instance, batch_request(batch_id), Status.STARTED).run_id for batch_id in ids]
@@ -126,7 +120,6 @@ class WatchedInstance:
         self.filters: list[dg.RunsFilter] = []
 
     def get_run_records(self, filters: dg.RunsFilter, **options: Any) -> object:  # noqa: ANN401 - passed on
-        """Note the filter."""
         self.filters.append(filters)
         return self.instance.get_run_records(filters, **options)
 
@@ -134,9 +127,7 @@ class WatchedInstance:
         return getattr(self.instance, name)
 
 
-def test_runs_are_looked_up_by_one_tag_at_a_time(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
+def test_queries_have_at_most_one_tag(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Two tags in one filter took 11 s on SQLite with 10,000 runs."""
     watched = WatchedInstance(instance)
     RunLedger(watched, "etl").read([batch_id], live_too=True)  # type: ignore[arg-type]
@@ -146,13 +137,7 @@ def test_runs_are_looked_up_by_one_tag_at_a_time(
     )
 
 
-def test_live_runs_of_the_group_are_read_when_asked_for(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """A new owner must find live runs whose claims were erased.
-
-    Runs of other groups and runs that ended are not its business.
-    """
+def test_live_too_adds_live_runs_of_the_group(instance: dg.DagsterInstance, batch_id: str) -> None:
     group = unique_name("group")
     old = make_run(instance, batch_request(unique_name("b")), Status.STARTED, group_id=group)
     make_run(instance, batch_request(unique_name("b")), Status.SUCCESS, group_id=group)
@@ -169,10 +154,9 @@ def test_live_runs_of_the_group_are_read_when_asked_for(
     assert [run.run_id for run in ledger.read([], live_too=True)] == [old.run_id, mine.run_id]
 
 
-def test_runs_that_were_written_off_are_found_without_their_claims(
+def test_written_off_finds_runs_without_claims(
     instance: dg.DagsterInstance,
 ) -> None:
-    """The text beside the offset may be lost, and then nothing names their batches."""
     group = unique_name("group")
     found = []
     for status, marks, is_found in (
@@ -195,10 +179,9 @@ def test_runs_that_were_written_off_are_found_without_their_claims(
     assert {run.ranges for run in seen} == {(span(0),)}
 
 
-def test_a_run_without_a_readable_config_is_seen_without_ranges(
+def test_run_with_unreadable_config_has_no_ranges(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """It works on nothing that was claimed, and must not keep the others from being read."""
     instance.create_run_for_job(
         idle_job,
         tags={BATCH_TAG: batch_id, GROUP_TAG: "etl"},
@@ -214,13 +197,10 @@ def test_a_run_without_a_readable_config_is_seen_without_ranges(
     assert (read.run_id, read.ranges) == (good.run_id, (span(0),))
 
 
-def test_marks_of_a_run_do_not_count_for_its_retry(
+def test_events_and_tags_of_run_do_not_count_for_its_retry(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Dagster copies tags to retries.
-
-    A copied mark would make a working run invisible to the check of another one.
-    """
+    """Dagster copies tags to retries."""
     first = make_run(instance, batch_request(batch_id), Status.FAILURE)
     instance.add_run_tags(first.run_id, {REFUSED_TAG: first.run_id})
     record_run_event(instance, first, RunEvent.TAKEN_BACK)
@@ -231,10 +211,9 @@ def test_marks_of_a_run_do_not_count_for_its_retry(
     assert (after.is_refused, after.is_taken_back, after.is_retry) == (False, False, True)
 
 
-def test_the_marks_of_a_run_that_is_over_are_read_once(
+def test_events_of_ended_run_are_read_once(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A range that is stopped for days has thousands of runs, and other looks come in between."""
     run = make_run(instance, batch_request(batch_id), Status.FAILURE)
     record_run_event(instance, run, RunEvent.OVER)
     asked = []
@@ -250,13 +229,10 @@ def test_the_marks_of_a_run_that_is_over_are_read_once(
     assert asked == [run.run_id]
 
 
-def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(
+def test_run_events_survive_a_rewrite_of_the_tags(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Dagster writes all tags of a run to add one: what another process wrote meanwhile is lost.
-
-    A deploy must not stop a partition.
-    """
+    """Dagster writes all tags of a run to add one."""
     run = make_run(instance, batch_request(batch_id), Status.QUEUED)
     storage: Any = instance.run_storage
     read_before = instance.get_run_by_id(run.run_id)
@@ -267,13 +243,7 @@ def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(
     assert look(instance, batch_id).is_taken_back
 
 
-def test_attempt_parent_and_start_of_a_run_are_read(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """The attempt, the parent and the start decide what counts as an attempt.
-
-    A tag that a person has spoilt must not stop the reading.
-    """
+def test_attempt_parent_and_start_are_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     first = make_run(instance, batch_request(batch_id, attempt=3), Status.STARTED)
     make_run(
         instance, batch_request(batch_id), Status.QUEUED, parent=first, tags={ATTEMPT_TAG: "many"}
@@ -287,10 +257,10 @@ def test_attempt_parent_and_start_of_a_run_are_read(
 
 
 @pytest.mark.parametrize("spoilt", ["9" * 5_000, "9" * 4_300, "-1", "1_0", "x"])
-def test_an_attempt_that_a_person_has_spoilt_stops_nobody(
+def test_invalid_attempt_tag_is_read_as_zero(
     instance: dg.DagsterInstance, batch_id: str, spoilt: str
 ) -> None:
-    """Python reads no number of 5,000 digits, and writes none of 4,301."""
+    """Python parses no number of 5,000 digits, and prints none of 4,301."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.add_run_tags(run.run_id, {ATTEMPT_TAG: spoilt, REFUSAL_TAG: "\x1b[2J" + "x" * 999})
     seen = look(instance, batch_id)
@@ -298,13 +268,9 @@ def test_an_attempt_that_a_person_has_spoilt_stops_nobody(
     assert seen.refusal == "[2J" + "x" * 397
 
 
-def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(
+def test_run_that_ended_before_its_start_check_has_not_started(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Another resource of the run failed or took too long.
-
-    That says nothing about the records, and must not make a dead letter of them.
-    """
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert look(instance, batch_id).has_started
     instance.report_run_failed(run)
@@ -313,10 +279,9 @@ def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(
     assert look(instance, batch_id).has_started
 
 
-def test_a_retry_of_dagsters_own_is_told_from_a_persons(
+def test_automatic_retry_is_distinguished_from_re_execution(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Only a person's wish to try again jumps the delays and the limit of attempts."""
     first = make_run(instance, batch_request(batch_id), Status.FAILURE)
     make_run(instance, batch_request(batch_id), Status.QUEUED, parent=first)
     make_run(
@@ -333,21 +298,14 @@ def test_a_retry_of_dagsters_own_is_told_from_a_persons(
     ]
 
 
-def test_the_heartbeat_of_a_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Its change is the only sign that the process of a run lives."""
+def test_heartbeat_of_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert not look(instance, batch_id).has_begun
     give_sign(instance, run, "7 ?somebody")
     assert look(instance, batch_id).heartbeat == "7 ?somebody"
 
 
-def test_a_heartbeat_leaves_nothing_on_the_page_of_the_run(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """People complained of a tag that is of no use to them.
-
-    An event for each beat would be worse.
-    """
+def test_heartbeat_adds_no_tag_and_no_event(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     before = len(instance.all_logs(run.run_id))
     give_sign(instance, run, "1 ?somebody")
@@ -355,25 +313,21 @@ def test_a_heartbeat_leaves_nothing_on_the_page_of_the_run(
     assert len(instance.all_logs(run.run_id)) == before
 
 
-def test_signs_of_life_take_a_fixed_number_of_places(
+def test_heartbeats_share_a_fixed_number_of_slots(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Dagster never deletes such a value.
-
-    The run that comes ten thousand runs later takes the place, and it is seen that it did.
-    """
     first, later = (make_run(instance, batch_request(batch_id), Status.STARTED) for _ in range(2))
     signs = Heartbeats(instance)
-    signs.give(first, 5, "1 ?a")
+    signs.record(first, 5, "1 ?a")
     assert signs.read({first.run_id: 5}) == {first.run_id: "1 ?a"}
-    signs.give(later, 10_005, "1 ?b")
+    signs.record(later, 10_005, "1 ?b")
     assert signs.read({first.run_id: 5, later.run_id: 10_005}) == {later.run_id: "1 ?b"}
 
 
-def test_signs_of_life_are_events_where_the_storage_has_no_such_values(
+def test_heartbeats_are_events_without_key_values(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Dagster+ the storage returns an error for them, and does not raise it."""
+    """In Dagster+ the storage returns an error instead of raising it."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     for name in ("get_cursor_values", "set_cursor_values"):
         monkeypatch.setattr(
@@ -398,7 +352,7 @@ def test_signs_of_life_are_events_where_the_storage_has_no_such_values(
         ([RunEvent.BEGAN, RunEvent.OVER], False, True),
     ],
 )
-def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
+def test_ended_run_is_over_only_with_proof(
     instance: dg.DagsterInstance,
     batch_id: str,
     status: dg.DagsterRunStatus,
@@ -407,10 +361,6 @@ def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
     is_gone: bool,
     is_over: bool,
 ) -> None:
-    """One that has not begun looks later whether it may work, and finds its end.
-
-    The word of its process says nothing of its Spark work.
-    """
     run = make_run(instance, batch_request(batch_id), status)
     for mark in marks:
         record_run_event(instance, run, mark)
@@ -420,10 +370,7 @@ def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
         assert (seen.is_gone, seen.is_over, seen.is_live) == (is_gone, is_over, not is_over)
 
 
-def test_the_end_of_a_dead_run_is_remembered_in_dagster(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """The next owner need not wait again, and its Spark work is not stopped each second."""
+def test_end_of_dead_run_is_recorded(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.FAILURE)
     record_run_event(instance, run, RunEvent.BEGAN)
     stopped: list[str] = []
@@ -433,17 +380,12 @@ def test_the_end_of_a_dead_run_is_remembered_in_dagster(
 
 
 def begin(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
-    """What the process of a run does before it looks whether it may work."""
     Heartbeat(instance, run, timeout_s=60).begin()
 
 
-def test_a_run_that_has_given_another_sign_is_not_ended(
+def test_run_with_another_heartbeat_is_not_ended(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """The run took long to begin, and its member had taken it for dead.
-
-    It began after that, and another run would work beside it.
-    """
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     stopped: list[str] = []
     ledger = RunLedger(instance, "etl", stop_work=stopped.append)
@@ -455,13 +397,9 @@ def test_a_run_that_has_given_another_sign_is_not_ended(
     assert status_of(instance, run) is Status.FAILURE
 
 
-def test_a_run_that_begins_while_it_is_ended_is_not_over(
+def test_run_that_begins_while_it_is_ended_is_not_over(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """The run may have looked before it was ended, and be at work.
-
-    It ends by its own word, when it finds that end.
-    """
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl", stop_work=lambda _run_id: begin(instance, run))
     assert not ledger.end_dead(run.run_id, "")
@@ -469,10 +407,7 @@ def test_a_run_that_begins_while_it_is_ended_is_not_over(
     assert (seen.state, seen.is_over, seen.is_live) == (RunState.FAILED, False, True)
 
 
-def test_spark_work_of_a_deleted_run_is_stopped_too(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """Its server goes on for minutes."""
+def test_spark_jobs_of_deleted_run_are_stopped(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
@@ -480,10 +415,9 @@ def test_spark_work_of_a_deleted_run_is_stopped_too(
     assert stopped == [run.run_id]
 
 
-def test_a_success_that_a_run_reports_after_a_member_has_ended_it_does_not_count(
+def test_success_after_run_was_written_off_does_not_count(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Its process was suspended, and another run may be at work on its batch by now."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     record_run_event(instance, run, RunEvent.BEGAN)
@@ -504,7 +438,6 @@ WILL_RETRY = "dagster/will_retry"
 def make_failure(
     instance: dg.DagsterInstance, batch_id: str, tags: dict[str, str] | None = None
 ) -> dg.DagsterRun:
-    """A run that fails now, before Dagster says whether it retries it."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED, tags=tags)
     failure = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.RUN_FAILURE.value, job_name=run.job_name
@@ -513,39 +446,29 @@ def make_failure(
     return run
 
 
-def test_a_failure_is_final_where_dagster_retries_no_runs(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """Waiting for a retry that cannot come would cost five minutes for each failure."""
+def test_failure_is_final_without_run_retries(instance: dg.DagsterInstance, batch_id: str) -> None:
     make_run(instance, batch_request(batch_id), Status.FAILURE)
     assert not look(instance, batch_id).awaits_retry
 
 
-def test_a_fresh_failure_may_still_be_retried(
-    retrying_instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """Dagster says whether it retries 20 to 30 ms after the failure.
-
-    Until then both the retry and a new request would run.
-    """
+def test_fresh_failure_awaits_retry(retrying_instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Dagster sets its tag 20 to 30 ms after the failure."""
     make_failure(retrying_instance, batch_id)
     assert look(retrying_instance, batch_id).awaits_retry
 
 
 @pytest.mark.parametrize(("said", "awaited"), [("true", True), ("false", False)])
-def test_what_dagster_says_about_the_retry_is_believed(
+def test_will_retry_tag_decides(
     retrying_instance: dg.DagsterInstance, batch_id: str, said: str, *, awaited: bool
 ) -> None:
-    """The retry takes seconds to be created."""
     make_failure(retrying_instance, batch_id, {WILL_RETRY: said})
     assert look(retrying_instance, batch_id).awaits_retry is awaited
     assert look(retrying_instance, batch_id).is_live is awaited
 
 
-def test_a_failure_whose_retry_exists_is_over(
+def test_failure_with_existing_retry_is_over(
     retrying_instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """From then on the retry counts, not its parent."""
     first = make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
     make_run(retrying_instance, batch_request(batch_id), Status.STARTED, parent=first)
     before, after = RunLedger(retrying_instance, "etl").read([batch_id])
@@ -554,10 +477,9 @@ def test_a_failure_whose_retry_exists_is_over(
     assert after.is_live
 
 
-def test_a_retry_that_never_came_is_given_up(
+def test_retry_that_never_comes_is_not_awaited_forever(
     retrying_instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon that is down must not stall a partition for ever."""
     make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
     monkeypatch.setattr(runs_module, "RETRY_PATIENCE_S", 0.0)
     assert not look(retrying_instance, batch_id).awaits_retry
@@ -565,13 +487,10 @@ def test_a_retry_that_never_came_is_given_up(
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
-def test_a_retry_is_awaited_for_as_long_in_every_time_zone_of_postgres(
+def test_retry_patience_is_the_same_in_all_time_zones_of_postgres(
     postgres: Postgres, batch_id: str, zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Postgres stores times of the session's zone, and does not say which.
-
-    West of UTC no retry was awaited, east of it for hours.
-    """
+    """Postgres stores times of the zone of the session."""
     name = unique_name("zone")
     postgres.create_database(name)
     monkeypatch.setenv("PGTZ", zone)
@@ -583,46 +502,43 @@ def test_a_retry_is_awaited_for_as_long_in_every_time_zone_of_postgres(
         assert not look(instance, batch_id).awaits_retry
 
 
-def test_the_word_of_dagster_counts_where_its_setting_cannot_be_read(
+def test_will_retry_tag_counts_without_readable_setting(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """In Dagster+ retries are a setting of the deployment, which user code does not see."""
+    """As in Dagster+."""
     make_failure(instance, batch_id, {WILL_RETRY: "true"})
     assert look(instance, batch_id).awaits_retry
 
 
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.CANCELED, Status.STARTED])
-def test_only_failures_await_a_retry(
+def test_only_failures_await_retry(
     retrying_instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus
 ) -> None:
-    """Dagster retries nothing else."""
     make_run(retrying_instance, batch_request(batch_id), status, tags={WILL_RETRY: "true"})
     assert not look(retrying_instance, batch_id).awaits_retry
 
 
-def test_a_queued_run_is_cancelled_and_marked(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """The mark keeps it from counting as a failed attempt."""
+def test_queued_run_is_cancelled_and_recorded_as_taken_back(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     run = make_run(instance, batch_request(batch_id), Status.QUEUED)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert status_of(instance, run) is Status.CANCELED
     assert look(instance, batch_id).is_taken_back
 
 
-def test_a_run_that_has_started_meanwhile_is_not_taken_back(
+def test_started_run_is_kept_with_only_unstarted(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """The member saw the run in the queue, and gives a partition up now.
-
-    It waits for work that began.
-    """
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
     assert status_of(instance, run) is Status.STARTED
     assert not run_events_of(instance, run.run_id)
 
 
-def test_a_queued_run_is_taken_back(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """A queue costs nothing, and holds a revoke up."""
+def test_queued_run_is_cancelled_with_only_unstarted(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     run = make_run(instance, batch_request(batch_id), Status.QUEUED)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
     assert status_of(instance, run) is Status.CANCELED
@@ -631,13 +547,9 @@ def test_a_queued_run_is_taken_back(instance: dg.DagsterInstance, batch_id: str)
 @pytest.mark.parametrize(
     "status", [Status.STARTING, Status.SUCCESS, Status.FAILURE, Status.CANCELED]
 )
-def test_runs_that_cannot_be_cancelled_are_left_alone(
+def test_run_that_cannot_be_cancelled_is_not_changed(
     instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus
 ) -> None:
-    """The default launcher has no process to interrupt while a run is being launched.
-
-    A run that failed by itself has to count.
-    """
     run = make_run(instance, batch_request(batch_id), status)
     for run_id in (run.run_id, "no such run"):
         RunLedger(instance, "etl").cancel(run_id)
@@ -659,24 +571,21 @@ def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("status", [Status.NOT_STARTED, Status.QUEUED])
-def test_a_run_that_begins_while_it_is_marked_is_not_taken_back(
+def test_run_that_starts_during_cancel_is_kept(
     instance: dg.DagsterInstance,
     batch_id: str,
     status: dg.DagsterRunStatus,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would be cancelled at work, or shown as cancelled while it works."""
     run = make_run(instance, batch_request(batch_id), status)
     begin_once_marked(monkeypatch)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
     assert status_of(instance, run) is Status.STARTED
 
 
-def test_a_run_that_succeeds_while_it_is_marked_stays_a_success(
+def test_run_that_succeeds_during_cancel_stays_a_success(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster shows a finished run as canceling again, and its batch was requested again."""
-
     def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent) -> None:
         record_run_event(within, run, mark)
         if mark is RunEvent.STOP:
@@ -701,7 +610,6 @@ class LauncherOfPods:
         self._shows_it = shows_it
 
     def terminate(self, run_id: str) -> bool:
-        """What Kubernetes says of a job that is to be deleted."""
         self.asked.append(run_id)
         self._shows_it(run_id)
         return self.may_stop
@@ -716,16 +624,13 @@ def launcher_that_fails(
     return launcher
 
 
-def test_a_run_that_was_not_stopped_is_asked_for_again_although_dagster_shows_it_as_canceling(
+def test_failed_cancel_of_canceling_run_is_repeated(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster's launchers show a run as canceling first, and then ask its process.
-
-    A busy code server may not answer.
-    """
+    """Launchers set CANCELING before they ask the process."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     launcher = launcher_that_fails(instance, run, monkeypatch)
-    monkeypatch.setattr(runs_module, "_STOP_AGAIN_S", 0.0)
+    monkeypatch.setattr(runs_module, "_REPEAT_STOP_S", 0.0)
     ledger = RunLedger(instance, "etl")
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="could not stop it"):
@@ -740,10 +645,9 @@ def test_a_run_that_was_not_stopped_is_asked_for_again_although_dagster_shows_it
     )
 
 
-def test_a_launcher_that_fails_is_not_asked_each_second(
+def test_failing_launcher_is_not_asked_each_second(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It adds to the log of the run each time."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     launcher = launcher_that_fails(instance, run, monkeypatch)
     ledger = RunLedger(instance, "etl")
@@ -757,10 +661,9 @@ class DagsterUserCodeProcessError(Exception):
     """Its text is what Dagster makes of an error of a code server: with the stack trace."""
 
 
-def test_a_cancel_that_the_code_server_did_not_take_has_a_reason_in_one_line(
+def test_cancel_refused_by_code_server_has_reason_in_one_line(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A code server that was reloaded does not know runs that are about to start."""
     run = make_run(instance, batch_request(batch_id), Status.QUEUED)
     text = f"Exception: Could not find a server for run {run.run_id}\n\nStack Trace:\n  File x"
     errors: list[Exception] = [OSError("away"), DagsterUserCodeProcessError(text)]
@@ -777,7 +680,7 @@ def test_a_cancel_that_the_code_server_did_not_take_has_a_reason_in_one_line(
     with pytest.raises(DagsterRebalanceError) as refused:
         ledger.cancel(run.run_id, only_unstarted=True)
     assert str(refused.value) == (
-        "its code server was reloaded, or does not answer in time; the member asks again "
+        "its code server was reloaded, or does not answer in time; the member retries "
         f"(Exception: Could not find a server for run {run.run_id})"
     )
     with pytest.raises(OSError, match="away"):
@@ -788,7 +691,6 @@ def test_a_cancel_that_the_code_server_did_not_take_has_a_reason_in_one_line(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The runs that Dagster's default launcher is asked to end."""
     runs: list[str] = []
 
     def terminate(_: object, run_id: str) -> bool:
@@ -799,14 +701,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return runs
 
 
-def test_the_default_launcher_is_not_asked_to_end_a_run(
+def test_default_launcher_is_not_asked_to_terminate(
     instance: dg.DagsterInstance, batch_id: str, asked: list[str]
 ) -> None:
-    """It waits for the process while it holds the lock of its code server.
-
-    A frozen process never answers, and no run of its code location started until the code server
-    was restarted.
-    """
+    """It holds the lock of its code server while it waits for the process."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     for _ in range(2):
@@ -820,10 +718,9 @@ def test_the_default_launcher_is_not_asked_to_end_a_run(
     assert status_of(instance, run) is Status.FAILURE
 
 
-def test_the_process_of_a_dead_run_is_killed_before_its_work_elsewhere_is_stopped(
+def test_process_of_dead_run_is_killed_before_its_external_work(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frozen process that wakes up in between would begin more of it."""
     done: list[str] = []
     monkeypatch.setattr(runs_module, "kill", done.append)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
@@ -836,11 +733,9 @@ def test_the_process_of_a_dead_run_is_killed_before_its_work_elsewhere_is_stoppe
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_another_launcher_is_asked_to_end_a_dead_run(
+def test_other_launcher_terminates_dead_run(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
-    """It deletes the pod, or the container. A launcher that cannot does not keep the batch."""
-
     def answer(_run_id: str) -> None:
         if fails:
             message = "no cluster answers"
@@ -857,14 +752,12 @@ def test_another_launcher_is_asked_to_end_a_dead_run(
 def with_launcher(
     instance: dg.DagsterInstance, launcher: LauncherOfPods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Let the instance launch runs with another launcher."""
     monkeypatch.setattr(type(instance), "run_launcher", launcher)
 
 
-def test_a_run_that_is_being_launched_is_cancelled_by_a_launcher_that_can(
+def test_starting_run_is_cancelled_by_capable_launcher(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod that waits for its node would hold a revoke for minutes, and nothing works."""
     launcher = LauncherOfPods(may_stop=True)
     with_launcher(instance, launcher, monkeypatch)
     run = make_run(instance, batch_request(batch_id), Status.STARTING)
@@ -873,10 +766,9 @@ def test_a_run_that_is_being_launched_is_cancelled_by_a_launcher_that_can(
     assert run_events_of(instance, run.run_id) == {RunEvent.TAKEN_BACK}
 
 
-def test_a_run_that_its_launcher_cannot_stop_is_marked_once(
+def test_taken_back_is_recorded_once(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hold asks again each second for minutes: the log of the run must not fill with marks."""
     launcher = LauncherOfPods(may_stop=False)
     with_launcher(instance, launcher, monkeypatch)
     run = make_run(instance, batch_request(batch_id), Status.STARTING)
@@ -891,26 +783,19 @@ def test_a_run_that_its_launcher_cannot_stop_is_marked_once(
     assert (len(launcher.asked), len(marks)) == (2, 1)
 
 
-def test_a_launcher_that_could_not_stop_a_run_is_not_believed_in_silence(
+def test_launcher_that_cannot_stop_run_raises(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher of Kubernetes needs the right to delete jobs.
-
-    Without that right, it only notes the failure among the events of the run.
-    """
+    """The Kubernetes launcher needs the right to delete jobs."""
     with_launcher(instance, LauncherOfPods(may_stop=False), monkeypatch)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with pytest.raises(ConfigurationError, match="needs the right to delete jobs"):
         RunLedger(instance, "etl").cancel(run.run_id)
 
 
-def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(
+def test_spark_jobs_of_dead_run_are_stopped_before_it_is_ended(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Once Dagster shows the run as failed, its batch is requested again.
-
-    By then nothing of the run may work.
-    """
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     seen: list[tuple[str, dg.DagsterRunStatus]] = []
     ledger = RunLedger(
@@ -922,15 +807,12 @@ def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(
     assert seen == [(run.run_id, Status.STARTED)]
     assert status_of(instance, run) is Status.FAILURE
     messages = [entry.message for entry in instance.all_logs(run.run_id)]
-    assert any(
-        "gave no sign of life; its batch is requested again" in message for message in messages
-    )
+    assert any("sent no heartbeat; its batch is requested again" in message for message in messages)
 
 
-def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(
+def test_dead_run_with_unstoppable_spark_jobs_is_not_ended(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Two Spark jobs on one range would write the output twice."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
 
     def stop(_run_id: str) -> None:
@@ -945,10 +827,9 @@ def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(
 @pytest.mark.parametrize(
     "problem", [ConfigurationError("no server answers"), OSError("not an error of this package")]
 )
-def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
+def test_dead_run_that_cannot_be_ended_does_not_block_others(
     instance: dg.DagsterInstance, batch_id: str, problem: Exception
 ) -> None:
-    """The Spark client may raise what it likes; each dead run is looked at."""
     stuck, other = (make_run(instance, batch_request(batch_id), Status.STARTED) for _ in range(2))
 
     def stop(run_id: str) -> None:
@@ -963,11 +844,9 @@ def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
     assert status_of(instance, other) is Status.FAILURE
 
 
-def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(
+def test_why_failed_has_causes_and_no_stack_trace(
     instance: dg.DagsterInstance,
 ) -> None:
-    """It goes into a dead letter, for people who have no Dagster."""
-
     @dg.op
     def fails() -> None:
         problem = "record 5 cannot be read"
@@ -986,11 +865,9 @@ def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(
     assert "Stack Trace" not in why
 
 
-def test_the_error_of_a_failed_run_is_one_line_with_its_places(
+def test_error_of_failed_run_is_one_line_with_places(
     instance: dg.DagsterInstance,
 ) -> None:
-    """Ticks and commands show it, and Dagster wraps it in an error about its step."""
-
     @dg.op
     def fails() -> None:
         problem = "record 5\n cannot be read"
@@ -1009,10 +886,9 @@ def test_the_error_of_a_failed_run_is_one_line_with_its_places(
     assert " in fails" in seen.error
 
 
-def test_the_error_of_a_run_is_read_once(
+def test_error_of_run_is_read_once(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Members look each second, and each run has a log of its own."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.report_run_failed(run, "its node is gone")
     make_run(instance, batch_request(batch_id), Status.FAILURE)
@@ -1023,34 +899,26 @@ def test_the_error_of_a_run_is_read_once(
     assert [one.error for one in ledger.read([batch_id])] == ["its node is gone", ""]
 
 
-def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(
+def test_why_failed_has_message_of_reported_failure(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """As it is for a run whose process died; one of which Dagster has no event is said to be so."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     assert ledger.why_failed(run.run_id, batch_id) == "Dagster has no event of its failure"
     ledger.end_dead(run.run_id, "")
-    assert "gave no sign of life" in ledger.why_failed(run.run_id, batch_id)
+    assert "sent no heartbeat" in ledger.why_failed(run.run_id, batch_id)
 
 
-def test_a_run_that_ended_meanwhile_is_not_reported_dead(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """Its result stands."""
+def test_ended_run_is_not_reported_as_failed(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.SUCCESS)
     for run_id in (run.run_id, "no such run"):
         RunLedger(instance, "etl").end_dead(run_id, "")
     assert status_of(instance, run) is Status.SUCCESS
 
 
-def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(
+def test_run_that_succeeds_during_end_dead_stays_a_success(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Asking the launcher takes up to a minute.
-
-    A success that became a failure would be worked on a second time.
-    """
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     success = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name
@@ -1063,18 +931,16 @@ def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(
     assert status_of(instance, run) is Status.SUCCESS
 
 
-def test_a_dead_run_is_ended_without_spark_too(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Spark is an extra."""
+def test_dead_run_is_ended_without_spark(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     RunLedger(instance, "etl").end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.FAILURE
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_dead_run_gives_its_slot_of_a_pool_to_its_next_attempt(
+def test_dead_run_frees_its_pool_slots(
     instance: dg.DagsterInstance, batch_id: str, *, is_deleted: bool
 ) -> None:
-    """Dagster keeps the slot of a killed run for ever by default."""
     pool, storage = unique_name("pool"), instance.event_log_storage
     storage.set_concurrency_slots(pool, 1)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
@@ -1088,10 +954,9 @@ def test_a_dead_run_gives_its_slot_of_a_pool_to_its_next_attempt(
     assert storage.claim_concurrency_slot(pool, "next", "work").is_claimed
 
 
-def test_a_dead_run_is_ended_on_a_storage_without_pools(
+def test_dead_run_is_ended_on_storage_without_pools(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not all storages have them."""
     kind = type(instance.event_log_storage)
     monkeypatch.setattr(kind, "supports_global_concurrency_limits", property(lambda _: False))
     monkeypatch.setattr(kind, "free_concurrency_slots_for_run", None)
@@ -1099,18 +964,14 @@ def test_a_dead_run_is_ended_on_a_storage_without_pools(
     assert RunLedger(instance, "etl").end_dead(run.run_id, "")
 
 
-def test_a_run_that_was_created_but_not_submitted_is_cancelled_at_once(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """No queue and no launcher knows it: a hold would wait for it until its limit."""
+def test_unsubmitted_run_is_cancelled_at_once(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.NOT_STARTED)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert status_of(instance, run) is Status.CANCELED
     assert look(instance, batch_id).is_taken_back
 
 
-def test_why_a_run_refused_itself_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """The member shows it when runs refuse themselves again and again."""
+def test_refusal_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     make_run(
         instance,
         batch_request(batch_id),
@@ -1120,10 +981,9 @@ def test_why_a_run_refused_itself_is_read(instance: dg.DagsterInstance, batch_id
     assert look(instance, batch_id).refusal == "Kafka could not be asked"
 
 
-def test_a_look_at_live_runs_reads_none_that_has_ended(
+def test_live_too_reads_no_ended_runs(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group has a hundred thousand of them in a year, and members look each second."""
     ended = [make_run(instance, batch_request(f"{batch_id}-{n}"), Status.SUCCESS) for n in range(5)]
     live = make_run(instance, batch_request(batch_id), Status.STARTED)
     give_sign(instance, live, "0 ?another machine")

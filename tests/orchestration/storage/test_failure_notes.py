@@ -14,24 +14,20 @@ class NoTextError(Exception):
     """An error that cannot be shown, as one of a JVM that has died."""
 
     def __str__(self) -> str:
-        """Fail."""
         raise ConnectionError
 
 
 def fail(problem: BaseException, cause: BaseException | None) -> None:
-    """Fail as the body of an asset does."""
     raise problem from cause
 
 
 def raised(problem: BaseException, cause: BaseException | None = None) -> BaseException:
-    """An error that has been raised."""
     with pytest.raises(type(problem)) as caught:
         fail(problem, cause)
     return caught.value
 
 
 def said(problem: BaseException) -> str:
-    """The text of an error without the places."""
     return text_of_error(problem).partition(" (test_failure_notes.py:")[0]
 
 
@@ -46,14 +42,11 @@ def said(problem: BaseException) -> str:
         (dg.Failure(metadata={"row": 17, "file": "a.csv"}), "Failure: row: 17, file: a.csv"),
     ],
 )
-def test_a_text_has_the_type_the_message_and_the_metadata(
-    problem: BaseException, text: str
-) -> None:
-    """Dagster shows the metadata of a Failure, and a streaming run has no event for it."""
+def test_text_of_error_has_type_message_and_metadata(problem: BaseException, text: str) -> None:
     assert said(raised(problem)) == text
 
 
-def test_a_text_has_the_cause_of_an_error() -> None:
+def test_text_of_error_has_causes() -> None:
     """`raise dg.RetryRequested(...) from error` has no message."""
     retry = raised(dg.RetryRequested(), ConnectionError("refused"))
     assert said(retry) == "RetryRequested; caused by ConnectionError: refused"
@@ -62,15 +55,14 @@ def test_a_text_has_the_cause_of_an_error() -> None:
     )
 
 
-def test_a_text_has_the_notes_of_an_error() -> None:
-    """A body adds the record that it was processing."""
+def test_text_of_error_has_notes() -> None:
     problem: Any = ValueError("bad")
     problem.__notes__ = ["order 17"]  # as add_note, which Python 3.10 lacks
     assert said(raised(problem)) == "ValueError: bad, order 17"
 
 
-def test_a_text_has_the_errors_of_a_group_and_their_places() -> None:
-    """The message of a group has their number alone, and its frames are those of asyncio."""
+def test_text_of_error_has_members_of_exception_group() -> None:
+    """The frames of a group are those of asyncio."""
 
     class Group(Exception):  # noqa: N818 - as ExceptionGroup, which Python 3.10 lacks
         exceptions = (raised(ValueError("order 17")), raised(OSError("full")))

@@ -14,7 +14,7 @@ from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage import range_owners
+from dagster_rebalance.orchestration.storage import key_values
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
 from tests.orchestration.parts import EACH_STORAGE, batch_request, make_run, span
 
@@ -23,7 +23,6 @@ Status = dg.DagsterRunStatus
 
 @pytest.fixture(params=EACH_STORAGE)
 def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
-    """One after the other."""
     found: dg.DagsterInstance = request.getfixturevalue(request.param)
     return found
 
@@ -31,7 +30,6 @@ def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
 def look(
     instance: dg.DagsterInstance, batch_id: str, ledger: RunLedger | None = None, *partitions: int
 ) -> tuple[RunSeen, ...]:
-    """What an owner of partitions finds that has never seen the run in Dagster."""
     claims = [(batch_id, span(number)) for number in partitions or (0,)]
     return (ledger or RunLedger(instance, "etl")).read([batch_id], live_too=True, claims=claims)
 
@@ -39,19 +37,15 @@ def look(
 def at_work(
     instance: dg.DagsterInstance, batch_id: str, *partitions: int
 ) -> tuple[dg.DagsterRun, Heartbeat]:
-    """A run of this very process that has looked whether it may work."""
     spans = [span(number) for number in partitions or (0,)]
     run = make_run(instance, batch_request(batch_id, *spans), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=1000.0)
     heartbeat.begin()
-    heartbeat.note_work([(batch_id, range_) for range_ in spans])
+    heartbeat.record_claims([(batch_id, range_) for range_ in spans])
     return run, heartbeat
 
 
-def test_a_run_that_is_deleted_while_it_works_is_found_by_its_note(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """By the next owner, too: it must not begin beside the process."""
+def test_deleted_run_is_found_as_range_owner(instance: dg.DagsterInstance, batch_id: str) -> None:
     run, _ = at_work(instance, batch_id, 0, 1)
     assert [seen.state for seen in look(instance, batch_id) if seen.batch_id == batch_id] == [
         RunState.STARTED
@@ -66,10 +60,9 @@ def test_a_run_that_is_deleted_while_it_works_is_found_by_its_note(
     assert (seen.is_live, seen.has_begun, seen.is_gone, seen.is_over) == (True, True, False, False)
 
 
-def test_a_run_that_began_and_was_deleted_since_the_last_look_is_not_ended(
+def test_run_that_began_and_was_deleted_since_last_read_is_not_ended(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Its member took it for one that never began; the next look finds it by its note."""
     run, _ = at_work(instance, batch_id)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
@@ -81,10 +74,7 @@ def test_a_run_that_began_and_was_deleted_since_the_last_look_is_not_ended(
     ] == [run.run_id]
 
 
-def test_the_end_of_a_deleted_run_is_remembered(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """Whoever ends it says so to the next owner, after its Spark work was stopped."""
+def test_end_of_deleted_run_is_recorded(instance: dg.DagsterInstance, batch_id: str) -> None:
     run, _ = at_work(instance, batch_id)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
@@ -95,36 +85,29 @@ def test_the_end_of_a_deleted_run_is_remembered(
     assert [seen for seen in look(instance, batch_id) if seen.batch_id == batch_id] == []
 
 
-def test_a_deleted_run_that_says_that_it_is_finished_is_not_waited_for(
+def test_deleted_run_records_that_it_is_finished(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no log any more that a mark could stand in."""
+    """It has no log for a run event."""
     run, heartbeat = at_work(instance, batch_id)
     instance.delete_run(run.run_id)
     heartbeat._finished.set()
     monkeypatch.setattr(heartbeat, "_pause", lambda: None)
-    heartbeat._turn(instance)
+    heartbeat._step(instance)
     (seen,) = [seen for seen in look(instance, batch_id) if seen.batch_id == batch_id]
     assert (seen.is_gone, seen.is_over) == (True, False)
 
 
 def _work(ref: dg.InstanceRef, run_id: str, batch_id: str) -> None:
-    """A run in a process of its own that ends without a word."""
     with dg.DagsterInstance.from_ref(ref) as instance:
         run = instance.get_run_by_id(run_id)
         assert run is not None
         heartbeat = Heartbeat(instance, run, timeout_s=1000.0)
         heartbeat.begin()
-        heartbeat.note_work([(batch_id, span(0))])
+        heartbeat.record_claims([(batch_id, span(0))])
 
 
-def test_a_deleted_run_whose_process_is_gone_is_not_waited_for(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """Where the process can be looked up, nobody waits for the time-out.
-
-    A person may delete a dead run and go on at once.
-    """
+def test_deleted_run_without_process_is_gone(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     process = multiprocessing.get_context("spawn").Process(
         target=_work, args=(instance.get_ref(), run.run_id, batch_id)
@@ -137,22 +120,20 @@ def test_a_deleted_run_whose_process_is_gone_is_not_waited_for(
     assert (seen.state, seen.is_gone, seen.is_over) == (RunState.DELETED, True, False)
 
 
-def test_a_run_that_is_deleted_before_its_note_is_there_does_not_work(
+def test_run_deleted_before_claims_are_recorded_does_not_work(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Nobody would know of it."""
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=1000.0)
     heartbeat.begin()
     instance.delete_run(run.run_id)
     with pytest.raises(IllegalStateError, match="is not in Dagster any more"):
-        heartbeat.note_work([(batch_id, span(0))])
+        heartbeat.record_claims([(batch_id, span(0))])
 
 
-def test_a_run_that_was_taken_for_dead_leaves_the_note_of_its_successor(
+def test_run_considered_dead_keeps_record_of_its_successor(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """It wakes up beside that one, which would not be found any more if it were deleted."""
     notes, claims = RangeOwners(instance), [(batch_id, span(number)) for number in range(2)]
     notes.write(RangeOwner("first", 1, is_finished=False), claims)
     notes.finish("first", 1, claims)
@@ -163,10 +144,8 @@ def test_a_run_that_was_taken_for_dead_leaves_the_note_of_its_successor(
     assert list(notes.read(claims).values()) == [second, second]
 
 
-def test_a_process_that_resumes_a_run_does_not_work(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """Dagster starts it beside what the first one has left, on Spark say, and nobody ends that."""
+def test_process_of_resumed_run_does_not_work(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """The first process may have left Spark jobs."""
     run, _ = at_work(instance, batch_id)
     with pytest.raises(IllegalStateError, match="was resumed, and its first process may have left"):
         Heartbeat(instance, run, timeout_s=1000.0).begin()
@@ -174,21 +153,20 @@ def test_a_process_that_resumes_a_run_does_not_work(
     assert seen.heartbeat.startswith("0/"), "no sign that would keep it from being found dead"
 
 
-def test_a_note_is_complete_although_some_of_its_places_were_used(
+def test_range_owner_is_complete_if_some_keys_exist(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """On SQLite, Dagster writes nothing new together with something old, and says nothing."""
+    """On SQLite, Dagster drops new keys from a write with known ones."""
     notes, claims = RangeOwners(instance), [(batch_id, span(number)) for number in range(6)]
     notes.write(RangeOwner("old", 1, is_finished=False), claims[1:3])
     notes.write(RangeOwner("new", 2, is_finished=False), claims)
     assert [note.run_id for note in notes.read(claims).values()] == ["new"] * 6
 
 
-def test_notes_share_places_and_are_not_taken_for_each_other(
+def test_range_owners_that_share_a_slot_are_distinguished(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can delete them; a later run on another range takes the place."""
-    monkeypatch.setattr(range_owners, "PLACES", 1)
+    monkeypatch.setattr(key_values, "SLOTS", 1)
     notes = RangeOwners(instance)
     notes.write(RangeOwner("old", 1, is_finished=False), [(batch_id, span(0))])
     notes.write(RangeOwner("new", 2, is_finished=False), [(batch_id, span(1)), (batch_id, span(2))])

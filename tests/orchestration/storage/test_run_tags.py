@@ -15,11 +15,11 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
     RANGES_TAG,
+    format_range,
+    parse_range,
     ranges_in,
-    read_range,
     run_config,
     run_tags,
-    spelled,
 )
 from tests.orchestration.parts import batch_request, span
 
@@ -34,28 +34,17 @@ ranges = st.builds(
 
 
 @given(st.lists(ranges, min_size=1, max_size=6))
-def test_a_run_config_gives_back_exactly_the_ranges_of_its_offer(wanted: list[OffsetRange]) -> None:
-    """The bounds of a claim must survive the way through Dagster.
-
-    Otherwise another range would be processed than is committed.
-    """
+def test_run_config_round_trip_keeps_ranges(wanted: list[OffsetRange]) -> None:
     made = BatchRequest("b-1", 1, tuple(wanted))
     assert ranges_in(run_config(made, "any_key"), "b-1") == tuple(wanted)
 
 
-def test_a_run_of_another_batch_has_no_ranges_of_this_one() -> None:
-    """The tag of a re-executed run may name a batch that its config does not have.
-
-    Then the run is no work on that batch.
-    """
+def test_ranges_of_another_batch_are_ignored() -> None:
+    """The tag of a re-execution may name another batch than its config."""
     assert ranges_in(run_config(batch_request("b-1"), "kafka_batch"), "b-2") == ()
 
 
-def test_the_batch_is_found_among_other_resources() -> None:
-    """A job has resources of its own.
-
-    Several groups in one code location have several batch resources.
-    """
+def test_batch_is_found_among_other_resources() -> None:
     config = run_config(batch_request("b-1", span(3)), "batch_of_orders")
     config["resources"] = {
         "io": {"config": {"path": "/data"}},
@@ -86,8 +75,7 @@ def test_the_batch_is_found_among_other_resources() -> None:
         {"ops": {"work": {"config": {"batch_id": "b-1"}}}},
     ],
 )
-def test_a_run_config_that_a_person_has_spoilt_has_no_ranges(config: dict[str, object]) -> None:
-    """One run from the launchpad must not keep all other runs of the group from being looked up."""
+def test_unreadable_run_config_has_no_ranges(config: dict[str, object]) -> None:
     assert ranges_in(config, "b-1") == ()
 
 
@@ -95,21 +83,18 @@ def test_a_run_config_that_a_person_has_spoilt_has_no_ranges(config: dict[str, o
     "text",
     ["orders", "orders:0:1", "orders:0:1:2:3", "orders:x:1:2", "orders:0:-1:2", "orders:0:1:²"],
 )
-def test_what_is_no_range_is_refused_by_name(text: str) -> None:
-    """A person who edits a run config must find the wrong text in the message."""
+def test_parse_range_names_the_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match="is not a range") as problem:
-        read_range(text)
+        parse_range(text)
     assert repr(text) in str(problem.value)
 
 
-def test_a_range_is_spelled_without_characters_of_a_topic_between_its_parts() -> None:
-    """A topic may have dashes and dots, but no colon."""
-    assert spelled(OffsetRange("a-b.c_d", 3, 120, 240)) == "a-b.c_d:3:120:240"
-    assert read_range("a-b.c_d:3:120:240") == OffsetRange("a-b.c_d", 3, 120, 240)
+def test_range_separator_is_no_topic_character() -> None:
+    assert format_range(OffsetRange("a-b.c_d", 3, 120, 240)) == "a-b.c_d:3:120:240"
+    assert parse_range("a-b.c_d:3:120:240") == OffsetRange("a-b.c_d", 3, 120, 240)
 
 
-def test_tags_name_batch_and_group_and_shorten_many_ranges() -> None:
-    """Runs are found by the batch tag alone; the ranges are for people and must fit a page."""
+def test_run_tags_shorten_many_ranges() -> None:
     tags = run_tags(batch_request("b-1", *(span(number) for number in range(10))), "etl")
     assert (tags[BATCH_TAG], tags[GROUP_TAG]) == ("b-1", "etl")
     assert tags[RANGES_TAG].endswith("orders-3 [0, 10), and 6 more")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -16,23 +16,29 @@ from dagster_rebalance.core.model.claims import (
 )
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.reporting.group_status import Assigned
+from dagster_rebalance.core.reporting.group_status import RecordedAssignment
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.core.runs.stream_batch import Outcome
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
-from dagster_rebalance.orchestration.runs.own_jobs import JobName, OwnJobs
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
 from dagster_rebalance.orchestration.storage.commit_history import last_recorded, processed
-from dagster_rebalance.orchestration.storage.directives import DirectiveStore
+from dagster_rebalance.orchestration.storage.dynamic_partitions import (
+    DirectiveStore,
+    GroupJobs,
+    JobName,
+    RerunStore,
+)
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity, MemberLease
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
-from dagster_rebalance.orchestration.storage.reruns import RerunStore
+from dagster_rebalance.orchestration.storage.range_owners import (
+    AbandonedClaims,
+    RangeOwner,
+    RangeOwners,
+)
 from dagster_rebalance.orchestration.storage.run_events import (
     RunEvent,
     record_run_event,
@@ -108,7 +114,6 @@ RUN_EVENTS = {
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    """An instance with this data alone: other tests use the same group."""
     with dg.instance_for_test() as made:
         run = made.create_run_for_job(
             idle_job,
@@ -125,12 +130,10 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def values_of(instance: dg.DagsterInstance, *keys: str) -> Mapping[str, str]:
-    """What is stored under some keys, the literal values of others left out."""
     return instance.run_storage.get_cursor_values(set(keys))
 
 
 def key_of(kind: str) -> str:
-    """The first key of a kind."""
     return next(key for key in KEY_VALUES if key.startswith(f"dagster_rebalance/{kind}/"))
 
 
@@ -211,12 +214,12 @@ def test_outcomes_of_abandoned_claims_are_read_and_written(instance: dg.DagsterI
     claims = AbandonedClaims(instance)
     outcomes = dict(zip(STREAMED, (Outcome.SUCCEEDED, Outcome.INTERRUPTED), strict=True))
     assert claims.read(STREAMED) == outcomes
-    assert claims.begun([STREAM]) == {f"s.{STREAM}.5.1": 1764000000.0}
+    assert claims.start_times([STREAM]) == {f"s.{STREAM}.5.1": 1764000000.0}
     written = {key: KEY_VALUES[key] for key in KEY_VALUES if "/left/" in key or "/begun/" in key}
     instance.run_storage.set_cursor_values(dict.fromkeys(written, ""))
-    claims.tell(outcomes)
-    claims.tell_begun(STREAM, f"s.{STREAM}.5.1", 1764000000.2)
-    claims.tell_number(STREAM, 17)
+    claims.record(outcomes)
+    claims.record_start(STREAM, f"s.{STREAM}.5.1", 1764000000.2)
+    claims.record_number(STREAM, 17)
     assert values_of(instance, *written) == written
     assert values_of(instance, key_of("streams")) == {key_of("streams"): f"{STREAM} 17"}
 
@@ -232,22 +235,22 @@ def test_failure_notes_are_read_and_written(instance: dg.DagsterInstance) -> Non
 
 def test_member_lease_is_read_and_released(instance: dg.DagsterInstance) -> None:
     lease = MemberLease(instance, GROUP, "shop", "etl_sensor")
-    assert lease.sign() == "process-1 1764000000"
+    assert lease.read() == "process-1 1764000000"
     lease.release("process-2")
-    assert lease.sign() == "process-1 1764000000"
-    lease.keep("process-2")
-    assert lease.sign().startswith("process-2 17")
+    assert lease.read() == "process-1 1764000000"
+    lease.renew("process-2")
+    assert lease.read().startswith("process-2 17")
 
 
 def test_directives_are_read(instance: dg.DagsterInstance) -> None:
-    assert DirectiveStore(instance, GROUP.order_book_name).read() == (
+    assert DirectiveStore(instance, GROUP.directives_name).read() == (
         Directive(Action.PAUSE, "orders:3", "ada", 1764000000.5, "table is moved"),
         Directive(Action.RESUME, "*", "bob", 1764000100.0),
     )
 
 
 def test_reruns_are_read_and_removed_by_their_text(instance: dg.DagsterInstance) -> None:
-    store = RerunStore(instance, GROUP.rerun_book_name)
+    store = RerunStore(instance, GROUP.reruns_name)
     rerun = Rerun("x1", "ada", "wrong prices", 1764000000.5, 1, 2)
     batch = RerunBatch(rerun, 2, (FIRST, SECOND))
     assert store.read() == (batch,)
@@ -261,8 +264,8 @@ def test_reruns_are_read_and_removed_by_their_text(instance: dg.DagsterInstance)
 def test_jobs_of_the_group_are_read_and_written(instance: dg.DagsterInstance) -> None:
     run = instance.get_run_by_id(RUN)
     assert run is not None
-    assert OwnJobs(instance, "etl", None).have(run)
-    OwnJobs(instance, "etl", JobName("shop", "returns_job")).add_mine()
+    assert GroupJobs(instance, "etl", None).have(run)
+    GroupJobs(instance, "etl", JobName("shop", "returns_job")).add_own()
     name = "dagster_rebalance/jobs/631fd8e1ffac93e47a9eeeaeb7c7ffa4"
     assert set(instance.get_dynamic_partitions(name)) == {
         *DYNAMIC_PARTITIONS[name],
@@ -279,8 +282,10 @@ def test_settings_of_the_group_are_read(instance: dg.DagsterInstance) -> None:
 
 OFFSET_METADATA = [
     (
-        'dr2 32e7d5b7 {"c":[[240,"b-1"],[300,"s.run-2.1.1","b-0"]],"e":5,'
-        '"l":[100,"b-0","run-0"],"o":120,"t":"abc123"}',
+        (
+            'dr2 32e7d5b7 {"c":[[240,"b-1"],[300,"s.run-2.1.1","b-0"]],"e":5,'
+            '"l":[100,"b-0","run-0"],"o":120,"t":"abc123"}'
+        ),
         StoredPartition(
             120,
             (Claim(240, "b-1"), Claim(300, "s.run-2.1.1", "b-0")),
@@ -304,7 +309,7 @@ def test_offset_metadata_is_read_and_written(text: str, stored: StoredPartition)
 
 def test_recorded_commits_are_read(instance: dg.DagsterInstance) -> None:
     partition = TopicPartition("orders", 3)
-    for metadata in (
+    records: list[dict[str, Any]] = [
         {"start": 0, "until": 60, "run": dg.MetadataValue.dagster_run(RUN), "batch": "b-0"},
         {"start": 60, "until": 100, "run": RUN, "joined": [[80, RUN]], "commits": 2},
         {
@@ -314,7 +319,8 @@ def test_recorded_commits_are_read(instance: dg.DagsterInstance) -> None:
             "joined": dg.MetadataValue.json({STREAM: [110, 130], RUN: [120]}),
         },
         {"start": "by hand"},
-    ):
+    ]
+    for metadata in records:
         instance.report_runless_asset_event(
             dg.AssetMaterialization(
                 ["kafka", "etl", "offsets"], partition="orders-3", metadata=metadata
@@ -332,7 +338,7 @@ def test_group_events_are_read(instance: dg.DagsterInstance) -> None:
     identity = {"code_location": "shop", "sensor": "etl_sensor"}
     catalogue = Catalogue(instance, GROUP, MemberIdentity("shop", "etl_sensor", "process-1"))
     catalogue.record_joined()
-    for metadata in (
+    events: list[dict[str, Any]] = [
         {
             "event": "assigned",
             "partitions": dg.MetadataValue.json(["orders-3", "orders-4"]),
@@ -344,11 +350,12 @@ def test_group_events_are_read(instance: dg.DagsterInstance) -> None:
             "member_run": dg.MetadataValue.dagster_run(STREAM),
         },
         {"event": "joined", **identity, "incarnation": "process-2"},
-    ):
+    ]
+    for metadata in events:
         instance.report_runless_asset_event(
             dg.AssetObservation(["kafka", "etl", "group"], metadata=metadata)
         )
-    assert next(catalogue.assigned()) == Assigned(
+    assert next(catalogue.assigned()) == RecordedAssignment(
         "kafka-1",
         "shop/2222",
         "process-3",
@@ -388,4 +395,4 @@ def test_check_of_stopped_partitions_is_read(instance: dg.DagsterInstance) -> No
         TopicPartition("orders", 3): "no price",
         TopicPartition("orders", 4): "paused",
     }
-    assert (shown.partitions, shown.told) == (2, {TopicPartition("orders", 3)})
+    assert (shown.partitions, set(shown.told)) == (2, {TopicPartition("orders", 3)})

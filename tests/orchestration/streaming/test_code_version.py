@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dagster_rebalance.orchestration.resources.hardcoded_secrets import hidden_settings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.secrets import unshown_settings
 from dagster_rebalance.orchestration.streaming.code_version import code_version
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def test_of_what_may_be_a_secret_the_name_counts_alone() -> None:
             "sasl.oauthbearer.client.id": dg.EnvVar("CLIENT_ID"),
         },
     )
-    assert list(unshown_settings(given)) == [
+    assert list(hidden_settings(given)) == [
         ("sasl_password", "sasl_password", ""),
         ("client_config", "sasl.oauthbearer.client.id", "CLIENT_ID"),
         ("client_config", "sasl.oauthbearer.config", ""),

@@ -21,9 +21,9 @@ from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process as run_process
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, partitions_in
 from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG
 from dagster_rebalance.orchestration.streaming.asset_results import Results
@@ -258,7 +258,7 @@ def test_a_run_that_is_cancelled_leaves_also_when_no_signal_reaches_it(
 
     Dagster shows what is wanted, and the run looks at that anyway.
     """
-    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 10_000)
+    monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 10_000)
 
     def body(stage: Stage, batch: KafkaBatch) -> None:
         if len(stage.batches) == 1:
@@ -548,13 +548,13 @@ def test_a_run_that_has_left_says_that_it_works_on_nothing(
 ) -> None:
     """It goes on until its resources are torn down, and the next owner must not wait for that."""
     said: list[str] = []
-    real = Heartbeats.give
+    real = Heartbeats.record
 
     def give(signs: Heartbeats, run: dg.DagsterRun, number: int, text: str) -> None:
         said.append(text)
         real(signs, run, number, text)
 
-    monkeypatch.setattr(Heartbeats, "give", give)
+    monkeypatch.setattr(Heartbeats, "record", give)
     stage = Stage(instance, lambda *_: leave())
     stage.produce(0, 3)
     stage.run()

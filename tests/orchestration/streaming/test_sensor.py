@@ -23,10 +23,10 @@ from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.stopped_check import evaluation
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.reruns import RerunStore
 from dagster_rebalance.orchestration.storage.run_events import (
     RunEvent,
     record_run_event,
@@ -289,12 +289,12 @@ def test_a_run_without_a_sign_of_life_is_ended_and_replaced(
     signs, now = Heartbeats(sensor.instance), time.time()
     for run in (dead, alive):
         sensor.begin(run)
-        signs.give(run, _number(sensor, run), "0 elsewhere:1:1")
+        signs.record(run, _number(sensor, run), "0 elsewhere:1:1")
     monkeypatch.setattr(time, "time", lambda: now)
     for beat in range(1, 6):
         assert not sensor.tick().run_requests, "the clock alone shows nothing"
         now += sensor.kafka.heartbeat_timeout_s / 4
-        signs.give(alive, _number(sensor, alive), f"{beat} elsewhere:2:1")
+        signs.record(alive, _number(sensor, alive), f"{beat} elsewhere:2:1")
     (request,) = sensor.tick().run_requests
     assert request.tags[SLOT_TAG] == dead.tags[SLOT_TAG]
     assert [run.status for run in sensor.runs()[:2]] == [Status.FAILURE, Status.STARTED]
@@ -307,7 +307,7 @@ def test_a_dead_run_that_cannot_be_ended_does_not_keep_its_slot(
     sensor.tick()
     dead, _ = sensor.runs()
     sensor.begin(dead)
-    Heartbeats(sensor.instance).give(dead, _number(sensor, dead), "0 elsewhere:1:1")
+    Heartbeats(sensor.instance).record(dead, _number(sensor, dead), "0 elsewhere:1:1")
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
 
@@ -376,7 +376,7 @@ def test_the_sensor_starts_runs_of_reruns_beside_streaming_runs(sensor: Sensor) 
     group = GroupAssets.of(sensor.kafka.group_id)
     ranges = (span(0, 0, 10), span(0, 10, 20))
     batch = RerunBatch(Rerun("abc", "ada", "the fix", 1.0), 1, ranges)
-    RerunStore(sensor.instance, group.rerun_book_name).add([batch])
+    RerunStore(sensor.instance, group.reruns_name).add([batch])
     assert not [r for r in sensor.tick(real=False).run_requests or () if RERUN_TAG in r.tags]
     *_, request = sensor.tick().run_requests
     assert request.tags[BATCH_TAG] == "r.abc.1"

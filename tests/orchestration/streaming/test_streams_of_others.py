@@ -12,8 +12,8 @@ from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.queries import RunLedger
-from dagster_rebalance.orchestration.storage.abandoned_claims import AbandonedClaims
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
+from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from tests.orchestration.parts import (
@@ -50,7 +50,7 @@ class Other:
         )
         record = instance.get_run_record_by_id(self.run.run_id)
         assert record is not None
-        AbandonedClaims(instance).tell_number(self.run.run_id, record.storage_id)
+        AbandonedClaims(instance).record_number(self.run.run_id, record.storage_id)
         record_run_event(instance, self.run, RunEvent.BEGAN)
         give_sign(instance, self.run, f"1 {GONE}")
         self.claim: Claimed = (str(StreamBatch(self.run.run_id, 7, attempt)), span(0))
@@ -87,7 +87,7 @@ def test_its_word_on_the_claim_counts_while_it_lives(
     other: Other, outcome: Outcome, state: RunState
 ) -> None:
     """It goes on with other partitions."""
-    AbandonedClaims(other.instance).tell({other.claim: outcome})
+    AbandonedClaims(other.instance).record({other.claim: outcome})
     assert [run.state for run in other.seen()][-1] is state
     assert not other.seen()[-1].is_live
 
@@ -161,17 +161,17 @@ def test_notes_of_several_claims_in_one_place_do_not_mix(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Places are shared."""
-    monkeypatch.setattr("dagster_rebalance.orchestration.storage.range_owners.PLACES", 1)
+    monkeypatch.setattr("dagster_rebalance.orchestration.storage.key_values.SLOTS", 1)
     notes = AbandonedClaims(instance)
     first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))
-    notes.tell({first: Outcome.FAILED, second: Outcome.FAILED})
-    notes.tell({second: Outcome.INTERRUPTED})
+    notes.record({first: Outcome.FAILED, second: Outcome.FAILED})
+    notes.record({second: Outcome.INTERRUPTED})
     assert notes.read([first, second]) == {first: Outcome.FAILED, second: Outcome.INTERRUPTED}
-    notes.tell({first: Outcome.DROPPED})
+    notes.record({first: Outcome.DROPPED})
     assert notes.read([first]) == {first: Outcome.FAILED}, "a batch that was not begun has no note"
-    notes.tell_begun("r1", "s.r1.1.1", 1e9)
-    assert notes.begun(["r1"]) == {"s.r1.1.1": 1e9}
-    assert notes.begun(["r2"]) == {}, "the place belongs to another run"
-    notes.tell_number("r1", 5)
+    notes.record_start("r1", "s.r1.1.1", 1e9)
+    assert notes.start_times(["r1"]) == {"s.r1.1.1": 1e9}
+    assert notes.start_times(["r2"]) == {}, "the place belongs to another run"
+    notes.record_number("r1", 5)
     assert notes.number("r1") == 5
     assert notes.number("r2") is None

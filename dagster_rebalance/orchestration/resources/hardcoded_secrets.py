@@ -1,8 +1,7 @@
-"""Secrets that are written out in definitions, where everybody sees them who reads the code.
+"""Secrets in code, logs and Dagster Pipes.
 
-Owns which settings can hold a secret. Their names decide, so one that is called otherwise is not
-found; one that is no secret in spite of its name is given as an `EnvVar` like the others. Never
-shows a value.
+The name of a setting decides whether its value is a secret. A value that is no secret in spite of
+its name must be an `EnvVar`, too. No result or message shows a secret.
 """
 
 from __future__ import annotations
@@ -32,53 +31,53 @@ _NO_SECRET_NAME = re.compile(
 _SECRET_TEXT = re.compile(r"://[^/\s:@]+:[^/\s@]+@|(password|secret|token)[^\s=]*=", re.IGNORECASE)
 _LOGIN = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 _BY_REFERENCE = re.compile(r"\$\{\w+:[^}]*\}")
-"""A secret that a config provider of Kafka's looks up."""
+"""A secret that a config provider of Kafka resolves."""
 _LOGIN_WITHOUT_OPTIONS = re.compile(r"[\w.$]+\s+required\s*;")
-"""A JAAS text that says only how to log in, such as by the identity of the machine."""
+"""A JAAS text without a login, such as for the identity of the machine."""
 _SHORTEST_SECRET = 4
-"""A shorter text would be found in many others."""
+"""A shorter text would occur in many others."""
 _HARMLESS_PARAMETERS = frozenset(
     {"use_ssl", "user_id", "user_agent", "session_id", "grpc_max_message_size"}
 )
 
 
-def written_secrets(
+def hardcoded_secrets(
     kafka: KafkaConsumerResource, spark: KafkaSparkResource | None
 ) -> Iterator[str]:
-    """The settings that are secrets and stand in the code. Of an `EnvVar` only the name does."""
-    if _is_written(kafka.sasl_password):
+    """Yield the settings whose secrets are hardcoded, in place of an `EnvVar`."""
+    if _is_hardcoded(kafka.sasl_password):
         yield "sasl_password"
     yield from _named("client_config", kafka.client_config)
     if spark is not None:
         yield from _named("spark_config", spark.spark_config)
         yield from _named("kafka_options", spark.kafka_options)
-        if spark.remote is not None and _is_written(spark.remote):
+        if spark.remote is not None and _is_hardcoded(spark.remote):
             yield from _in_remote(spark.remote)
 
 
-def written_registry_secrets(key: str, registry: SchemaRegistryResource) -> Iterator[str]:
-    """The same of a schema registry, which has this resource key."""
+def hardcoded_registry_secrets(key: str, registry: SchemaRegistryResource) -> Iterator[str]:
+    """Yield the hardcoded secrets of the schema registry with this resource key."""
     for name in ("password", "token"):
-        if _is_written(getattr(registry, name)):
+        if _is_hardcoded(getattr(registry, name)):
             yield f"{name} of {key}"
-    if _is_written(registry.url) and _SECRET_TEXT.search(registry.url):
+    if _is_hardcoded(registry.url) and _SECRET_TEXT.search(registry.url):
         yield f"the login in url of {key}"
-    if _is_written(registry.client_config.get("basic.auth.user.info")):
+    if _is_hardcoded(registry.client_config.get("basic.auth.user.info")):
         yield f"client_config['basic.auth.user.info'] of {key}"
     yield from _named(f"client_config of {key}", registry.client_config)
 
 
-def unshown_settings(resource: dg.ConfigurableResource[Any]) -> Iterator[tuple[str, str, str]]:
-    """What the repr of a resource leaves out: each field, name and value, for a digest.
+def hidden_settings(resource: dg.ConfigurableResource[Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield `(field, name, value)` of the settings that the repr of a resource hides, for a digest.
 
-    Of an `EnvVar` the value is the variable's name. Of a secret it is empty: one that is short
-    could be guessed from a digest.
+    The value of an `EnvVar` is the name of the variable. The value of a secret is empty, because a
+    short one could be guessed from the digest.
     """
-    for field, about in type(resource).model_fields.items():
-        if about.repr:
+    for field, info in type(resource).model_fields.items():
+        if info.repr:
             continue
-        given = getattr(resource, field)
-        settings = given if isinstance(given, Mapping) else {field: given}
+        content = getattr(resource, field)
+        settings = content if isinstance(content, Mapping) else {field: content}
         for name, value in sorted(settings.items()):
             if isinstance(value, dg.EnvVar):
                 yield field, name, value.env_var_name
@@ -89,12 +88,7 @@ def unshown_settings(resource: dg.ConfigurableResource[Any]) -> Iterator[tuple[s
 
 
 def without_secrets(text: str, kafka: KafkaConsumerResource) -> str:
-    """Return a text for people, with stars in place of the secrets of a group's login.
-
-    Args:
-        text: An error, for example.
-        kafka: The group, in a run.
-    """
+    """Return a text, such as an error, with the secrets of a group's login replaced by `***`."""
     settings = {**kafka.client_config, **kafka.consumer_config()}
     for secret in sorted(_secrets_in(settings), key=len, reverse=True):
         text = text.replace(secret, "***")
@@ -104,25 +98,25 @@ def without_secrets(text: str, kafka: KafkaConsumerResource) -> str:
 def check_no_secrets(
     extras: Mapping[str, Any], settings: Mapping[str, Any], *, taken: Mapping[str, Any]
 ) -> None:
-    """Check what is to travel with a batch through Dagster Pipes.
+    """Check the extras that a user sends with a batch through Dagster Pipes.
 
     Args:
-        extras: What the user wants to travel.
-        settings: Those of the client, with its login.
-        taken: What travels already.
+        extras: The extras of the user.
+        settings: The settings of the client, with its login.
+        taken: The extras of the batch.
 
     Raises:
-        ConfigurationError: A name among `extras` is that of a secret or is taken, or a text has a
-            secret of `settings` in it.
+        ConfigurationError: A name among `extras` is that of a secret or is taken, or a text
+            contains a secret of `settings`.
     """
     secrets = _secrets_in(settings)
     for path, name, value in _values_in(extras):
         if path in taken:
-            problem = "has the name under which the batch travels: rename it"
+            problem = "has a name that the batch uses: rename it"
         elif value and (_is_secret_name(name) or any(one in str(value) for one in secrets)):
             problem = (
-                "is a secret, and the context of Dagster Pipes can be read by many: give it on the "
-                "other side, by a secret scope or an environment variable of the job"
+                "is a secret, and the context of Dagster Pipes can be read by many: give it to the "
+                "external job by a secret scope or an environment variable"
             )
         else:
             continue
@@ -139,7 +133,7 @@ def _secrets_in(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _values_in(extras: object, path: str = "") -> Iterator[tuple[str, str, object]]:
-    """All names, with where they stand, and all values that have no parts."""
+    """Yield `(path, name, value)` of all entries; the value of a container is None."""
     parts: Iterable[tuple[object, object]] = ()
     if isinstance(extras, Mapping):
         parts = extras.items()
@@ -162,7 +156,7 @@ def _named(field: str, settings: Mapping[str, str]) -> Iterator[str]:
             and not _BY_REFERENCE.search(value)
             and not _LOGIN_WITHOUT_OPTIONS.fullmatch(value)
         )
-        if _is_written(value) and (
+        if _is_hardcoded(value) and (
             is_secret or (_SECRET_TEXT.search(value) and not _BY_REFERENCE.search(value))
         ):
             yield f"{field}['{name}']"
@@ -180,5 +174,5 @@ def _in_remote(remote: str) -> Iterator[str]:
             yield f"the {name} in remote"
 
 
-def _is_written(value: str | None) -> bool:
+def _is_hardcoded(value: str | None) -> bool:
     return bool(value) and not isinstance(value, dg.EnvVar)

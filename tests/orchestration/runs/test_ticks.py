@@ -10,8 +10,8 @@ import dagster as dg
 
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.core.runs.liveness import Liveness
-from dagster_rebalance.orchestration.runs import boot_clock
-from dagster_rebalance.orchestration.runs.reaper import end_dead_runs
+from dagster_rebalance.orchestration.runs import process
+from dagster_rebalance.orchestration.runs.ticks import end_dead_runs
 
 if TYPE_CHECKING:
     import pytest
@@ -23,25 +23,21 @@ DEAD = [
 
 
 class Ledger:
-    """Takes 10 s for each run, on a clock of its own."""
-
     def __init__(self) -> None:
         self.now_s = 0.0
         self.asked: list[str] = []
 
     def end_dead(self, run_id: str, _sign: str) -> bool:
-        """End a run."""
         self.now_s += 10.0
         self.asked.append(run_id)
         return True
 
 
-def test_a_platform_that_does_not_answer_keeps_no_tick_from_its_end(
+def test_hanging_platform_does_not_time_out_the_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its requests would be thrown away, in each tick. All of them have their turn."""
     ledger = Ledger()
-    monkeypatch.setattr(boot_clock, "seconds", lambda: ledger.now_s)
+    monkeypatch.setattr(process, "boot_time_s", lambda: ledger.now_s)
     ended: set[str] = set()
     for second in range(6):
         monkeypatch.setattr(time, "time", lambda second=second: 1_000.0 + second)
@@ -52,15 +48,11 @@ def test_a_platform_that_does_not_answer_keeps_no_tick_from_its_end(
     assert len(ended) == len(DEAD)
 
 
-def test_what_could_not_be_ended_is_told_until_it_gives_a_sign() -> None:
-    """Its partitions stand, and no member may be there to say so."""
+def test_run_that_cannot_be_ended_is_noted_until_its_next_heartbeat() -> None:
     away, alive = DEAD[:2]
 
     class Away:
-        """Cannot end the first, and finds that the second one lives."""
-
         def end_dead(self, run_id: str, _sign: str) -> bool:
-            """End a run."""
             if run_id == away.run_id:
                 msg = "Spark does not answer"
                 raise OSError(msg)
@@ -70,6 +62,6 @@ def test_what_could_not_be_ended_is_told_until_it_gives_a_sign() -> None:
         for _ in range(2):  # the pulse does not name it in each tick
             found = end_dead_runs(context, Away(), (away, alive), Liveness())  # type: ignore[arg-type]
             assert away.run_id in found.left
-            assert "gave no sign of life and could not be ended" in found.notes[0]
+            assert "sent no heartbeat and could not be ended" in found.notes[0]
         signs = [replace(away, heartbeat="2", is_gone=False)]
         assert not end_dead_runs(context, Away(), signs, Liveness()).left  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.runs.progress import InFlight, Succeeded, ToRequest, progress_of
-from dagster_rebalance.orchestration.runs.own_jobs import JobName
 from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import batch_request, make_run, span
 
@@ -24,14 +24,12 @@ MINE = JobName("r", "idle_job")
 
 @pytest.fixture
 def group_id() -> str:
-    """A group that no member has joined: the instance is that of other tests, too."""
     return unique_name("group")
 
 
 def progress(
     instance: dg.DagsterInstance, group_id: str, batch_id: str, own_job: JobName | None = None
 ) -> Progress:
-    """How far the range is, for a member of the group."""
     return progress_of(
         span(0),
         batch_id,
@@ -40,10 +38,7 @@ def progress(
     )
 
 
-def test_a_run_of_the_sensors_own_job_counts(
-    instance: dg.DagsterInstance, group_id: str, batch_id: str
-) -> None:
-    """So that the next tests show something."""
+def test_run_of_own_job_counts(instance: dg.DagsterInstance, group_id: str, batch_id: str) -> None:
     run = make_run(
         instance, batch_request(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id
     )
@@ -57,31 +52,29 @@ def test_a_run_of_the_sensors_own_job_counts(
     "status",
     [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED],
 )
-def test_a_run_of_another_job_counts_for_nothing(
+def test_run_of_another_job_is_ignored(
     instance: dg.DagsterInstance,
     group_id: str,
     batch_id: str,
     mine: JobName,
     status: dg.DagsterRunStatus,
 ) -> None:
-    """It would commit offsets that nobody processed, stop a partition, or hold it back."""
+    """It would commit offsets, stop a partition, or hold it back."""
     make_run(instance, batch_request(batch_id), status, group_id=group_id)
     assert progress(instance, group_id, batch_id, mine) == ToRequest(1)
     assert RunLedger(instance, group_id, own_job=mine).read([], live_too=True) == ()
 
 
-def test_a_run_of_another_group_counts_for_nothing(
+def test_run_of_another_group_is_ignored(
     instance: dg.DagsterInstance, group_id: str, batch_id: str
 ) -> None:
-    """Batch ids are in tags that everybody sees."""
     make_run(instance, batch_request(batch_id), dg.DagsterRunStatus.SUCCESS, group_id="other")
     assert progress(instance, group_id, batch_id, MINE) == ToRequest(1)
 
 
-def test_what_a_former_owner_has_at_work_under_another_name_is_adopted(
+def test_runs_of_renamed_job_are_adopted(
     instance: dg.DagsterInstance, group_id: str, batch_id: str
 ) -> None:
-    """Its job was renamed in a deploy: their runs must not work side by side."""
     RunLedger(instance, group_id, own_job=MINE).read([])
     run = make_run(
         instance, batch_request(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id
@@ -93,13 +86,10 @@ def test_what_a_former_owner_has_at_work_under_another_name_is_adopted(
 @pytest.mark.parametrize(
     "status", [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUCCESS]
 )
-def test_the_same_job_counts_in_every_code_location(
+def test_same_job_counts_in_all_code_locations(
     instance: dg.DagsterInstance, group_id: str, batch_id: str, status: dg.DagsterRunStatus
 ) -> None:
-    """A member of 0.1.0 notes no job.
-
-    Its runs at work in another location, or in one that is renamed, must get no company.
-    """
+    """A member of 0.1.0 records no job."""
     RunLedger(instance, group_id, own_job=MINE).read([])
     run = make_run(instance, batch_request(batch_id), status, group_id=group_id, location="green")
     found = progress(instance, group_id, batch_id, MINE)

@@ -23,22 +23,14 @@ HEARTBEAT = "dagster_rebalance/heartbeat"
 
 
 def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
-    """The newest run of a batch."""
     return RunLedger(instance, "etl").read([batch_id])[-1]
 
 
 def beat(instance: dg.DagsterInstance, run: dg.DagsterRun, later_s: int = 0) -> None:
-    """The sign of life of a run of 0.1.0."""
     instance.add_run_tags(run.run_id, {HEARTBEAT: f"{time.time() + later_s:.0f}"})
 
 
-def test_a_run_of_0_1_0_that_gives_signs_is_seen_to_live(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """An upgrade adopts runs of 0.1.0 that are at work.
-
-    Without their signs, they would be ended as dead when `start_timeout_s` is over.
-    """
+def test_heartbeat_tag_of_0_1_0_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert look(instance, batch_id).heartbeat == ""
     beat(instance, run)
@@ -49,13 +41,9 @@ def test_a_run_of_0_1_0_that_gives_signs_is_seen_to_live(
 
 
 @pytest.mark.parametrize("end", ["report_run_failed", "report_run_canceled"])
-def test_a_run_of_0_1_0_that_ended_in_dagster_only_is_not_over(
+def test_run_of_0_1_0_that_ended_in_dagster_is_not_over(
     instance: dg.DagsterInstance, batch_id: str, end: str
 ) -> None:
-    """A run of 0.1.0 counts as dead only after the time-out.
-
-    It looks every ten seconds whether it may go on, and says nothing when it has ended.
-    """
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     beat(instance, run)
     getattr(instance, end)(run)
@@ -65,13 +53,9 @@ def test_a_run_of_0_1_0_that_ended_in_dagster_only_is_not_over(
     assert not look(instance, batch_id).is_live
 
 
-def test_a_retry_does_not_inherit_the_signs_of_a_run_of_0_1_0(
+def test_retry_ignores_copied_heartbeat_tag_of_0_1_0(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Dagster copies all tags to the retry.
-
-    The retry would count as dead before its resources are up, or never as over.
-    """
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     beat(instance, run, later_s=-60)
     instance.report_run_failed(run)
@@ -80,10 +64,7 @@ def test_a_retry_does_not_inherit_the_signs_of_a_run_of_0_1_0(
     assert not look(instance, batch_id).has_begun
 
 
-def test_what_a_member_of_0_1_0_has_taken_back_is_no_attempt(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """The upgrade itself cancels what has not started."""
+def test_taken_back_tag_of_0_1_0_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.CANCELED)
     assert not look(instance, batch_id).is_taken_back
     instance.add_run_tags(run.run_id, {"dagster_rebalance/taken_back": run.run_id})
