@@ -211,7 +211,7 @@ def test_run_continues_in_a_new_session_after_a_server_restart() -> None:
         server.restart()
         assert "NO_ACTIVE_SESSION" in batch()
         assert batch() == "3"
-        stop_abandoned_work(server.remote, run_id)
+        KafkaSparkResource(remote=server.remote).stop_abandoned_work(run_id)
         assert "SESSION_CLOSED" in batch()
         given.close()
         assert run.wait(60) == 0
