@@ -218,6 +218,15 @@ class Script:
         """The topic is recreated."""
         self.world.kafka.topic_id = topic_id
 
+    def do_forbid(self, *numbers: str) -> None:
+        """Kafka refuses requests for partitions."""
+        forbidden = dict.fromkeys(_tps(numbers), "grant the ACL READ")
+        self.world.kafka.forbidden.update(forbidden)
+
+    def do_allow(self) -> None:
+        """Kafka refuses nothing any more."""
+        self.world.kafka.forbidden.clear()
+
     def do_elect(self, number: str, cut_at: str | None = None) -> None:
         """A partition gets a new leader, whose log may end at `cut_at`."""
         self.world.kafka.elect(int(number), cut_at=None if cut_at is None else int(cut_at))
@@ -307,6 +316,11 @@ class Script:
         batch = self.stream.work.at_work
         return "none" if batch is None else _ranges(batch.ranges)
 
+    def is_batch(self) -> str:
+        """The id of the batch at work."""
+        batch = self.stream.work.at_work
+        return "none" if batch is None else batch.batch_id
+
     def is_interrupts(self) -> int:
         """How often the batch was interrupted."""
         return self.stream.interrupts
@@ -381,6 +395,10 @@ class Script:
             for one in self.member.engine.batch_requests
         )
 
+    def is_failures(self) -> int:
+        """The failed attempts of all requests."""
+        return sum(one.failures for one in self.member.engine.batch_requests)
+
     def is_made(self) -> str:
         """The runs that the last tick has started."""
         return _list(self.made)
@@ -399,29 +417,30 @@ class Script:
 
     def is_phase(self, number: str = "0") -> str:
         """The phase of a partition."""
-        return self._owned(number).phase.name
+        return self.owned(number).phase.name
 
     def is_reason(self, number: str = "0") -> str:
         """Why a partition is stopped."""
-        return self._owned(number).stop_reason
+        return self.owned(number).stop_reason
 
     def is_live(self, number: str = "0") -> str:
         """The live runs of a partition."""
-        return _list(sorted(self._owned(number).live_runs))
+        return _list(sorted(self.owned(number).live_runs))
 
     def is_blocked(self, number: str = "0") -> str:
         """The runs that block a partition."""
-        return _list(self._owned(number).blocked_by)
+        return _list(self.owned(number).blocked_by)
 
     def is_entries(self, number: str = "0") -> str:
         """The claimed ranges of a partition, as its member knows them."""
-        return _ranges(entry.range for entry in self._owned(number).entries)
+        return _ranges(entry.range for entry in self.owned(number).entries)
 
     def is_committing(self, number: str = "0") -> bool:
         """Whether a commit is due or unconfirmed."""
-        return self._owned(number).committing is not None
+        return self.owned(number).committing is not None
 
-    def _owned(self, number: str) -> OwnedPartition:
+    def owned(self, number: str = "0") -> OwnedPartition:
+        """A partition of the member."""
         return self.member.engine.partitions[tp(int(number))]
 
     def is_shown(self) -> str:
@@ -463,7 +482,7 @@ class Script:
 
     def is_explained(self, number: str = "0") -> str:
         """The explanation of a partition."""
-        return explain_partition(self._owned(number), self.world.now)
+        return explain_partition(self.owned(number), self.world.now)
 
 
 def _tps(numbers: Iterable[str]) -> tuple[TopicPartition, ...]:

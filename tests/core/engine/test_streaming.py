@@ -103,7 +103,8 @@ turn 1 40
 ended ~ r1:1
 
 ## range_with_five_interruptions_in_a_row_waits_for_its_delay_unless_the_code_is_new
-world 5 | stream r0 | die r0 | claim 0 5 s.r0.4000000007.1 INTERRUPTED | stream r1 0 MINUTE | turn 2 | turn 10
+world 5 | stream r0 | die r0 | claim 0 5 s.r0.4000000007.1 INTERRUPTED
+stream r1 0 MINUTE | turn 2 | turn 10
 work = none
 stream r2 "" NEW_CODE | move r1 r2 0 | until_work 2
 work = 0[0,5)
