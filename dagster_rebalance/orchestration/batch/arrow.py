@@ -23,11 +23,7 @@ _MAX_MS = (1 << 63) // 1000 - 1
 
 
 def pyarrow() -> Any:  # noqa: ANN401 - it has no types
-    """Return the library.
-
-    Raises:
-        ConfigurationError: It is not installed.
-    """
+    """Return the library."""
     try:
         return import_module("pyarrow")
     except ImportError as problem:

@@ -63,9 +63,6 @@ def with_values_by_batch(
 
     An IO manager that is missing among the resources may be in definitions that are merged with
     these. The first tick of the sensor checks it (`check_values`).
-
-    Raises:
-        ConfigurationError: An IO manager of these values is part of the definition of an asset.
     """
     assets = [asset for asset in assets if asset.is_executable]
     taken = _taken_values(assets)
@@ -83,11 +80,7 @@ def with_values_by_batch(
 
 
 def check_values(job: dg.JobDefinition) -> None:
-    """Check that the values between the assets of a job are stored by batch.
-
-    Raises:
-        ConfigurationError: Batches would load the values of each other.
-    """
+    """Check that the values between the assets of a job are stored by batch."""
     for value in _taken_values(job.asset_layer.asset_graph.assets_defs):
         for key in value.manager_keys:
             manager = job.resource_defs.get(key)
@@ -195,7 +188,7 @@ class ValuesByBatch(dg.IOManagerDefinition):
 
 
 _SHARED: dict[int, tuple[Any, ValuesByBatch]] = {}
-"""By the id of the IO manager, which is kept so that its id stays unique."""
+"""By the id of the IO manager, which stays alive for its id to stay unique."""
 
 
 def _shared(io_manager: Any) -> ValuesByBatch:  # noqa: ANN401 - as above

@@ -80,11 +80,7 @@ class Decoding:
         *,
         keep_undecodable: bool,
     ) -> Decoding:
-        """Return the decoding of a batch.
-
-        Raises:
-            ConfigurationError: There is no encoding, or the topic cannot be used for dead letters.
-        """
+        """Return the decoding of a batch."""
         given: Mapping[Literal["key", "value"], Encoding | None] = {"key": key, "value": value}
         encodings = {part: encoding for part, encoding in given.items() if encoding is not None}
         problem = None
@@ -116,24 +112,14 @@ class Decoding:
         return "fail" if self.dead_letters is None else "drop"
 
     def decoders(self, topics: frozenset[str]) -> list[Decoder]:
-        """Return the decoders for the records of some topics.
-
-        Raises:
-            BrokerError: A registry did not answer.
-            ConfigurationError: A reader's schema is missing or invalid.
-        """
+        """Return the decoders for the records of some topics."""
         return [encoding.decoder(part, topics) for part, encoding in self.encodings.items()]
 
 
 def with_known_schemas(
     decoders: Sequence[Decoder], ids: Mapping[str, Sequence[int]]
 ) -> list[Decoder]:
-    """Return the decoders with all schemas that they need, so that they query no registry.
-
-    Raises:
-        BrokerError: A registry did not answer.
-        ConfigurationError: It does not have more than 100 of the ids.
-    """
+    """Return the decoders with all schemas that they need, and query no registry."""
     known = []
     for decoder in decoders:
         schemas, problems = {}, {}
@@ -194,9 +180,8 @@ def decoded_batches(
 class Letters:
     """Stores dead letters of undecodable records. It connects for the first of them.
 
-    Args:
-        kafka: The group; None in a test of an asset, where nothing is stored.
-        topic: The dead-letter topic; None if an undecodable record fails the batch.
+    Without a `topic`, an undecodable record fails the batch. Without `kafka`, as in a test of an
+    asset, nothing is stored.
     """
 
     def __init__(self, kafka: KafkaConsumerResource | None, topic: str | None) -> None:
@@ -205,12 +190,7 @@ class Letters:
         self._producer: DeadLetterProducer | None = None
 
     def store(self, letters: Sequence[RecordLetter]) -> None:
-        """Store dead letters, and wait for their acknowledgement.
-
-        Raises:
-            BrokerError: A dead letter could not be stored.
-            UndecodableError: There is no dead-letter topic.
-        """
+        """Store dead letters, and wait for their acknowledgement."""
         if not letters:
             return
         if self._topic is None:
@@ -232,11 +212,7 @@ class Letters:
 
 
 def check_letter_topic(kafka: KafkaConsumerResource, topic: str) -> None:
-    """Check that the dead-letter topic exists, before Spark waits for it.
-
-    Raises:
-        BrokerError: It does not exist, or Kafka does not answer.
-    """
+    """Check that the dead-letter topic exists, before Spark waits for it."""
     with kafka.connect() as consumer:
         if not consumer.partitions_for(topic):
             msg = f"the topic {topic} for dead letters does not exist: create it"

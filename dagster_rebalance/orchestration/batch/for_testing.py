@@ -19,16 +19,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class GivenMessages:
-    """The messages of a batch for testing.
-
-    Args:
-        ranges: The ranges of the batch.
-        messages: Its messages, in order; None if the test has none.
-
-    Raises:
-        IllegalStateError: A message is outside of the ranges, or has a form that confluent-kafka
-            never returns.
-    """
+    """The messages of a batch for testing."""
 
     def __init__(self, ranges: Iterable[OffsetRange], messages: Iterable[Message] | None) -> None:
         own = tuple(ranges)
@@ -44,11 +35,7 @@ class GivenMessages:
                 raise IllegalStateError(msg)
 
     def read(self, ranges: Iterable[OffsetRange]) -> Iterator[Message]:
-        """Return the messages of some ranges.
-
-        Raises:
-            IllegalStateError: The test has no messages.
-        """
+        """Return the messages of some ranges."""
         if self._messages is None:
             msg = "this batch has no messages: give some to KafkaBatch.for_testing(messages=)"
             raise IllegalStateError(msg)
@@ -61,11 +48,7 @@ class GivenMessages:
         ranges: Iterable[OffsetRange],
         options: Mapping[str, str] | None,
     ) -> DataFrame:
-        """Return the messages of some ranges in the columns of Spark's Kafka source.
-
-        Raises:
-            ConfigurationError: An option would change which offsets are read.
-        """
+        """Return the messages of some ranges in the columns of Spark's Kafka source."""
         from dagster_rebalance.spark.reading.ranges import given_records
 
         wanted = tuple(ranges)

@@ -126,7 +126,6 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 *,
                 timeout_s: float = DEFAULT_TIMEOUT_S,
             ) -> Iterator["Message"]:
-                """The given messages."""
                 _ = timeout_s
                 return given.read(self.chosen(ranges))
 
@@ -137,7 +136,6 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 ranges: OffsetRange | Iterable[OffsetRange] | None = None,
                 options: Mapping[str, str] | None = None,
             ) -> "DataFrame":
-                """The given messages, as Spark's Kafka source would have them."""
                 return given.dataframe(spark.spark_session, self.chosen(ranges), options)
 
             def _write_letters(self, *_: object) -> None:
@@ -345,19 +343,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> Iterator[DecodedMessage]:
         """Return the records of `messages`, each with its value, its key or both decoded.
 
-        Args:
-            ranges: As of `messages`.
-            value: The encoding of values, as of `decoded`.
-            key: The encoding of keys.
-            dead_letters: As of `decoded`. Dead letters before the current message are stored.
-            keep_undecodable: Instead, return such records as well, with the reason.
-            timeout_s: As of `messages`.
+        The arguments and errors are those of `messages` and `decoded`. The dead letters of records
+        before the current message are stored.
 
         Raises:
-            BrokerError: As of `messages`; or the registry did not answer, or a dead letter could
-                not be stored.
-            ConfigurationError: As of `decoded`.
-            IllegalStateError: A range is not one of the batch.
             UndecodableError: A record cannot be decoded, without `dead_letters` and
                 `keep_undecodable`.
         """
@@ -385,20 +374,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         It has the columns of `dataframe` with headers, and reads lazily. `read_all()` returns a
         `pyarrow.Table`. Polars, DuckDB, pandas and others accept the reader.
 
-        Args:
-            ranges: As of `messages`.
-            value: The encoding of values, as of `decoded`; their column is then a struct.
-            key: The encoding of keys.
-            dead_letters: As of `decoded`. Dead letters of the batches that were read are stored.
-            keep_undecodable: As of `decoded`.
-            timeout_s: As of `messages`.
+        The arguments and errors are those of `messages` and `decoded`, which occur during reading.
+        A decoded column is a struct. The dead letters of the batches that were read are stored.
 
         Raises:
-            BrokerError: As of `decoded_messages`, during reading.
             ConfigurationError: pyarrow is missing; or as of `decoded`.
-            IllegalStateError: A range is not one of the batch.
-            UndecodableError: A record cannot be decoded, without `dead_letters` and
-                `keep_undecodable`.
+            UndecodableError: As of `decoded_messages`.
         """
         decoding = Decoding.of(
             self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable

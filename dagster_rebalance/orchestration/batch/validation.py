@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
-    """Check that only the sensor decides what the assets process, and when.
-
-    Raises:
-        ConfigurationError: An asset has partitions, or an asset or check an automation condition.
-    """
+    """Check that only the sensor requests runs of the assets, and decides their input."""
     for asset in (asset for asset in assets if asset.is_executable):
         for spec in asset.specs:
             if spec.partitions_def is not None:
@@ -53,11 +49,7 @@ def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
 
 
 def check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition) -> None:
-    """Check that one process executes all steps of a run.
-
-    Raises:
-        ConfigurationError: The steps of the job run in separate processes.
-    """
+    """Check that one process executes all steps of a run."""
     executor = job.executor_def
     if executor is None or executor.name != dg.in_process_executor.name:
         msg = (
@@ -69,11 +61,7 @@ def check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefin
 
 
 def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
-    """Check that each step requires its batch, the resource `batch_key`.
-
-    Raises:
-        ConfigurationError: A step does not.
-    """
+    """Check that each step requires its batch, the resource `batch_key`."""
     for op in ops_of(nodes):
         if batch_key not in op.required_resource_keys:
             msg = (
@@ -86,11 +74,7 @@ def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
 
 
 def check_config(job: str, nodes: Iterable[object]) -> None:
-    """Check that no step requires run config: the sensor only gives a run its batch.
-
-    Raises:
-        ConfigurationError: A step requires run config.
-    """
+    """Check that no step requires run config: the sensor only gives a run its batch."""
     for node in nodes:
         if not isinstance(node, dg.OpDefinition):
             continue  # a graph may give config to its own ops
@@ -104,16 +88,7 @@ def check_config(job: str, nodes: Iterable[object]) -> None:
 
 
 def check_resources(job: str, keys: Iterable[str], resources: Mapping[str, object]) -> None:
-    """Check that no resource requires run config: the sensor only gives a run its batch.
-
-    Args:
-        job: The name of the job.
-        keys: The resource keys that its steps require.
-        resources: The known resources; merged definitions may have others.
-
-    Raises:
-        ConfigurationError: A resource requires run config.
-    """
+    """Check that no resource requires run config: the sensor only gives a run its batch."""
     left, seen = list(keys), set[str]()
     while left:
         key = left.pop()
@@ -134,11 +109,7 @@ def check_resources(job: str, keys: Iterable[str], resources: Mapping[str, objec
 
 
 def check_merged_resources(context: dg.SensorEvaluationContext, name: str) -> None:
-    """Check the resources of a job, including those of merged definitions.
-
-    Raises:
-        ConfigurationError: A resource requires run config.
-    """
+    """Check the resources of a job, including those of merged definitions."""
     if context.repository_def is not None:
         job = context.repository_def.get_job(name)
         check_resources(job.name, job.required_resource_keys, job.resource_defs)
@@ -160,14 +131,6 @@ def check_retries(
 
     A retry policy also applies to interrupts: a run that is cancelled for a hold, or whose lease
     has expired, would repeat its work and succeed.
-
-    Args:
-        job: The name of the job.
-        nodes: The definitions of its ops and graphs.
-        job_policy: The policy of the job for all of its steps.
-
-    Raises:
-        ConfigurationError: The job or a step has a retry policy.
     """
     owners = [f"{step} of job {job}" for step in _with_policy(nodes)]
     if job_policy is not None:

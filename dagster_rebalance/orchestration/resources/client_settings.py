@@ -30,9 +30,6 @@ def refuse_unknown_settings(resource: type[BaseModel], values: object, otherwise
         resource: The class of the resource.
         values: The arguments.
         otherwise: The hint for a name that resembles no setting.
-
-    Raises:
-        ConfigurationError: A name is not a setting.
     """
     for name in values.keys() - resource.model_fields.keys() if isinstance(values, dict) else ():
         near = difflib.get_close_matches(name, resource.model_fields, n=1)
@@ -52,11 +49,7 @@ def as_text(value: object) -> object:
 
 
 def as_texts(field: str, settings: object) -> object:
-    """Apply `as_text` to all values of a mapping.
-
-    Raises:
-        ConfigurationError: One of them is a function, which must be named instead.
-    """
+    """Apply `as_text` to all values of a mapping."""
     if not isinstance(settings, dict):
         return settings
     for name, value in settings.items():
@@ -70,11 +63,7 @@ def as_texts(field: str, settings: object) -> object:
 
 
 def function_named(setting: str, text: str) -> Function:
-    """Return the function that a setting names as `module:function`.
-
-    Raises:
-        ConfigurationError: There is no such function.
-    """
+    """Return the function that a setting names as `module:function`."""
     match = _FUNCTION.fullmatch(text)
     if match is None:
         msg = (

@@ -104,10 +104,6 @@ def check_no_secrets(
         extras: The extras of the user.
         settings: The settings of the client, with its login.
         taken: The extras of the batch.
-
-    Raises:
-        ConfigurationError: A name among `extras` is that of a secret or is taken, or a text
-            contains a secret of `settings`.
     """
     secrets = _secrets_in(settings)
     for path, name, value in _values_in(extras):

@@ -1,7 +1,7 @@
 """`PinnedResource`: a resource that the config of a run cannot change.
 
 Dagster lets the config of a run override each setting of a resource, also with the value of an
-environment variable. Without this class, whoever may launch a run could send the login of the
+environment variable. Without this class, a user who may launch runs could send the login of the
 resource to another address.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 _PINNED: dict[int, tuple[Any, "PinnedResource"]] = {}
-"""By the id of the resource, which is kept so that its id stays unique."""
+"""By the id of the resource, which stays alive for its id to stay unique."""
 
 
 class PinnedResource(dg.ConfigurableResource):  # type: ignore[type-arg]

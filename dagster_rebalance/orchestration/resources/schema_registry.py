@@ -52,13 +52,7 @@ class Encoding:
     registry: Registry | None = None
 
     def decoder(self, part: Literal["key", "value"], topics: frozenset[str]) -> Decoder:
-        """Return the decoder of the keys or values of some topics.
-
-        Raises:
-            BrokerError: The registry did not answer.
-            ConfigurationError: The reader's schema is missing or invalid, or the topics may have
-                different ones.
-        """
+        """Return the decoder of the keys or values of some topics."""
         if self.registry is None:
             decoder = Decoder(part, self.format, SchemaText(self.reader or ""), KnownSchemas())
         else:

@@ -305,12 +305,7 @@ def _session_maker() -> "Callable[[dict[str, Any]], Any]":
 
 
 def spark_settings(nested: "Mapping[str, Any]", prefix: str = "") -> dict[str, str]:
-    """Return Spark settings by their full names, from flat or nested ones.
-
-    Raises:
-        ConfigurationError: A value is neither text nor a number, or is a variable in the form of
-            Dagster's run config, which is not resolved here.
-    """
+    """Return Spark settings by their full names, from flat or nested ones."""
     settings: dict[str, str] = {}
     for key, value in nested.items():
         name = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""Cancel and end runs in threads, so that the member loop never waits for a launcher.
+"""Cancel and end runs in threads: the member loop must never wait for a launcher.
 
 Dagster sends the request to the process that launched the run. A suspended one answers after a
 minute or never, and the member would not poll Kafka in that time. After a while a thread that hangs

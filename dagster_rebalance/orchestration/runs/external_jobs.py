@@ -103,14 +103,7 @@ class ExternalJobs(ABC):
 
 
 class WorkStopper:
-    """Stops all external work of a run.
-
-    Args:
-        works: The external work of the user.
-        wait_s: How long one call waits.
-        start: Starts a thread.
-        clock: A monotonic clock.
-    """
+    """Stops all external work of a run."""
 
     def __init__(
         self,
@@ -136,10 +129,6 @@ class WorkStopper:
             run_id: The run.
             since: By the clock: ignore the result of an earlier call, because the run has begun
                 more work since. None for a dead run, which begins none.
-
-        Raises:
-            TimeoutError: The work is not stopped yet. Call again.
-            Exception: Any error of the user's code.
         """
         oldest = self._clock() - FRESH_S if since is None else since
         with self._changed:
@@ -189,11 +178,7 @@ class WorkStopper:
 
 
 def stopper_of(name: str, external_work: Sequence[ExternalWork]) -> WorkStopper | None:
-    """Return what stops the external work of the definitions `name`; None if there is none.
-
-    Raises:
-        ConfigurationError: An object has no method `stop`.
-    """
+    """Return what stops the external work of the definitions `name`; None if there is none."""
     if not isinstance(external_work, Sequence):
         msg = f"external_work of {name} is a {type(external_work).__name__}: give a list of them"
         raise ConfigurationError(msg)

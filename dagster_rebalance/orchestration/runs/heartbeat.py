@@ -108,9 +108,6 @@ class Heartbeat:
         This precedes the start check: if a run has ended in Dagster without BEGAN, its process will
         still find that end in the check. BEGAN follows the heartbeat: if only the heartbeat can be
         written, the process has not begun.
-
-        Raises:
-            IllegalStateError: The run is not in Dagster, or another process has begun on it.
         """
         self._number = self._record_in_dagster().storage_id
         if RunEvent.BEGAN in run_events_of(self._instance, self._run.run_id):
@@ -141,11 +138,7 @@ class Heartbeat:
         return f"it {silence}, so others may do its work" if silence else None
 
     def record_claims(self, claims: Collection[Claimed]) -> None:
-        """Record the run as the owner of its ranges, for members to find if the run is deleted.
-
-        Raises:
-            IllegalStateError: The run was deleted before that.
-        """
+        """Record the run as the owner of its ranges, for members to find if the run is deleted."""
         RangeOwners(self._instance).write(
             RangeOwner(self._run.run_id, self._number, is_finished=False), claims
         )
@@ -177,12 +170,7 @@ class Heartbeat:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Record that the steps are done.
-
-        Raises:
-            DagsterExecutionInterruptedError: Another run may process the batch, so this one must
-                not succeed.
-        """
+        """Record that the steps are done."""
         self._is_interrupted = isinstance(error, dg.DagsterExecutionInterruptedError)
         self._finished.set()
         self._check_lease()

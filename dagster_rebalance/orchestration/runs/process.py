@@ -52,11 +52,7 @@ def is_gone(process: str, run_id: str) -> bool:
 
 
 def kill(process: str) -> None:
-    """Kill the process with this identity if it is local and executes one run; wait for its end.
-
-    Raises:
-        TimeoutError: The kernel has not ended the process.
-    """
+    """Kill the process with this identity if it is local and executes one run; wait for its end."""
     local = _local(process)
     if local is None or local[0] == os.getpid() or not _is_started_for_one_run(local[0]):
         return
@@ -85,7 +81,7 @@ def disown_children() -> None:
 
 
 def is_of_one_run() -> bool:
-    """Whether a launcher of Dagster started this process for one run, so that it may be killed."""
+    """Whether a launcher of Dagster started this process for one run, so it may be killed."""
     commands = (["api", "execute_run"], ["api", "resume_run"])
     return multiprocessing.parent_process() is not None or sys.argv[1:3] in commands
 

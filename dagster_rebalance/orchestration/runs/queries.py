@@ -348,10 +348,6 @@ class RunLedger:
         Args:
             run_id: The run.
             only_unstarted: Whether to ignore a run that has started.
-
-        Raises:
-            ConfigurationError: The launcher could not cancel the run.
-            DagsterRebalanceError: The code server of the launcher did not accept the request.
         """
         instance = self._instance
         run = instance.get_run_by_id(run_id)
@@ -449,9 +445,6 @@ class RunLedger:
             it reads that end; if later, its start check reads it. A run without a heartbeat that is
             not in Dagster any more may have begun and been deleted: the next query finds it as the
             owner of its ranges.
-
-        Raises:
-            Exception: Any error of `stop_work`; the work may continue, so the run is not over yet.
         """
         if self._has_other_heartbeat(run_id, heartbeat):
             return False

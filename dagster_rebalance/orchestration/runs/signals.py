@@ -79,11 +79,7 @@ class Interruptions:
                 signal.signal(number, partial(self._record, handler))
 
     def check(self, run_id: str) -> None:
-        """Raise if a signal was recorded.
-
-        Raises:
-            DagsterExecutionInterruptedError: The run was asked to end: its output may be partial.
-        """
+        """Raise if a signal was recorded."""
         if self._is_asked_to_end:
             msg = (
                 f"run {run_id} was asked to end while its asset waited for external work, which "

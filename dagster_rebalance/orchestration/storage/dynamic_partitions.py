@@ -30,11 +30,7 @@ class DirectiveStore:
         self._name = name
 
     def read(self) -> tuple[Directive, ...]:
-        """Return all directives that may be in force, oldest first.
-
-        Raises:
-            ValueError: One of them cannot be read, so the result would be incomplete.
-        """
+        """Return all directives that may be in force, oldest first."""
         return tuple(map(_read_directive, self._instance.get_dynamic_partitions(self._name)))
 
     def add(self, directives: Iterable[Directive]) -> None:
@@ -63,11 +59,7 @@ class RerunStore:
         self._name = name
 
     def read(self) -> tuple[RerunBatch, ...]:
-        """Return all batches, in the order in which they were requested.
-
-        Raises:
-            ConfigurationError: One of them cannot be read.
-        """
+        """Return all batches, in the order in which they were requested."""
         return tuple(map(_read_rerun, self._instance.get_dynamic_partitions(self._name)))
 
     def add(self, batches: Iterable[RerunBatch]) -> None:
@@ -101,14 +93,9 @@ class GroupJobs:
 
     A member adds its own job before it looks at any run, and no member removes one, so the runs of
     a former owner with another job are adopted. Runs of any other job are ignored: their tags may
-    be copied, or written by whoever launched them. The code location is no part of the name: the
+    be copied, or set in the launchpad. The code location is no part of the name: the
     same job counts in all of them, such as blue and green. Otherwise a renamed location, or a
     member of 0.1.0, which adds no job, would have two runs on one range.
-
-    Args:
-        instance: Keeps the names.
-        group_id: The group.
-        own_job: The job of this member; None for a reader.
     """
 
     def __init__(

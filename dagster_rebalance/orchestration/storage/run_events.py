@@ -2,7 +2,7 @@
 
 Tags would not do: Dagster rewrites all tags of a run to add one, so one of two concurrent writers
 loses its tag, and retries copy tags. An event is appended, belongs to its run, and is deleted with
-it. No run event describes what a run did to the records.
+it. No run event describes the output of a run.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SLOT_TAG = "dagster_rebalance/slot"
 VERSION_TAG = "dagster_rebalance/version"
 """The code version for which a streaming run was requested."""
 USER_TAG = "user"
-"""The user who launched a run; set by Dagster+ only."""
+"""The user that launched a run; set by Dagster+ only."""
 RERUN_TAG = "dagster_rebalance/rerun"
 """The rerun that a run belongs to, for people; the batch id has it, too."""
 RERUN_BY_TAG = "dagster_rebalance/rerun_by"
@@ -101,11 +101,7 @@ def format_range(range_: OffsetRange) -> str:
 
 
 def parse_range(text: str) -> OffsetRange:
-    """Parse the result of `format_range`.
-
-    Raises:
-        ValueError: The text is not a range.
-    """
+    """Parse the result of `format_range`."""
     topic, *numbers = text.split(":")
     if len(numbers) != len(("partition", "start", "until")) or not all(
         number.isdecimal() for number in numbers
