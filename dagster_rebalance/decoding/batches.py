@@ -131,7 +131,11 @@ def decode_array(
     """
     import pyarrow as pa
 
-    values, reasons = decoder.decode_each(payloads, header_names)
+    decoded = [
+        decoder.try_decode(payload, names)
+        for payload, names in zip(payloads, header_names, strict=True)
+    ]
+    values, reasons = [value for value, _ in decoded], [reason for _, reason in decoded]
     kind = decoder.column.arrow()
     array, _ = _make_array(values, kind)
     if array is None:

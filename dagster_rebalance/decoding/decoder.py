@@ -136,15 +136,3 @@ class OpenDecoder:
             if isinstance(problem.__cause__, MemoryError):
                 raise problem.__cause__ from None
             return None, reason_text(self.part, problem)
-
-    def decode_each(
-        self, payloads: Iterable[bytes | None], header_names: Iterable[Iterable[str]]
-    ) -> tuple[list[Any], list[str | None]]:
-        """Return the values of payloads, and for each why it is undecodable or None."""
-        values: list[Any] = []
-        reasons: list[str | None] = []
-        for payload, names in zip(payloads, header_names, strict=True):
-            value, reason = self.try_decode(payload, names)
-            values.append(value)
-            reasons.append(reason)
-        return values, reasons

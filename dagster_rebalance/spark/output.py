@@ -117,10 +117,10 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     if stored is not None:
         frame = fit_to_files(frame, stored, output)
     may_write_as_read = bool(read.get(IS_ONE_RANGE_A_TASK)) and _is_seen(parent)
-    written, moved = _write_staged(frame, output, staged, may_write_as_read=may_write_as_read)
-    if moved is None:
+    written, plan = _write_staged(frame, output, staged, may_write_as_read=may_write_as_read)
+    if plan is None:
         return 0
-    staging, root, moves = moved
+    staging, root, moves = plan
     if time.time() - started_at > _STAGING_LIMIT_S:
         msg = (
             f"the write took longer than a day, so other writers may remove {staging}. Nothing was "
@@ -131,8 +131,8 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     with written_once(read.get(READ_ID), places):
         publication.publish(session, root, moves, staging)
     if stored is None and seen is not None:
-        ours = {seen / place.removeprefix(root).lstrip("/") for place in moves.values()}
-        refuse_concurrent_schemas(session, schema, seen, ours)
+        own_files = {seen / place.removeprefix(root).lstrip("/") for place in moves.values()}
+        refuse_concurrent_schemas(session, schema, seen, own_files)
     return written
 
 
@@ -150,11 +150,11 @@ def _write_staged(
         frame = frame.sparkSession.read.schema(frame.schema).parquet(f"{staged}/{_AS_READ}")
     gathered = _stage(frame, staged)
     files = _files_in(frame.sparkSession, f"{staged}/{_BY_RANGE}")
-    found = frame.sparkSession.read.parquet(f"{staged}/{_BY_RANGE}").count() if files else 0
+    visible = frame.sparkSession.read.parquet(f"{staged}/{_BY_RANGE}").count() if files else 0
     written = gathered if written is None else written
-    if not found == gathered == written:
+    if not visible == gathered == written:
         msg = (
-            f"Spark wrote {written} records to {staged}, and {found} of them were found: the "
+            f"Spark wrote {written} records to {staged}, and {visible} of them were found: the "
             "folder is not shared by all of Spark's workers and its driver. Nothing was changed in "
             "the output. Write to a file system that they share."
         )

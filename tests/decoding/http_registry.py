@@ -132,9 +132,9 @@ def http_registry() -> Iterator[HttpRegistry]:
             }
             self._answer(200, {"id": registry.add(subject, schema)})
 
-        def _answer(self, status: int, said: dict[str, Any]) -> None:
+        def _answer(self, status: int, answer: dict[str, Any]) -> None:
             registry.is_free.wait(30)
-            kind, body = "application/vnd.schemaregistry.v1+json", json.dumps(said)
+            kind, body = "application/vnd.schemaregistry.v1+json", json.dumps(answer)
             if not registry.is_allowed(self.headers.get("Authorization")):
                 status, body = 401, json.dumps({"error_code": 401, "message": "Unauthorized"})
             elif registry.answer is not None:

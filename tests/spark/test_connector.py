@@ -128,8 +128,8 @@ def test_unavailable_connector_is_explained(tmp_path: Path) -> None:
         timeout=240,
         check=False,
     )
-    said = used.stderr.splitlines()[-1]
-    assert "ConfigurationError: Spark did not start" in said
-    assert f"It tried to fetch {connector.kafka_connector_package()}." in said
-    assert f"pip install 'pyspark[connect]=={connector.ADVISED}'" in said
+    error = used.stderr.splitlines()[-1]
+    assert "ConfigurationError: Spark did not start" in error
+    assert f"It tried to fetch {connector.kafka_connector_package()}." in error
+    assert f"pip install 'pyspark[connect]=={connector.ADVISED}'" in error
     assert "UNRESOLVED DEPENDENCIES" in used.stderr.partition("Traceback")[0]

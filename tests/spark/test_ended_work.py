@@ -77,9 +77,9 @@ def test_stopped_session_refuses_its_client(
     ) as client:
         wait_until_working(tmp_path / "first")
         stop_session(spark_connect_server.remote, session_id)
-        said, _ = client.communicate(timeout=120)
-    assert said.splitlines()[0].startswith("first (org.apache.spark.SparkSQLException)")
-    assert "SESSION_CLOSED" in said.splitlines()[1]
+        output, _ = client.communicate(timeout=120)
+    assert output.splitlines()[0].startswith("first (org.apache.spark.SparkSQLException)")
+    assert "SESSION_CLOSED" in output.splitlines()[1]
     wait_until_stopped(tmp_path)
 
 
@@ -94,8 +94,8 @@ def test_session_stopped_before_it_exists_refuses_its_client(
         remote_with_session(spark_connect_server.remote, session_id),
         tmp_path,
     ) as client:
-        said, _ = client.communicate(timeout=120)
-    assert said.count("SESSION_CLOSED") == 2
+        output, _ = client.communicate(timeout=120)
+    assert output.count("SESSION_CLOSED") == 2
 
 
 def test_interrupt_of_a_batch_leaves_other_work_running(
@@ -183,9 +183,9 @@ def test_cancelled_run_stops_its_spark_jobs(
     ) as run:
         wait_until_working(tmp_path / "out")
         sent_at = time.monotonic()
-        said, _ = run.communicate("cancel\n", timeout=120)
+        output, _ = run.communicate("cancel\n", timeout=120)
         took_s = time.monotonic() - sent_at
-    assert said.split() == ["CANCELED", "INTERRUPT"]
+    assert output.split() == ["CANCELED", "INTERRUPT"]
     assert took_s < STOP_LIMIT_S
     wait_until_stopped(tmp_path / "out")
 
@@ -197,14 +197,14 @@ def test_run_continues_in_a_new_session_after_a_server_restart() -> None:
         SparkConnectServer() as server,
         process("tests.spark.lost_session", server.remote, run_id) as run,
     ):
-        given, said = run.stdin, run.stdout
-        assert given is not None
-        assert said is not None
+        stdin, stdout = run.stdin, run.stdout
+        assert stdin is not None
+        assert stdout is not None
 
         def batch() -> str:
-            given.write("\n")
-            given.flush()
-            return said.readline().strip()
+            stdin.write("\n")
+            stdin.flush()
+            return stdout.readline().strip()
 
         assert batch() == "3"
         server.kill()
@@ -213,5 +213,5 @@ def test_run_continues_in_a_new_session_after_a_server_restart() -> None:
         assert batch() == "3"
         KafkaSparkResource(remote=server.remote).stop_abandoned_work(run_id)
         assert "SESSION_CLOSED" in batch()
-        given.close()
+        stdin.close()
         assert run.wait(60) == 0

@@ -273,12 +273,12 @@ def test_schema_that_does_not_fit_the_files_is_refused(
         monkeypatch.setattr(output_module, "_is_seen", lambda _parent: False)
     write_parquet_by_range(of_type("INT"), str(out))
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")}
-    for frame, said in [
+    for frame, reason in [
         (of_type("BIGINT"), "'id' is bigint, and int in the files"),
         (of_type("INT", "1 AS more"), "'more' is new"),
         (of_type("INT").drop("value"), "'value' is missing"),
     ]:
-        with pytest.raises(IllegalStateError, match=said):
+        with pytest.raises(IllegalStateError, match=reason):
             write_parquet_by_range(frame, str(out))
     assert {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")} == before
     assert list((tmp_path / ".out-staging").iterdir()) == []

@@ -199,7 +199,7 @@ def test_concurrent_writers_leave_a_range_once(server: SparkConnectServer, table
     def work_and_record(value: str) -> None:
         try:
             work(value)
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - compared below
             errors.append(error)
 
     writers = [threading.Thread(target=work_and_record, args=(value,)) for value in "abc"]

@@ -127,7 +127,7 @@ def test_other_error_is_not_retried(pauses: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "error",
     [
         "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: sand.",
         "Cannot find catalog plugin class for catalog 'lake'",
@@ -135,10 +135,10 @@ def test_other_error_is_not_retried(pauses: list[int]) -> None:
     ],
     ids=["source", "catalog", "settings"],
 )
-def test_session_without_the_format_is_refused(said: str) -> None:
+def test_session_without_the_format_is_refused(error: str) -> None:
 
     def write() -> None:
-        raise RuntimeError(said)
+        raise RuntimeError(error)
 
     with pytest.raises(
         ConfigurationError, match=r"shop\.orders as a table of Sand: it needs a buc"
@@ -199,7 +199,7 @@ def test_frame_without_offsets_is_refused(write: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("form", "error"),
     [
         (DELTA, "[DELTA_CONCURRENT_APPEND] ConcurrentAppendException: Files were added"),
         (DELTA, "[DELTA_METADATA_CHANGED] MetadataChangedException: The metadata of"),
@@ -209,5 +209,5 @@ def test_frame_without_offsets_is_refused(write: Callable[..., None]) -> None:
     ],
     ids=["append", "metadata", "protocol", "commit", "merge"],
 )
-def test_conflict_errors_of_the_formats_are_recognized(form: TableFormat, said: str) -> None:
-    assert form.conflict.search(said)
+def test_conflict_errors_of_the_formats_are_recognized(form: TableFormat, error: str) -> None:
+    assert form.conflict.search(error)

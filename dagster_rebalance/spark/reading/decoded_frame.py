@@ -131,7 +131,7 @@ def _redact_keys(session: SparkSession) -> None:
     The setting is not restored, which would uncover another write that is running.
     """
     try:
-        # A value of ours replaces Spark's default, which masks the url of JDBC.
+        # Any value replaces Spark's default, which masks the url of JDBC.
         known = session.conf.get(_OPTIONS_REDACTION_SETTING) or ""
         if OPTIONS_REDACTION not in known:
             either = f"(?:{known})|{OPTIONS_REDACTION}" if known else OPTIONS_REDACTION

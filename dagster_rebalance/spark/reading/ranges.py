@@ -326,8 +326,8 @@ def _bound_of_row(
             rows = [bounds[number][0] if number in bounds else _NO_BOUND for number in numbers]
         else:
             rows = [f"array({', '.join(bounds.get(number, ()))})" for number in numbers]
-        found = f"element_at(array({', '.join(rows)}), `partition` + 1)"
-        cases[topic] = found if is_one else search.format(found)
+        element = f"element_at(array({', '.join(rows)}), `partition` + 1)"
+        cases[topic] = element if is_one else search.format(element)
     if len(cases) == 1:  # saves the comparison of the topic in each row
         return cases.popitem()[1]
     whens = " ".join(f"WHEN {topic!r} THEN {case}" for topic, case in cases.items())

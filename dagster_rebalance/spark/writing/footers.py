@@ -62,8 +62,8 @@ def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:
     """
     from pyarrow import ArrowException, parquet
 
-    found: dict[Path, RangeKey] = {}
-    seen = 0
+    ranges: dict[Path, RangeKey] = {}
+    visible = 0
     for file in folder.glob("*.parquet"):
         if not _is_data(file.name):
             continue
@@ -76,10 +76,10 @@ def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:
         key = _only_range(footer)
         if key is None:
             return None
-        seen += footer.num_rows
-        found[file] = key
-    is_whole = seen == records and len({key.place for key in found.values()}) == len(found)
-    return found if is_whole else None
+        visible += footer.num_rows
+        ranges[file] = key
+    has_all = visible == records and len({key.place for key in ranges.values()}) == len(ranges)
+    return ranges if has_all else None
 
 
 def stored_schemas(output: Path) -> Iterator[tuple[Path, str | None]]:

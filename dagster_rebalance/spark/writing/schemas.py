@@ -71,9 +71,9 @@ def stored_schema(
         folder: The output as a folder of this process; None if it is not seen here.
         path_column: A column that readers take from the paths, and no file has.
     """
-    found = next(stored_schemas(folder), None) if folder is not None else None
-    if found is not None:
-        return _parse(session, *found)
+    first = next(stored_schemas(folder), None) if folder is not None else None
+    if first is not None:
+        return _parse(session, *first)
     if folder is not None and not is_connect(session):
         return None
     # A Connect server may have another folder of that name than this machine.
