@@ -18,7 +18,7 @@ import pytest
 
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.run import RunState
@@ -218,6 +218,19 @@ class Script:
         """The topic is recreated."""
         self.world.kafka.topic_id = topic_id
 
+    def _letter(self) -> commands.StoreDeadLetter:
+        (letter,) = {*self.member.given(commands.StoreDeadLetter)}
+        assert isinstance(letter, commands.StoreDeadLetter)
+        return letter
+
+    def do_stored_letter(self) -> None:
+        """The dead-letter topic has the requested record."""
+        self.member.feed(events.DeadLetterStored(self._letter()))
+
+    def do_failed_letter(self, reason: str) -> None:
+        """The requested record could not be stored."""
+        self.member.feed(events.DeadLetterFailed(self._letter(), reason))
+
     def do_forbid(self, *numbers: str) -> None:
         """Kafka refuses requests for partitions."""
         forbidden = dict.fromkeys(_tps(numbers), "grant the ACL READ")
@@ -240,6 +253,16 @@ class Script:
     def do_start(self, run_id: str) -> None:
         """A run starts and works."""
         assert self.world.start(run_id) is None
+
+    def do_batches(self, count: str) -> None:
+        """Batches succeed one after the other."""
+        for _ in range(int(count)):
+            self.do_wait("1")
+            self.do_tick()
+            (run_id,) = self.made
+            self.do_start(run_id)
+            self.do_succeed(run_id)
+            self.do_wait("1")
 
     def do_refuse(self, run_id: str) -> None:
         """A run starts and refuses itself."""
@@ -387,6 +410,19 @@ class Script:
     def is_letters(self) -> str:
         """The records in the dead-letter topic."""
         return _list(letter.range.key for letter in self.world.kafka.letters)
+
+    def is_letter(self) -> bool:
+        """Whether the first partition has a letter, requested or stored."""
+        return self.owned().letter is not None
+
+    def is_ends(self) -> str:
+        """The runs of the last materialisation."""
+        return _list(run_id for _, run_id in self.world.dagster.recorded[-1].ends)
+
+    def is_last(self) -> str:
+        """The last commit in the metadata of the first partition."""
+        last = decode(self.world.kafka.stored[tp(0)]).last_commit
+        return "none" if last is None else f"{last.start} {last.batch_id} {last.run_id}"
 
     def is_requests(self) -> str:
         """The requested runs: batch, attempt and ranges."""

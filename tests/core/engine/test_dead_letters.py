@@ -1,7 +1,4 @@
-"""Ranges whose attempts are exhausted go to the dead-letter topic.
-
-When they go there, when not, and what comes before the commit.
-"""
+"""Dead letters: failed ranges go to the dead-letter topic, and their partition continues."""
 
 from __future__ import annotations
 
@@ -13,444 +10,230 @@ from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.engine.dead_letter_policy import is_wanted, why_stopped
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.model.receipt import Outcome
-from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
-from tests.core.world import Member, World, span, tp
+from tests.core.story import Script, play, stories
+from tests.core.world import span, tp
 
-SETTINGS = EngineSettings(
+BASE = EngineSettings(
     limits=BatchLimits(max_records_per_range=10),
     budget=HoldBudget(30, 5),
     max_attempts=2,
     dead_letter_topic="dead",
     lease_s=1000,
 )
+TWO_CLAIMS = replace(BASE.limits, max_claims_per_partition=2)
+SETTINGS = {
+    "BASE": BASE,
+    "NO_TOPIC": replace(BASE, dead_letter_topic=None),
+    "ONE_ATTEMPT": replace(BASE, max_attempts=1, limits=TWO_CLAIMS),
+}
 FIRST = span(0, 0, 10)
+JOIN = "world 20 | join m 1 BASE"
+FAIL = "tick | start run1 | wait 1 | run run1 FAILED"
+EXHAUST = f"{FAIL} | wait 1 | tick | start run2 | wait 1 | run run2 FAILED"
+UNANSWERED = f"{JOIN} | unanswered StoreDeadLetter | {EXHAUST} | wait 1"
+RE_EXECUTE = "add b1 0 0 10"
+
+STORIES = f"""
+## exhausted_range_is_stored_then_committed_and_the_partition_continues
+{JOIN} | {EXHAUST} | wait 1
+letters = orders-0-0-10 | commits = 0:10 | recorded = 0[0,10) run2 dead | shown = none
+tick | made = run3 | ranges run3 = 0[10,20)
+
+## letter_is_requested_again_and_nothing_committed_until_it_is_stored
+{UNANSWERED} | wait 5
+commits = none | given StoreDeadLetter = 6
+stored_letter
+commits = 0:10
+
+## crash_between_letter_and_commit_repeats_the_letter_with_the_same_key
+{JOIN} | {EXHAUST} | fails WriteOffsets | wait 1
+commits = none
+join heir 1 BASE | wait 1
+letters = orders-0-0-10, orders-0-0-10 | commits = 0:10
+
+## next_owner_records_a_dead_letter_that_was_only_committed
+{JOIN} | fails RecordCommit | {EXHAUST} | wait 1
+recorded = none
+join heir 1 BASE | wait 1
+recorded = 0[0,10) run2 late dead
+
+## run_that_an_operator_cancelled_stops_the_partition_instead
+{JOIN} | {FAIL} | wait 1 | tick | start run2 | wait 1 | run run2 CANCELED | wait 5
+letters = none | phase = STOPPED
+reason ~ 2 runs failed on orders-0 [0, 10), the last one is run2. One of
+
+## range_behind_a_running_one_waits_for_its_turn
+world 20 | join m 1 ONE_ATTEMPT | tick STARTED | wait 1 | tick STARTED | run run2 FAILED | wait 3
+letters = none | phase = OWNED
+succeed run1 | wait 2
+recorded = 0[0,10) run1, 0[10,20) run2 dead
+
+## re_executed_run_is_waited_for_before_the_commit
+{UNANSWERED} | {RE_EXECUTE} | stored_letter | wait 5
+commits = none
+succeed run3 | wait 2
+recorded = 0[0,10) run3
+log ~ run run3 has succeeded on orders-0 [0, 10) after all: the record with the key orders-0-0-10
+
+## re_executed_run_that_fails_needs_no_second_letter
+{UNANSWERED} | {RE_EXECUTE} | stored_letter | mark StoreDeadLetter | run run3 FAILED | wait 1
+commits = 0:10 | given StoreDeadLetter = 0
+
+## stored_letter_is_not_requested_again_and_clears_the_stop
+# Dagster is down, so the runs cannot be read again before the commit.
+{UNANSWERED} | failed_letter away
+shown = 0 stopped
+fails ReadRuns | stored_letter
+shown = 0 stopped, 0 resumed
+mark StoreDeadLetter | wait 70
+given StoreDeadLetter = 0 | commits = none
+
+## hold_does_not_wait_for_a_letter
+{UNANSWERED} | mark StoreDeadLetter | revoke 0 | wait 1
+outcomes = revoke nothing to do | receipt handed_over = 0 | given StoreDeadLetter = 0
+join heir 1 BASE | wait 1
+commits = 0:10
+
+## letter_is_not_begun_while_its_partition_drains
+{JOIN} | {FAIL} | wait 1 | tick STARTED | wait 1 | revoke 0 | run run2 FAILED | wait 1
+letters = none | receipt handed_over = 0
+
+## stored_letter_is_committed_while_its_partition_drains
+{UNANSWERED} | fails ReadRuns | stored_letter | revoke 0
+released = none
+answers | wait 1
+outcomes = revoke drained | receipt committed = 0:10 | receipt handed_over = none
+
+## stored_letter_is_dropped_after_the_offset_was_moved
+{UNANSWERED} | stored 0 15 | stored_letter
+letter = False
+wait 2
+offset 0 = 15
+"""
 
 
-def fails(
-    world: World,
-    member: Member,
-    end: RunState = RunState.FAILED,
-    **marks: bool,
-) -> str:
-    """A run is started and fails; returns its id. What follows is not looked at yet."""
-    (run_id,) = member.tick()
-    assert world.start(run_id) is None
-    world.wait(1, member)
-    world.dagster.move(run_id, end, **marks)
-    return run_id
+@stories(STORIES)
+def test_dead_letter(story: str) -> None:
+    play(story, SETTINGS)
 
 
-def exhausted(world: World, member: Member) -> tuple[str, ...]:
-    """As many runs fail as the settings allow, and Dagster's answer is in."""
-    first = fails(world, member)
-    world.wait(1, member)
-    second = fails(world, member)
-    world.wait(1, member)
-    return first, second
+def exhausted() -> Script:
+    """A member whose first range is exhausted, and whose letter is not answered."""
+    return play(UNANSWERED, SETTINGS)
 
 
-def stage(
-    *, answers: bool = True, records: int = 20, settings: EngineSettings = SETTINGS
-) -> tuple[World, Member]:
-    """A member with one partition; its letters are stored at once, or not answered."""
-    world = World(records=records)
-    member = world.member(owns=1, settings=settings)
-    if not answers:
-        member.unanswered.add(commands.StoreDeadLetter)
-    return world, member
-
-
-def letters(member: Member) -> list[commands.Command]:
-    """The letters that were asked for."""
-    return member.given(commands.StoreDeadLetter)
-
-
-def test_a_range_that_fails_too_often_is_stored_then_committed_and_the_partition_goes_on() -> None:
-    """The record comes first: a crash in between repeats it, and loses nothing."""
-    world, member = stage()
-    runs = exhausted(world, member)
-    assert letters(member) == [commands.StoreDeadLetter(FIRST, 1, "b1", runs)]
-    assert world.kafka.commits == [(tp(0), 10)]
-    order = [
-        type(c)
-        for c in member.done
-        if isinstance(
-            c,
-            commands.StoreDeadLetter
-            | commands.WriteOffsets
-            | commands.RecordCommit
-            | commands.ReadRuns,
-        )
+def test_letter_names_the_failed_runs_and_comes_before_the_commit() -> None:
+    script = play(f"{JOIN} | {EXHAUST} | wait 1", SETTINGS)
+    member = script.member
+    assert member.given(commands.StoreDeadLetter) == [
+        commands.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
     ]
-    here = order.index(commands.StoreDeadLetter)
-    assert order[here : here + 4] == [
-        commands.StoreDeadLetter,
-        commands.ReadRuns,
-        commands.WriteOffsets,
-        commands.RecordCommit,
-    ]
-    (record,) = world.dagster.recorded
-    assert (record.range, record.is_dead_letter, record.run_id) == (FIRST, True, runs[-1])
-    assert member.shown == []
-    (run_id,) = member.tick()
-    assert world.dagster.runs[run_id].ranges == (span(0, 10, 20),)
+    kinds = ("StoreDeadLetter", "ReadRuns", "WriteOffsets", "RecordCommit")
+    order = script.is_order("99", *kinds)
+    assert order[order.index("StoreDeadLetter") :].startswith(" ".join(kinds))
 
 
-def test_nothing_is_committed_before_the_topic_has_the_record() -> None:
-    """The answer is late, and the letter is asked for again meanwhile."""
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    world.wait(5, member)
-    assert world.kafka.commits == []
-    assert len(letters(member)) == 6
-    (asked,) = set(letters(member))
-    assert isinstance(asked, commands.StoreDeadLetter)
-    member.feed(events.DeadLetterStored(asked))
-    assert world.kafka.commits == [(tp(0), 10)]
+def test_letter_is_wanted_until_it_is_stored_or_its_partition_drains() -> None:
+    """The error of the last run is read before the letter is sent, which may take long."""
+    letter = commands.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
+    assert not is_wanted(play(JOIN, SETTINGS).owned(), letter)
+    script = exhausted()
+    assert is_wanted(script.owned(), letter)
+    assert not is_wanted(script.owned(), replace(letter, range=span(0, 10, 20)))
+    assert not is_wanted(replace(script.owned(), phase=Phase.DRAINING), letter)
+    assert not is_wanted(None, letter)
+    script.play("fails ReadRuns | stored_letter")
+    assert not is_wanted(script.owned(), letter)
 
 
-def test_a_letter_is_wanted_until_it_is_stored_or_its_partition_must_be_given_up() -> None:
-    """What the last run failed with is looked up before it is sent, and that may take long."""
-    world, member = stage(answers=False)
-    assert not is_wanted(
-        member.engine.partitions.get(tp(0)), commands.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2"))
-    )
-    exhausted(world, member)
-    (asked,) = letters(member)
-    assert isinstance(asked, commands.StoreDeadLetter)
-    assert is_wanted(member.engine.partitions[tp(0)], asked)
-    assert not is_wanted(member.engine.partitions[tp(0)], replace(asked, range=span(0, 10, 20)))
-    assert not is_wanted(replace(member.engine.partitions[tp(0)], phase=Phase.DRAINING), asked)
-    assert not is_wanted(None, asked)
-    member.fails.add(commands.ReadRuns)
-    member.feed(events.DeadLetterStored(asked))
-    assert not is_wanted(member.engine.partitions[tp(0)], asked)
-
-
-def test_a_crash_between_record_and_commit_repeats_the_record_under_the_same_key() -> None:
-    """At least once: the next owner cannot know that it is there."""
-    world, member = stage()
-    fails(world, member)
-    world.wait(1, member)
-    fails(world, member)
-    member.fails.add(commands.WriteOffsets)
-    world.wait(1, member)
-    assert world.kafka.commits == []
-    heir = world.member(owns=1, settings=SETTINGS)
-    world.wait(1, heir)
-    assert [letter.range.key for letter in world.kafka.letters] == ["orders-0-0-10"] * 2
-    assert world.kafka.commits == [(tp(0), 10)]
-
-
-def test_the_next_owner_records_a_dead_letter_that_was_only_committed() -> None:
-    """The note beside the offset says what the commit was."""
-    world, member = stage()
-    member.fails.add(commands.RecordCommit)
-    exhausted(world, member)
-    assert world.dagster.recorded == []
-    world.wait(1, world.member(owns=1, settings=SETTINGS))
-    (record,) = world.dagster.recorded
-    assert (record.range, record.is_dead_letter, record.is_late) == (FIRST, True, True)
-
-
-def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again() -> None:
-    """No silent stall, no busy loop; and it goes on by itself once the topic takes the record."""
-    world, member = stage(answers=False)
-    runs = exhausted(world, member)
-    times = []
-    (asked,) = letters(member)
-    assert isinstance(asked, commands.StoreDeadLetter)
+def test_failed_letter_stops_the_partition_and_is_retried_at_growing_intervals() -> None:
+    script = exhausted()
+    intervals_s = []
     for _ in range(9):
-        member.feed(events.DeadLetterFailed(asked, "the topic is away; bring it back"))
-        seen_before, since = len(letters(member)), world.now
-        while len(letters(member)) == seen_before:
-            world.wait(0.25, member)
-        times.append(round(world.now - since))
-    assert times == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    owned = member.engine.partitions[tp(0)]
-    assert owned.phase is Phase.STOPPED
-    assert owned.stop_reason == (
-        f"orders-0: 2 runs failed on {FIRST}, the last one is {runs[-1]}, and the range could not "
-        "be recorded in the dead-letter topic "
-        "dead: the topic is away; bring it back. The member retries"
+        script.play('failed_letter "the topic is away; bring it back" | mark StoreDeadLetter')
+        since = script.world.now
+        while script.is_given("StoreDeadLetter") == 0:
+            script.do_wait("0.25")
+        intervals_s.append(round(script.world.now - since))
+    assert intervals_s == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert script.is_reason() == (
+        f"orders-0: 2 runs failed on {FIRST}, the last one is run2, and the range could not be "
+        "recorded in the dead-letter topic dead: the topic is away; bring it back. The member "
+        "retries"
     )
-    assert member.shown == [(tp(0), owned.stop_reason)]
-    member.feed(events.DeadLetterFailed(asked, "the right to write is missing; grant it"))
-    assert "grant it" in member.shown[-1][1]
-    member.feed(events.DeadLetterStored(asked))
-    assert world.kafka.commits == [(tp(0), 10)]
-    assert member.shown[-1] == (tp(0), "")
-    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
+    script.play("""
+        phase = STOPPED | shown = 0 stopped
+        failed_letter "the right to write is missing; grant it"
+        reason ~ grant it | shown = 0 stopped, 0 stopped
+        stored_letter
+        commits = 0:10 | shown = 0 stopped, 0 stopped, 0 resumed | phase = OWNED
+    """)
 
 
 @pytest.mark.parametrize("mark", ["is_refused", "is_taken_back", "is_interrupted"])
-def test_runs_that_were_no_attempts_never_lead_to_a_letter(mark: str) -> None:
-    """They say nothing about the records."""
-    world, member = stage()
-    for _ in range(5):
-        fails(world, member, RunState.FAILED, **{mark: True})
-        world.wait(1, member)
-    assert letters(member) == []
+def test_run_that_was_no_attempt_never_leads_to_a_letter(mark: str) -> None:
+    script = play(JOIN, SETTINGS)
+    for number in range(1, 6):
+        script.play(f"tick | start run{number} | wait 1 | run run{number} FAILED {mark}=1 | wait 1")
+    script.play("letters = none")
 
 
-def test_a_run_that_a_person_cancelled_stops_the_partition_instead() -> None:
-    """A cancellation says nothing about the records: who cancels decides what becomes of them."""
-    world, member = stage()
-    fails(world, member)
-    world.wait(1, member)
-    run_id = fails(world, member, RunState.CANCELED)
-    world.wait(5, member)
-    assert letters(member) == []
-    owned = member.engine.partitions[tp(0)]
-    assert owned.phase is Phase.STOPPED
-    assert f"2 runs failed on {FIRST}, the last one is {run_id}. One of" in owned.stop_reason
-
-
-@pytest.mark.parametrize("dead_letter_topic", [None, SETTINGS.dead_letter_topic])
-@pytest.mark.parametrize("bounds", [Bounds(5, 20), Bounds(0, 7)])
-def test_offsets_that_kafka_has_not_are_never_dead_letters(
-    bounds: Bounds, dead_letter_topic: str | None
+@pytest.mark.parametrize("settings", ["BASE", "NO_TOPIC"])
+@pytest.mark.parametrize("bounds", ["5 20", "0 7"])
+def test_offsets_that_kafka_does_not_have_are_never_dead_letters(
+    bounds: str, settings: str
 ) -> None:
-    """The runs failed because nobody can read these offsets.
-
-    Other stop reasons tell a person to execute a run again; here that cannot help.
-    """
-    world, member = stage(settings=replace(SETTINGS, dead_letter_topic=dead_letter_topic))
-    first = fails(world, member)
-    world.kafka.bounds[tp(0)] = bounds
-    world.wait(2, member)
-    fails(world, member)
-    world.wait(2, member)
-    assert first
-    assert letters(member) == []
-    owned = member.engine.partitions[tp(0)]
-    assert owned.phase is Phase.STOPPED
-    assert "dagster-rebalance reset orders:0" in owned.stop_reason
-    assert world.kafka.commits == []
+    """A re-execution cannot help either, so the reason names a reset."""
+    script = play(f"world 20 | join m 1 {settings} | {FAIL} | bounds 0 {bounds} | wait 2", SETTINGS)
+    script.play("""
+        tick | start run2 | wait 1 | run run2 FAILED | wait 2
+        letters = none | phase = STOPPED | commits = none
+        reason ~ dagster-rebalance reset orders:0
+    """)
 
 
-def test_a_range_behind_one_that_is_at_work_waits_for_its_turn() -> None:
-    """In the order of the offsets, and no record long before its commit."""
-    settings = replace(
-        SETTINGS, max_attempts=1, limits=replace(SETTINGS.limits, max_claims_per_partition=2)
-    )
-    world, member = stage(settings=settings)
-    (first,) = member.tick(state=RunState.STARTED)
-    world.wait(1, member)
-    (second,) = member.tick(state=RunState.STARTED)
-    world.dagster.move(second, RunState.FAILED)
-    world.wait(3, member)
-    assert letters(member) == []
-    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
-    world.succeed(first)
-    world.wait(2, member)
-    assert [(record.range, record.is_dead_letter) for record in world.dagster.recorded] == [
-        (FIRST, False),
-        (span(0, 10, 20), True),
-    ]
+def test_failed_letter_makes_no_read_of_runs_stale() -> None:
+    script = exhausted()
+
+    def looks() -> set[int]:
+        reads = script.member.given(commands.ReadRuns)
+        return {read.look for read in reads if isinstance(read, commands.ReadRuns)}
+
+    before = looks()
+    script.play("failed_letter forbidden | wait 2")
+    assert looks() == before
 
 
-def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
-    """It is looked for once more before the commit."""
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    again = world.dagster.add("b1", (FIRST,))
-    world.dagster.move(again, RunState.STARTED, parent_id="r1")
-    (asked,) = set(letters(member))
-    assert isinstance(asked, commands.StoreDeadLetter)
-    member.feed(events.DeadLetterStored(asked))
-    world.wait(5, member)
-    assert world.kafka.commits == []
-    world.succeed(again)
-    world.wait(2, member)
-    (record,) = world.dagster.recorded
-    assert (record.run_id, record.is_dead_letter) == (again, False)
-    notes = [
-        command.text
-        for command in member.done
-        if isinstance(command, commands.Note) and "obsolete" in command.text
-    ]
-    assert notes == [
-        (
-            f"run {again} has succeeded on {FIRST} after all: the record with the key "
-            "orders-0-0-10 in the dead-letter topic is obsolete"
-        )
-    ]
-    assert member.engine.partitions[tp(0)].letter is None
+def test_obsolete_letter_is_noted_once() -> None:
+    script = exhausted().play(f"{RE_EXECUTE} | stored_letter | fails WriteOffsets | succeed run3")
+    script.do_wait("10")
+    assert script.is_log().count("obsolete") == 1
+    script.play("answers | wait 2 | letter = False")
 
 
-def test_a_letter_that_cannot_be_stored_makes_no_look_at_runs_void() -> None:
-    """A hundred failed letters must not make every look at the runs void.
-
-    The member would never find that a run of the other partitions has ended.
-    """
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    (asked,) = set(letters(member))
-    assert isinstance(asked, commands.StoreDeadLetter)
-    looks = {
-        command.look
-        for command in member.given(commands.ReadRuns)
-        if isinstance(command, commands.ReadRuns)
-    }
-    member.feed(events.DeadLetterFailed(asked, "forbidden"))
-    world.wait(2, member)
-    assert {
-        command.look
-        for command in member.given(commands.ReadRuns)
-        if isinstance(command, commands.ReadRuns)
-    } == looks
-
-
-def test_a_letter_is_not_asked_for_again_nor_a_stop_shown_on_once_it_is_stored() -> None:
-    """Dagster is away, so that the runs cannot be looked at once more before the commit."""
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    (asked,) = set(letters(member))
-    assert isinstance(asked, commands.StoreDeadLetter)
-    member.feed(events.DeadLetterFailed(asked, "away"))
-    assert member.shown[-1][1] != ""
-    member.fails.add(commands.ReadRuns)
-    member.feed(events.DeadLetterStored(asked))
-    assert member.shown[-1] == (tp(0), "")
-    asked_for = len(letters(member))
-    world.wait(70, member)
-    assert len(letters(member)) == asked_for
-    assert world.kafka.commits == []
-
-
-def test_that_a_letter_is_obsolete_is_said_once() -> None:
-    """However long Kafka takes for the commit."""
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    again = world.dagster.add("b1", (FIRST,))
-    world.dagster.move(again, RunState.STARTED, parent_id="r1")
-    (asked,) = set(letters(member))
-    assert isinstance(asked, commands.StoreDeadLetter)
-    member.feed(events.DeadLetterStored(asked))
-    member.fails.add(commands.WriteOffsets)
-    world.succeed(again)
-    world.wait(10, member)
-    assert (
-        len(
-            [
-                command
-                for command in member.done
-                if isinstance(command, commands.Note) and "obsolete" in command.text
-            ]
-        )
-        == 1
-    )
-
-
-def test_a_run_that_a_person_started_meanwhile_and_that_fails_too_needs_no_second_letter() -> None:
-    """The record is there."""
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    again = world.dagster.add("b1", (FIRST,))
-    world.dagster.move(again, RunState.STARTED, parent_id="r1")
-    (asked,) = set(letters(member))
-    assert isinstance(asked, commands.StoreDeadLetter)
-    member.feed(events.DeadLetterStored(asked))
-    asked_for = len(letters(member))
-    world.dagster.move(again, RunState.FAILED)
-    world.wait(1, member)
-    assert world.kafka.commits == [(tp(0), 10)]
-    assert len(letters(member)) == asked_for
-
-
-def test_a_hold_does_not_wait_for_a_letter() -> None:
-    """The claim stays: the next owner stores it."""
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    asked_for = len(letters(member))
-    member.feed(events.RevokeRequested((tp(0),)))
-    world.wait(1, member)
-    (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.handed_over) == (Outcome.NOTHING_TO_DO, (tp(0),))
-    assert len(letters(member)) == asked_for
-    world.wait(1, world.member(owns=1, settings=SETTINGS))
-    assert world.kafka.commits == [(tp(0), 10)]
-
-
-def test_no_letter_is_begun_while_a_partition_has_to_be_given_up() -> None:
-    """The last run fails during the drain."""
-    world, member = stage()
-    fails(world, member)
-    world.wait(1, member)
-    (run_id,) = member.tick(state=RunState.STARTED)
-    world.wait(1, member)
-    member.feed(events.RevokeRequested((tp(0),)))
-    world.dagster.move(run_id, RunState.FAILED)
-    world.wait(1, member)
-    assert letters(member) == []
-    assert [receipt.handed_over for receipt in member.receipts] == [(tp(0),)]
-
-
-def test_a_letter_that_is_stored_when_the_partition_is_asked_for_is_committed_in_the_drain() -> (
-    None
-):
-    """It counts as done."""
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    (asked,) = set(letters(member))
-    assert isinstance(asked, commands.StoreDeadLetter)
-    member.fails.add(commands.ReadRuns)
-    member.feed(events.DeadLetterStored(asked))
-    member.feed(events.RevokeRequested((tp(0),)))
-    assert world.released_by == []
-    member.fails.clear()
-    world.wait(1, member)
-    (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.committed, receipt.handed_over) == (
-        Outcome.DRAINED,
-        {tp(0): 10},
-        (),
-    )
-
-
-@pytest.mark.parametrize(
-    "kind", [events.DeadLetterStored, lambda letter: events.DeadLetterFailed(letter, "away")]
-)
-@pytest.mark.parametrize("case", ["another epoch", "another range", "not asked for", "not owned"])
-def test_a_late_answer_changes_nothing(kind: type[events.DeadLetterStored], case: str) -> None:
-    """It may come seconds later, when the partition has gone and come back."""
-    world, member = stage(answers=False)
-    if case != "not asked for":
-        exhausted(world, member)
+@pytest.mark.parametrize("answer", ["stored", "failed"])
+@pytest.mark.parametrize("case", ["another epoch", "another range", "not requested", "not owned"])
+def test_late_answer_changes_nothing(answer: str, case: str) -> None:
+    """It may come seconds later, when the partition was lost and assigned again."""
+    script = play(JOIN, SETTINGS) if case == "not requested" else exhausted()
     letter = commands.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
     if case == "another epoch":
         letter = replace(letter, epoch=7)
     if case == "another range":
-        letter = replace(letter, range=OffsetRange("orders", 0, 0, 9))
+        letter = replace(letter, range=span(0, 0, 9))
     if case == "not owned":
-        member.feed(events.PartitionsLost((tp(0),)))
-    before = dict(member.engine.partitions)
-    member.feed(kind(letter))
-    assert member.engine.partitions == before
+        script.do_lose("0")
+    before = dict(script.member.engine.partitions)
+    stored, failed = events.DeadLetterStored(letter), events.DeadLetterFailed(letter, "away")
+    script.member.feed(stored if answer == "stored" else failed)
+    assert script.member.engine.partitions == before
 
 
-def test_a_stored_letter_is_forgotten_when_somebody_moved_the_offset() -> None:
-    """The partition is taken in anew: what was true of the range before need not be now."""
-    world, member = stage(answers=False)
-    exhausted(world, member)
-    (asked,) = set(letters(member))
-    assert isinstance(asked, commands.StoreDeadLetter)
-    world.kafka.stored[tp(0)] = OffsetAndMetadata(15)
-    member.feed(events.DeadLetterStored(asked))
-    assert member.engine.partitions[tp(0)].letter is None
-    world.wait(2, member)
-    assert world.kafka.offset(0) == 15
-
-
-def test_a_partition_of_which_no_bounds_are_known_is_judged_by_its_runs() -> None:
-    """Bounds come later than claims only in a test; still nothing may be made up from them."""
+def test_partition_without_known_bounds_is_judged_by_its_runs() -> None:
     ledger = OffsetLedger(tp(0), 1, 0).claim("b1", 10).note(1, FIRST, Exhausted(("r1",)))
     owned = OwnedPartition(tp(0), 1, Phase.OWNED, ledger=ledger)
     assert why_stopped(owned, "dead") is None

@@ -1,240 +1,103 @@
-"""Commits that are joined into one record.
-
-The tests show when the record is made, and that no crash loses or doubles an offset.
-"""
+"""Commits that are joined into one record: no crash loses or doubles an offset."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
-from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import LastCommit, decode
-from dagster_rebalance.core.model.commands import recorded_commits
+from dagster_rebalance.core.model.commands import RecordCommit, recorded_commits
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
-from dagster_rebalance.core.reporting.explain import summary
-from tests.core.world import Member, World, span, tp
+from tests.core.story import play, stories
+from tests.core.world import span, tp
 
-if TYPE_CHECKING:
-    from dagster_rebalance.core.model.offsets import OffsetRange
+BASE = EngineSettings(limits=BatchLimits(max_records_per_range=10), record_every_s=60)
+SETTINGS = {
+    "BASE": BASE,
+    "ONE_ATTEMPT": replace(BASE, max_attempts=1),
+    "LETTERS": replace(BASE, max_attempts=1, dead_letter_topic="dead"),
+}
+COMMIT = RecordCommit(span(0, 0, 30), 1, "b3", "r3", 0, None, None, joined=((10, "r1"), (20, "r2")))
 
-SETTINGS = EngineSettings(limits=BatchLimits(max_records_per_range=10), record_every_s=60)
-COMMIT = commands.RecordCommit(
-    span(0, 0, 30), 1, "b3", "r3", 0, None, None, joined=((10, "r1"), (20, "r2"))
-)
+STORIES = """
+## commits_are_joined_into_one_record_per_interval_after_the_first
+world 60 | join m 1 BASE | batches 4
+offset 0 = 40 | recorded = 0[0,10) run1
+wait 60
+recorded = 0[0,10) run1, 0[10,40) run4 | ends = run2, run3, run4
 
+## unrecorded_commits_do_not_show_as_waiting
+world 20 | join m 1 BASE | batches 2
+recorded = 0[0,10) run1
+summary !~ not recorded
 
-def work_off(world: World, member: Member, batches: int) -> list[str]:
-    """Let so many batches succeed one after the other; returns their runs."""
-    runs = []
-    for _ in range(batches):
-        world.wait(1, member)
-        (run_id,) = member.tick()
-        assert world.start(run_id) is None
-        world.succeed(run_id)
-        world.wait(1, member)
-        runs.append(run_id)
-    return runs
+## unrecorded_commits_are_recorded_before_a_release
+world 30 | join m 1 BASE | batches 3 | revoke 0 | wait 2
+recorded = 0[0,10) run1, 0[10,30) run3
+order 2 RecordCommit RecordReceipt = RecordCommit RecordReceipt
 
+## unrecorded_commits_are_recorded_when_the_partition_stops
+world 30 | join m 1 ONE_ATTEMPT | batches 2 | tick | run run3 FAILED is_over=1 | wait 2
+recorded = 0[0,10) run1, 0[10,20) run2
 
-def recorded(world: World) -> list[tuple[OffsetRange, str]]:
-    """What Dagster shows."""
-    return [(record.range, record.run_id) for record in world.dagster.recorded]
+## next_owner_of_a_killed_member_records_its_unrecorded_commits
+world 40 | join blue 1 BASE | batches 3
+last = 10 b3 run3
+join green 1 BASE | wait 1
+recorded = 0[0,10) run1, 0[10,30) run3 late
+batches 1
+last = 30 b4 run4
 
+## requested_record_does_not_grow
+# Dagster may have the record without an answer; more commits would then be in two records.
+world 40 | join m 1 BASE | unanswered RecordCommit | batches 1 | wait 1 | tick | start run2
+succeed run2 | wait 5
+offset 0 = 10 | recorded = 0[0,10) run1
+answers | wait 62
+recorded = 0[0,10) run1, 0[10,20) run2
 
-def test_commits_are_joined_into_one_record_for_each_interval() -> None:
-    """A trickle of small batches must not fill Dagster's storage.
+## requested_record_does_not_grow_after_a_stop
+world 40 | join m 1 ONE_ATTEMPT | batches 2 | tick | unanswered RecordCommit
+run run3 FAILED is_over=1 | wait 2 | add b3 0 20 30 SUCCEEDED | wait 5
+offset 0 = 20
+answers | wait 62
+recorded = 0[0,10) run1, 0[10,20) run2, 0[20,30) run4
 
-    The first commit is shown at once.
-    """
-    world = World(records=60)
-    member = world.member(owns=1, settings=SETTINGS)
-    runs = work_off(world, member, 4)
-    assert world.kafka.offset(0) == 40
-    assert recorded(world) == [(span(0, 0, 10), runs[0])]
-    world.wait(60, member)
-    assert recorded(world)[1:] == [(span(0, 10, 40), runs[3])]
-    assert [run_id for _, run_id in world.dagster.recorded[1].ends] == runs[1:]
+## commit_found_in_kafka_is_recorded_at_once
+world 30 | join m 1 BASE | batches 2 | elect 0 | wait 3
+recorded = 0[0,10) run1, 0[10,20) run2 late
 
+## unanswered_commit_is_in_no_second_record
+world 40 | join blue 1 BASE | batches 2 | tick | start run3 | succeed run3
+unanswered WriteOffsets | wait 1
+offset 0 = 30
+fails WriteOffsets | revoke 0 | wait 310
+released = 0
+join green 1 BASE | wait 1
+recorded = 0[0,10) run1, 0[10,30) run3 late
 
-def test_a_partition_does_not_say_that_it_waits_for_its_record() -> None:
-    """It does not: nothing is kept back, and its next batch has its own words."""
-    world = World(records=20)
-    member = world.member(owns=1, settings=SETTINGS)
-    work_off(world, member, 2)
-    assert member.engine.partitions[tp(0)].unrecorded is not None
-    assert "not recorded" not in summary(member.engine, world.now)
+## commit_that_reaches_kafka_after_the_next_owner_has_read_it_is_in_one_record
+# The hold was superseded, so Kafka still accepts the write.
+world 30 | join blue 1 BASE | batches 2 | tick | start run3 | succeed run3 | fails WriteOffsets
+wait 1 | join green 0 BASE | fails WriteOffsets | assign 0 | wait 1 | as blue | answers | revoke 0
+wait 5
+recorded = 0[0,10) run1, 0[10,20) run2 late, 0[20,30) run3
 
-
-def test_what_is_not_recorded_is_recorded_before_a_release() -> None:
-    """The next owner may be on another Dagster instance."""
-    world = World(records=30)
-    member = world.member(owns=1, settings=SETTINGS)
-    runs = work_off(world, member, 3)
-    member.feed(events.RevokeRequested((tp(0),)))
-    world.wait(2, member)
-    assert recorded(world)[1:] == [(span(0, 10, 30), runs[2])]
-    order = [
-        type(c)
-        for c in member.done
-        if isinstance(c, commands.RecordCommit | commands.RecordReceipt)
-    ]
-    assert order[-2:] == [commands.RecordCommit, commands.RecordReceipt]
-
-
-def test_what_is_not_recorded_is_recorded_when_the_partition_stops() -> None:
-    """A person looks at it now."""
-    world = World(records=30)
-    member = world.member(owns=1, settings=replace(SETTINGS, max_attempts=1))
-    runs = work_off(world, member, 2)
-    (failed,) = member.tick()
-    world.dagster.move(failed, RunState.FAILED, is_over=True)
-    world.wait(2, member)
-    assert recorded(world)[1:] == [(span(0, 10, 20), runs[1])]
-
-
-def test_the_next_owner_of_a_killed_member_records_all_that_was_not_recorded() -> None:
-    """Kafka's note reaches back to the first offset without a record."""
-    world = World(records=40)
-    blue = world.member(owns=1, settings=SETTINGS)
-    runs = work_off(world, blue, 3)
-    assert decode(world.kafka.stored[tp(0)]).last_commit == LastCommit(10, "b3", runs[2])
-    green = world.member(owns=1, settings=SETTINGS)
-    world.wait(1, green)
-    assert recorded(world) == [(span(0, 0, 10), runs[0]), (span(0, 10, 30), runs[2])]
-    assert world.dagster.recorded[-1].is_late
-    work_off(world, green, 1)
-    assert decode(world.kafka.stored[tp(0)]).last_commit == LastCommit(30, "b4", "run4")
+## dead_letter_has_a_separate_record
+world 40 | join m 1 LETTERS | batches 2 | tick | run run3 FAILED is_over=1 | wait 5 | batches 1
+wait 60
+recorded = 0[0,10) run1, 0[10,20) run2, 0[20,30) run3 dead, 0[30,40) run4
+"""
 
 
-def test_a_record_that_was_asked_for_grows_no_more() -> None:
-    """Dagster may have the record although it did not answer.
-
-    If the record grew, the commits added to it would be in two records.
-    """
-    world = World(records=40)
-    member = world.member(owns=1, settings=SETTINGS)
-    member.unanswered.add(commands.RecordCommit)
-    work_off(world, member, 1)
-    world.wait(1, member)
-    (run_id,) = member.tick()
-    world.start(run_id)
-    world.succeed(run_id)
-    world.wait(5, member)
-    assert world.kafka.offset(0) == 10, "the next commit waits for the answer"
-    assert [bounds for bounds, _ in recorded(world)] == [span(0, 0, 10)]
-    member.unanswered.clear()
-    world.wait(62, member)
-    assert [bounds for bounds, _ in recorded(world)] == [span(0, 0, 10), span(0, 10, 20)]
-
-
-def test_a_record_of_a_stopped_partition_grows_no_more_when_it_goes_on() -> None:
-    """The same, although the next record would not be due."""
-    world = World(records=40)
-    member = world.member(owns=1, settings=replace(SETTINGS, max_attempts=1))
-    work_off(world, member, 2)
-    (failed,) = member.tick()
-    member.unanswered.add(commands.RecordCommit)
-    world.dagster.move(failed, RunState.FAILED, is_over=True)
-    world.wait(2, member)
-    mended = world.dagster.add("b3", (span(0, 20, 30),), RunState.SUCCEEDED)
-    world.wait(5, member)
-    assert world.kafka.offset(0) == 20, "the next commit waits for the answer"
-    member.unanswered.clear()
-    world.wait(62, member)
-    assert [until for until, _ in recorded(world)] == [
-        span(0, 0, 10),
-        span(0, 10, 20),
-        span(0, 20, 30),
-    ]
-    assert world.dagster.recorded[-1].run_id == mended
-
-
-def test_what_is_found_in_kafka_is_recorded_at_once() -> None:
-    """Whoever committed it may have asked for its record already."""
-    world = World(records=30)
-    member = world.member(owns=1, settings=SETTINGS)
-    work_off(world, member, 2)
-    world.kafka.elect(0)
-    world.wait(3, member)
-    assert [bounds for bounds, _ in recorded(world)] == [span(0, 0, 10), span(0, 10, 20)]
-
-
-def test_a_commit_under_way_is_in_no_second_record() -> None:
-    """The commit reached Kafka without an answer.
-
-    A record without this commit would end inside of what the next owner finds.
-    """
-    world = World(records=40)
-    blue = world.member(owns=1, settings=SETTINGS)
-    work_off(world, blue, 2)
-    (run_id,) = blue.tick()
-    world.start(run_id)
-    world.succeed(run_id)
-    blue.unanswered.add(commands.WriteOffsets)
-    world.wait(1, blue)
-    assert world.kafka.offset(0) == 30
-    blue.fails.add(commands.WriteOffsets)
-    blue.feed(events.RevokeRequested((tp(0),)))
-    world.wait(310, blue)
-    assert world.released_by, "the limit of the hold has passed"
-    green = world.member(owns=1, settings=SETTINGS)
-    world.wait(1, green)
-    assert [bounds for bounds, _ in recorded(world)] == [span(0, 0, 10), span(0, 10, 30)]
-
-
-def test_a_commit_that_reaches_kafka_after_the_next_owner_looked_is_in_one_record() -> None:
-    """The hold was superseded without a word, so Kafka still takes the write.
-
-    The next owner has already recorded the commits before it.
-    """
-    world = World(records=30)
-    blue = world.member(owns=1, settings=SETTINGS)
-    work_off(world, blue, 2)
-    (run_id,) = blue.tick()
-    world.start(run_id)
-    world.succeed(run_id)
-    blue.fails.add(commands.WriteOffsets)
-    world.wait(1, blue)
-    green = world.member(settings=SETTINGS)
-    green.fails.add(commands.WriteOffsets)
-    green.feed(events.PartitionsAssigned((tp(0),)))
-    world.wait(1, green)
-    blue.fails.clear()
-    blue.feed(events.RevokeRequested((tp(0),)))
-    world.wait(5, blue)
-    assert [bounds for bounds, _ in recorded(world)] == [
-        span(0, 0, 10),
-        span(0, 10, 20),
-        span(0, 20, 30),
-    ]
-
-
-def test_a_dead_letter_has_a_record_of_its_own() -> None:
-    """Nobody processed it, so it must not hide among those that somebody did."""
-    world = World(records=40)
-    member = world.member(
-        owns=1, settings=replace(SETTINGS, max_attempts=1, dead_letter_topic="dead")
-    )
-    work_off(world, member, 2)
-    (failed,) = member.tick()
-    world.dagster.move(failed, RunState.FAILED, is_over=True)
-    world.wait(5, member)
-    work_off(world, member, 1)
-    world.wait(60, member)
-    assert [(record.range, record.is_dead_letter) for record in world.dagster.recorded] == [
-        (span(0, 0, 10), False),
-        (span(0, 10, 20), False),
-        (span(0, 20, 30), True),
-        (span(0, 30, 40), False),
-    ]
+@stories(STORIES)
+def test_joined_record(story: str) -> None:
+    play(story, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -246,30 +109,33 @@ def test_a_dead_letter_has_a_record_of_its_own() -> None:
         ({(0, 10, "another run")}, 0, COMMIT.joined),
     ],
 )
-def test_what_is_recorded_already_is_left_out(
+def test_recorded_commits_of_the_same_runs_are_left_out(
     known: set[tuple[int, int, str]], start: int, joined: tuple[tuple[int, str], ...]
 ) -> None:
-    """Only what the same runs did: an operator may have moved the offset back."""
     rest = COMMIT.without(known)
     assert rest is not None
     assert (rest.range, rest.joined) == (span(0, start, 30), joined)
 
 
-def test_nothing_is_left_when_all_is_recorded() -> None:
-    """An answer was lost."""
+def test_record_whose_answer_was_lost_is_not_repeated() -> None:
     assert COMMIT.without({(0, 30, "r3")}) is None
 
 
-def test_what_a_joined_record_covers_is_not_recorded_again_by_a_late_owner() -> None:
-    """It was frozen, and finds an end in Kafka that the record of its successor goes beyond."""
+def test_commits_in_a_joined_record_are_not_recorded_again_by_a_late_owner() -> None:
+    """It was frozen, and finds an end in Kafka that the record of its successor exceeds."""
     known = set(recorded_commits(0, COMMIT.ends))
     late = replace(COMMIT, range=span(0, 0, 20), run_id="r2", joined=(), is_late=True)
     assert late.without(known) is None
     assert replace(late, run_id="another run").without(known) is not None
 
 
-def test_what_is_not_done_cannot_be_noted_as_committed() -> None:
-    """The ledger lets nobody ask for that; the note says so once more."""
+def test_undone_range_cannot_be_noted_as_committed() -> None:
     ledger = OffsetLedger(tp(0), 1, 0).claim("b", 10)
     with pytest.raises(IllegalStateError, match="before it is done"):
         OwnedPartition(tp(0), 1, ledger=ledger)._last_commit(ledger.entries[0])
+
+
+def test_last_commit_in_the_metadata_reaches_back_to_the_first_unrecorded_offset() -> None:
+    script = play("world 40 | join m 1 BASE | batches 3", SETTINGS)
+    stored = decode(script.world.kafka.stored[tp(0)])
+    assert stored.last_commit == LastCommit(10, "b3", "run3")
