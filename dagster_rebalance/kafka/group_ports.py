@@ -82,6 +82,7 @@ MemberEvent: TypeAlias = (
 )
 """An event of the member; `core.model.events` has those of the assignment."""
 Offsets: TypeAlias = "Mapping[TopicPartition, OffsetAndMetadata]"
+"""Next offsets by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +150,13 @@ class GroupMember(Protocol):
             IllegalStateError: No partition is held.
         """
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+    def commit(self, offsets: Offsets) -> CommitResult:
         """Store next offsets and metadata, in as few requests as the broker can store.
 
         Each partition has its own result. A partition that is not assigned fails without a request.
         """
 
-    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
+    def commit_async(self, offsets: Offsets) -> int:
         """Store like `commit`, without waiting: `poll` returns a `CommitAnswered`.
 
         Commits reach the broker in the order of the calls. Commits made during a request are joined

@@ -15,9 +15,10 @@ from dagster_rebalance.core.model.errors import PartitionLostError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition, next_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from dagster_rebalance.core.model.errors import BrokerError
+    from dagster_rebalance.kafka.group_ports import CommitResult, Offsets
 
 
 class _Record(Protocol):
@@ -32,22 +33,10 @@ class _Record(Protocol):
     def error(self) -> object | None: ...
 
 
-class _CommitResult(Protocol):
-    """The used attributes of `CommitResult`."""
-
-    @property
-    def committed(self) -> Collection[TopicPartition]: ...
-
-    @property
-    def failed(self) -> Mapping[TopicPartition, BrokerError]: ...
-
-
 class _Committer(Protocol):
     """The used method of `RebalanceAwareConsumer`."""
 
-    def commit_offsets(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
-    ) -> _CommitResult: ...
+    def commit_offsets(self, offsets: Offsets) -> CommitResult: ...
 
 
 @dataclass(slots=True)
@@ -160,7 +149,7 @@ class OffsetTracker:
         with self._lock:
             return _offsets(progress for progress in self._all() if progress.is_committable)
 
-    def note_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def note_committed(self, offsets: Offsets) -> None:
         """Record commits made without `commit`: in a transaction, a callback, or with asyncio."""
         with self._lock:
             for partition, committed in offsets.items():

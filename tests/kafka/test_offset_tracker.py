@@ -1,12 +1,9 @@
-"""Commits follow the order of the offsets, whatever finishes first.
-
-The tracker never passes over an unfinished record.
-"""
+"""`OffsetTracker` never commits past an unfinished record."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +16,7 @@ from dagster_rebalance.core.model.errors import (
     RebalanceInProgressError,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.kafka.group_ports import CommitResult
 from dagster_rebalance.kafka.offset_tracker import OffsetTracker
 from tests.core.world import tp
 
@@ -30,42 +28,27 @@ P0, P1 = tp(0), tp(1)
 
 @dataclass(frozen=True)
 class Polled:
-    """A record as the client gives it."""
+    """A record of the client."""
 
     at: TopicPartition
     number: int
     problem: str | None = None
 
     def topic(self) -> str:
-        """Its topic."""
         return self.at.topic
 
     def partition(self) -> int:
-        """Its partition."""
         return self.at.partition
 
     def offset(self) -> int:
-        """Its offset."""
         return self.number
 
     def error(self) -> str | None:
-        """What it is instead of a record."""
         return self.problem
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a commit."""
-
-    committed: frozenset[TopicPartition]
-    failed: Mapping[TopicPartition, BrokerError] = field(default_factory=dict)
-
-
 class Broker:
-    """Stores commits, except for the partitions that it is told to refuse.
-
-    It can run something of the test's during a request.
-    """
+    """Stores commits except those in `refuse`, and runs `during` in each request."""
 
     def __init__(self, during: Callable[[], None] = lambda: None) -> None:
         self.requests: list[dict[TopicPartition, int]] = []
@@ -73,15 +56,14 @@ class Broker:
         self.refuse: dict[TopicPartition, BrokerError] = {}
         self.during = during
 
-    def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Outcome:
-        """Store what is not refused; it must have grown."""
+    def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         self.requests.append({at: stored.offset for at, stored in offsets.items()})
         self.during()
         failed = {at: self.refuse[at] for at in offsets if at in self.refuse}
         for at in offsets.keys() - failed:
             assert offsets[at].offset > self.stored.get(at, -1), f"the commit of {at} goes back"
             self.stored[at] = offsets[at].offset
-        return Outcome(frozenset(offsets.keys() - failed), failed)
+        return CommitResult(frozenset(offsets.keys() - failed), failed)
 
 
 def tracking(*offsets: int, at: TopicPartition = P0) -> OffsetTracker:
@@ -92,18 +74,15 @@ def tracking(*offsets: int, at: TopicPartition = P0) -> OffsetTracker:
 
 
 def finish(tracker: OffsetTracker, *offsets: int, at: TopicPartition = P0) -> None:
-    """Finish records."""
     for offset in offsets:
         tracker.done(at, offset)
 
 
 def due(tracker: OffsetTracker) -> dict[TopicPartition, int]:
-    """What may be committed."""
     return {at: stored.offset for at, stored in tracker.to_commit().items()}
 
 
-def test_a_record_that_finished_out_of_order_waits_for_the_ones_before_it() -> None:
-    """A commit at 7 would say that 5 is done."""
+def test_record_finished_out_of_order_waits_for_earlier_records() -> None:
     tracker = tracking(5, 6, 7)
     finish(tracker, 6)
     assert due(tracker) == {}
@@ -113,11 +92,8 @@ def test_a_record_that_finished_out_of_order_waits_for_the_ones_before_it() -> N
     assert due(tracker) == {P0: 8}
 
 
-def test_offsets_that_no_record_has_are_passed_over() -> None:
-    """Transactions and compaction leave gaps, also before the first record.
-
-    Nobody will ever finish an offset that has no record.
-    """
+def test_offsets_without_a_record_are_skipped() -> None:
+    """Transactions and compaction leave gaps, also before the first record."""
     tracker = tracking(3, 10, 500)
     finish(tracker, 3)
     assert due(tracker) == {P0: 10}
@@ -125,11 +101,8 @@ def test_offsets_that_no_record_has_are_passed_over() -> None:
     assert due(tracker) == {P0: 501}
 
 
-def test_what_the_client_has_to_say_is_no_record() -> None:
-    """The end of a partition carries an offset and is never processed.
-
-    As a record it would hold up all commits, or finish the next record.
-    """
+def test_message_with_an_error_is_ignored() -> None:
+    """The end of a partition has an offset and is never processed."""
     tracker = tracking(5)
     end = Polled(P0, 6, "end of partition")
     tracker.track([end])
@@ -142,8 +115,7 @@ def test_what_the_client_has_to_say_is_no_record() -> None:
     assert tracker.is_busy(P0)
 
 
-def test_marks_of_what_is_not_tracked_and_repeated_marks_change_nothing() -> None:
-    """Workers may retry, and need not know what was given up."""
+def test_done_of_untracked_or_finished_records_changes_nothing() -> None:
     tracker = tracking(5, 6)
     finish(tracker, 99, 4)
     finish(tracker, 5, at=P1)
@@ -153,8 +125,7 @@ def test_marks_of_what_is_not_tracked_and_repeated_marks_change_nothing() -> Non
     assert due(tracker) == {P0: 6}
 
 
-def test_all_partitions_are_committed_in_one_request_and_only_what_has_grown() -> None:
-    """A request per record, or per partition, is what makes commits slow."""
+def test_commit_makes_one_request_for_partitions_with_progress() -> None:
     tracker, broker = tracking(0, 1), Broker()
     tracker.track([Polled(P1, 40), Polled(tp(2), 7)])
     finish(tracker, 0)
@@ -166,11 +137,8 @@ def test_all_partitions_are_committed_in_one_request_and_only_what_has_grown() -
     assert broker.requests == [{P0: 1, P1: 41}, {P0: 2}]
 
 
-def test_a_commit_in_a_rebalance_is_offered_again() -> None:
-    """KIP-429: this member still owns the partition, so the tracker offers its offset again.
-
-    The tracker does not send again what the broker took of the same request.
-    """
+def test_failed_commit_is_tried_again() -> None:
+    """KIP-429: the partition is still owned. Stored offsets are not sent again."""
     tracker, broker = tracking(0), Broker()
     tracker.track([Polled(P1, 0)])
     finish(tracker, 0)
@@ -182,8 +150,7 @@ def test_a_commit_in_a_rebalance_is_offered_again() -> None:
     assert broker.requests == [{P0: 1, P1: 1}, {P0: 1}]
 
 
-def test_a_partition_that_a_commit_finds_lost_is_forgotten() -> None:
-    """It belongs to somebody else: to try again would be wrong, and to wait for its work too."""
+def test_partition_lost_in_a_commit_is_forgotten() -> None:
     tracker, broker = tracking(0, 1), Broker()
     finish(tracker, 0)
     broker.refuse = {P0: PartitionLostError("fenced")}
@@ -192,11 +159,8 @@ def test_a_partition_that_a_commit_finds_lost_is_forgotten() -> None:
     assert tracker.commit(broker) == {}
 
 
-def test_the_answer_to_a_commit_of_an_earlier_ownership_says_nothing_about_the_new_one() -> None:
-    """The partition came back while the request was on its way.
-
-    Neither the loss nor the success of that commit belongs to the new ownership.
-    """
+def test_commit_of_an_earlier_ownership_does_not_affect_the_new_one() -> None:
+    """The partition returns during the request."""
     broker = Broker()
     tracker = tracking(0, 1, 2)
     finish(tracker, 0, 1)
@@ -216,9 +180,7 @@ def test_the_answer_to_a_commit_of_an_earlier_ownership_says_nothing_about_the_n
     assert due(tracker) == {P0: 1}
 
 
-def test_an_error_that_concerns_the_whole_request_reaches_the_caller_and_loses_nothing() -> None:
-    """A closed consumer, for example."""
-
+def test_error_of_the_whole_request_is_raised_and_loses_nothing() -> None:
     def fail() -> None:
         message = "closed"
         raise BrokerError(message)
@@ -230,11 +192,8 @@ def test_an_error_that_concerns_the_whole_request_reaches_the_caller_and_loses_n
     assert due(tracker) == {P0: 1}
 
 
-def test_what_was_committed_by_other_means_is_not_offered_again() -> None:
-    """Transactions, rebalance callbacks and asyncio have commits of their own.
-
-    A late note of an older commit takes nothing back.
-    """
+def test_noted_commit_is_not_repeated() -> None:
+    """An older commit that is noted late changes nothing."""
     tracker = tracking(0, 1)
     finish(tracker, 0, 1)
     tracker.note_committed({P0: OffsetAndMetadata(2), P1: OffsetAndMetadata(9)})
@@ -243,8 +202,7 @@ def test_what_was_committed_by_other_means_is_not_offered_again() -> None:
     assert tracker.partitions == {P0}
 
 
-def test_a_partition_is_busy_until_its_last_record_is_committed() -> None:
-    """Released between its end and its commit, the record would be done again by the next owner."""
+def test_partition_is_busy_until_its_last_record_is_committed() -> None:
     tracker, broker = tracking(0), Broker()
     assert tracker.is_busy(P0)
     tracker.commit(broker)
@@ -256,8 +214,7 @@ def test_a_partition_is_busy_until_its_last_record_is_committed() -> None:
     assert tracker.unfinished([P0, P1]) == frozenset()
 
 
-def test_a_late_mark_of_an_earlier_ownership_is_ignored() -> None:
-    """The partition was forgotten: another member may be anywhere in it."""
+def test_late_done_of_a_forgotten_partition_is_ignored() -> None:
     tracker = tracking(0, 1)
     tracker.forget([P0, P1])
     finish(tracker, 0, 1)
@@ -267,11 +224,7 @@ def test_a_late_mark_of_an_earlier_ownership_is_ignored() -> None:
     assert due(tracker) == {}
 
 
-def test_a_late_mark_counts_when_its_record_was_tracked_again() -> None:
-    """The partition came back with the same record.
-
-    The late worker has processed that record, which is what a commit says.
-    """
+def test_late_done_counts_if_its_record_is_tracked_again() -> None:
     tracker = tracking(0)
     tracker.forget([P0])
     tracker.track([Polled(P0, 0)])
@@ -279,8 +232,7 @@ def test_a_late_mark_counts_when_its_record_was_tracked_again() -> None:
     assert due(tracker) == {P0: 1}
 
 
-def test_after_a_seek_back_and_a_forget_the_same_offsets_are_committed_again() -> None:
-    """To process records once more, on purpose, must survive a restart in the middle of it."""
+def test_offsets_are_committed_again_after_a_forget() -> None:
     tracker = tracking(0, 1)
     finish(tracker, 0, 1)
     tracker.commit(Broker())
@@ -290,8 +242,8 @@ def test_after_a_seek_back_and_a_forget_the_same_offsets_are_committed_again() -
     assert due(tracker) == {P0: 1}
 
 
-def test_a_record_that_comes_once_more_is_unfinished_once_more() -> None:
-    """It is being worked on, so nothing behind it is committed; nor does a commit go back to it."""
+def test_record_that_is_polled_again_is_unfinished_again() -> None:
+    """No later offset is committed until it is finished, and no commit goes back to it."""
     tracker, broker = tracking(0, 1, 2), Broker()
     finish(tracker, 0, 1)
     tracker.commit(broker)
@@ -304,8 +256,7 @@ def test_a_record_that_comes_once_more_is_unfinished_once_more() -> None:
     assert broker.stored == {P0: 3}
 
 
-def test_forgetting_one_partition_leaves_the_others_of_its_topic() -> None:
-    """Retained partitions go on as if nothing had happened."""
+def test_forget_leaves_the_other_partitions_of_the_topic() -> None:
     tracker = tracking(0)
     tracker.track([Polled(P1, 0)])
     tracker.forget([P0])
@@ -314,8 +265,7 @@ def test_forgetting_one_partition_leaves_the_others_of_its_topic() -> None:
     assert due(tracker) == {P1: 1}
 
 
-def test_nothing_is_kept_of_what_is_finished_and_committed() -> None:
-    """A process that runs for months must not grow."""
+def test_committed_records_are_not_kept() -> None:
     tracker, broker = OffsetTracker(), Broker()
     for start in range(0, 1000, 100):
         tracker.track(Polled(P0, offset) for offset in range(start, start + 100))
@@ -325,8 +275,7 @@ def test_nothing_is_kept_of_what_is_finished_and_committed() -> None:
         assert (kept.unfinished, kept.heap) == (set(), [])
 
 
-def test_marks_do_not_wait_for_a_commit_on_its_way() -> None:
-    """A slow broker must slow down commits, not the work."""
+def test_done_does_not_wait_for_a_commit_in_flight() -> None:
     tracker = tracking(0, 1)
     worker = threading.Thread(target=tracker.done, args=(P0, 1), daemon=True)
 
@@ -340,8 +289,8 @@ def test_marks_do_not_wait_for_a_commit_on_its_way() -> None:
     assert due(tracker) == {P0: 2}
 
 
-def test_a_second_commit_waits_for_the_first() -> None:
-    """Should it overtake, the first one would take the offset back."""
+def test_second_commit_waits_for_the_first() -> None:
+    """It could otherwise be overwritten by the first one."""
     tracker, broker = tracking(0, 1), Broker()
     second = threading.Thread(target=tracker.commit, args=(broker,), daemon=True)
 
@@ -359,8 +308,8 @@ def test_a_second_commit_waits_for_the_first() -> None:
     assert broker.requests == [{P0: 1}, {P0: 2}]
 
 
-def test_a_commit_within_a_commit_does_not_wait_for_itself() -> None:
-    """A rebalance callback may run inside of the request, and commit what is left."""
+def test_nested_commit_does_not_deadlock() -> None:
+    """A rebalance callback may run during the request, and commit."""
     tracker, broker = tracking(0), Broker()
     broker.during = lambda: finish(tracker, 0)
     inner = Broker()
@@ -376,8 +325,7 @@ def test_a_commit_within_a_commit_does_not_wait_for_itself() -> None:
     assert inner.stored == outer.stored == {P0: 1}
 
 
-def test_many_threads_finish_records_while_another_one_commits() -> None:
-    """No mark gets lost, and at no time a record that nobody has finished is behind a commit."""
+def test_records_finished_by_many_threads_are_all_committed() -> None:
     each, workers = 2000, 4
     tracker, places = OffsetTracker(), [tp(number) for number in range(3)]
     begun: set[tuple[TopicPartition, int]] = set()
@@ -389,7 +337,9 @@ def test_many_threads_finish_records_while_another_one_commits() -> None:
                 tracker.done(at, offset)
 
     class Checked(Broker):
-        def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Outcome:
+        def commit_offsets(
+            self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+        ) -> CommitResult:
             for at, stored in offsets.items():
                 assert all(
                     (at, offset) in begun for offset in range(self.stored.get(at, 0), stored.offset)
@@ -410,24 +360,21 @@ def test_many_threads_finish_records_while_another_one_commits() -> None:
 
 
 class Naive:
-    """The tracker as one would explain it: a list of all that came, and whether it is finished."""
+    """A tracker that keeps every record, and whether it is finished."""
 
     def __init__(self) -> None:
         self.came: dict[TopicPartition, dict[int, bool]] = {}
         self.stored: dict[TopicPartition, int] = {}
 
     def track(self, at: TopicPartition, offset: int) -> None:
-        """Unfinished, also when it comes once more."""
         self.came.setdefault(at, {})[offset] = False
         self.stored.setdefault(at, offset)
 
     def done(self, at: TopicPartition, offset: int) -> None:
-        """Finished, if it came."""
         if offset in self.came.get(at, {}):
             self.came[at][offset] = True
 
     def forget(self, at: TopicPartition) -> None:
-        """Nothing came."""
         self.came.pop(at, None)
         self.stored.pop(at, None)
 
@@ -440,7 +387,6 @@ class Naive:
         return {at: offset for at, offset in reached.items() if offset > self.stored[at]}
 
     def busy(self) -> set[TopicPartition]:
-        """Where something is unfinished or not committed."""
         return {at for at, came in self.came.items() if not all(came.values())} | self.due().keys()
 
 
@@ -458,14 +404,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_tracker_agrees_with_a_list_of_all_that_came(
+def test_tracker_agrees_with_a_list_of_all_records(
     steps: list[tuple[str, TopicPartition, int]],
 ) -> None:
-    """The tracker is compared with a list of all that came.
-
-    Records come and are finished in any order, are forgotten and delivered again, and commits fail
-    in part.
-    """
     tracker, naive = OffsetTracker(), Naive()
     failures = (None, RebalanceInProgressError("rebalancing"), PartitionLostError("fenced"))
     for what, at, number in steps:

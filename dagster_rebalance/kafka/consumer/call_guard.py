@@ -36,14 +36,7 @@ class _RunningCall(NamedTuple):
 
 
 class CallGuard:
-    """Admits one thread at a time to a consumer.
-
-    Example:
-        ```python
-        with guard.exclusive("poll"):
-            with guard.reentrant("commit_sync"): ...  # in a callback of that poll
-        ```
-    """
+    """Admits one thread at a time to a consumer, as Kafka's own consumer does."""
 
     def __init__(self) -> None:
         # At most one entry. `setdefault` is atomic, so no lock is held when a signal handler

@@ -42,11 +42,8 @@ def without_mark(metadata: str) -> tuple[str, bool]:
 class CallerCommits:
     """Sends the commits of one consumer and delivers their results.
 
-    Args:
-        member: The member of the group.
-        assigned: The assignment of the API; read live.
-        pending: The member's events that the consumer has not handled yet; read live.
-        marked: The partitions whose commits carry a pause mark; read live.
+    The collections are live: the assignment of the API, the member's events that are not handled
+    yet, and the partitions whose commits carry a pause mark.
     """
 
     def __init__(

@@ -358,7 +358,7 @@ class RebalanceConsumer(ConsumerOperations):
     def _check_usable(self) -> None:
         if self._has_expired:
             msg = (
-                "this view of the consumer ended with its callback: "
+                "the consumer of a rebalance callback ended with its callback: "
                 "use the consumer itself, outside of callbacks"
             )
             raise IllegalStateError(msg)

@@ -37,17 +37,8 @@ with less time."""
 class Pauses:
     """Pause marks by partition, by topic and for the whole consumer.
 
-    The fetcher returns no records of a partition that any of the three marks covers. For a topic
-    the last call that names it decides, by name or by pattern.
-
-    Example:
-        ```python
-        pauses = Pauses()
-        pauses.pause_topics([re.compile("orders-.*")])
-        pauses.resume_topics(["orders-eu"])
-        pauses.covers(TopicPartition("orders-us", 0))  # True
-        pauses.covers(TopicPartition("orders-eu", 0))  # False
-        ```
+    The fetcher returns no records of a partition that any of the three marks covers. The last call
+    that names a topic, by name or by pattern, decides: a topic can be excepted from a pattern.
     """
 
     def __init__(self) -> None:
@@ -96,15 +87,9 @@ class CarriedPauses:
     """Pause marks that travel with their partitions in the metadata of the committed offset.
 
     A mark is read after an assignment and written before the partition leaves. To write it, the
-    committed offset is committed again; without one, the position where reading starts. No offset
-    changes, and no poll waits for an unavailable coordinator longer than `limit_s`.
-
-    Args:
-        member: The member of the group.
-        commits: Stores offsets with the marks of their partitions.
-        pauses: The marks of the user.
-        position: Returns the position of a partition within a time-out.
-        clock: A monotonic clock.
+    committed offset is committed again; without one, the position where reading starts (`position`
+    returns it within a time-out). No offset changes, and no poll waits for an unavailable
+    coordinator longer than `limit_s`.
     """
 
     def __init__(

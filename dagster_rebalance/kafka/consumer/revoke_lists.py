@@ -35,19 +35,7 @@ class DueRevokes:
 
 
 class RevokeLists:
-    """The revoke-next, revoke-thereafter and lost lists of one consumer.
-
-    Example:
-        ```python
-        lists = RevokeLists()
-        lists.assign({orders_0})
-        lists.request({orders_0})
-        lists.delay({orders_0})  # True: not in the next poll
-        lists.start_poll()  # nothing is completed, and orders_0 is on the revoke-next list again
-        lists.start_poll()  # orders_0 was not delayed again: completed, and to be released
-        lists.released()
-        ```
-    """
+    """The revoke-next, revoke-thereafter and lost lists of one consumer."""
 
     def __init__(self) -> None:
         self._next: set[TopicPartition] = set()

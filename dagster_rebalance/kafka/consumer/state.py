@@ -31,16 +31,7 @@ PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
 
 
 class ConsumerState:
-    """Collaborators and assignment of one consumer.
-
-    Args:
-        member: The member of the group.
-        cluster: Answers queries that do not concern the group.
-        fetcher: Reads records; None for a consumer that reads none.
-        starts: Looks up where reading starts.
-        settings: Validated settings.
-        pause_marks: What happens to the mark of a partition that leaves the assignment.
-        clock: A monotonic clock.
+    """Collaborators and assignment of one consumer; without a fetcher it reads no records.
 
     Raises:
         ConfigurationError: `pause_marks` is not a policy.

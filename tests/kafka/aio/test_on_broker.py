@@ -20,8 +20,7 @@ pytestmark = [
 ]
 
 
-def test_polls_that_are_cancelled_lose_no_record(group: Readers) -> None:
-    """What a cancelled poll has read, the next one returns: each record once, in its order."""
+def test_cancelled_polls_lose_no_record(group: Readers) -> None:
     group.produce(500)
     read: dict[int, list[int]] = {number: [] for number in range(4)}
     cancelled = 0
@@ -47,11 +46,7 @@ def test_polls_that_are_cancelled_lose_no_record(group: Readers) -> None:
     assert all(offsets == list(range(500)) for offsets in read.values())
 
 
-def test_polls_of_several_tasks_that_are_cancelled_lose_no_record(group: Readers) -> None:
-    """Records wait for a busy event loop, which may cancel their task meanwhile.
-
-    Other tasks wait for their turn to poll.
-    """
+def test_cancelled_polls_of_several_tasks_lose_no_record(group: Readers) -> None:
     group.produce(600)
     read: dict[int, list[int]] = {number: [] for number in range(4)}
 
@@ -85,12 +80,7 @@ def test_polls_of_several_tasks_that_are_cancelled_lose_no_record(group: Readers
     assert all(offsets == list(range(600)) for offsets in read.values())
 
 
-def test_a_hold_and_a_release_in_one_event_loop(group: Readers) -> None:
-    """Two members run as two tasks of one event loop.
-
-    One member delays the revoke while a task of its own works, and the other takes the partitions
-    over.
-    """
+def test_hold_and_release_in_one_event_loop(group: Readers) -> None:
     released: set[TopicPartition] = set()
 
     async def hold_for_a_while(consumer: AsyncRebalanceAwareConsumer) -> None:

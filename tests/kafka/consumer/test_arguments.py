@@ -1,7 +1,4 @@
-"""Values that users pass in.
-
-Those of confluent-kafka keep their meaning, and others are refused with what is expected.
-"""
+"""Arguments of operations: types of confluent-kafka are accepted, wrong values are refused."""
 
 from __future__ import annotations
 
@@ -17,16 +14,12 @@ from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsum
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
 from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.kafka.consumers import P0, P1, P2, P3, Listener
+from tests.kafka.consumers import consumer_of as new_consumer
 from tests.kafka.fake_log import fake_log
-from tests.kafka.readers import CommitOnRevoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
-
-CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
-P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))
+    from collections.abc import Callable
 
 
 def client(
@@ -34,7 +27,6 @@ def client(
     offset: int = confluent_kafka.OFFSET_INVALID,
     **more: Any,  # noqa: ANN401
 ) -> confluent_kafka.TopicPartition:
-    """A partition of confluent-kafka's type."""
     return confluent_kafka.TopicPartition("orders", number, offset, **more)
 
 
@@ -47,17 +39,13 @@ def group(monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
 
 
 def consumer_of(group: FakeGroup) -> RebalanceAwareConsumer:
-    """A consumer that reads the log in memory, and owns what there is."""
-    consumer = RebalanceAwareConsumer(
-        CONFIG, member=group.member(), cluster=group, clock=group.clock
-    )
-    consumer.subscribe(["orders"])
+    """A consumer that reads, and has joined the group."""
+    consumer = new_consumer(group, fetch=True)
     consumer.poll(0, 1)
     return consumer
 
 
-def test_a_revoke_is_delayed_for_partitions_of_confluent_kafka(group: FakeGroup) -> None:
-    """It used to answer True and to give them away in the next poll."""
+def test_delay_revoke_accepts_partitions_of_confluent_kafka(group: FakeGroup) -> None:
     blue, green = consumer_of(group), consumer_of(group)
     blue.poll(0.1)
     assert blue.get_to_be_revoked_partitions() == {P2, P3}
@@ -68,8 +56,7 @@ def test_a_revoke_is_delayed_for_partitions_of_confluent_kafka(group: FakeGroup)
     assert not blue.delay_revoke([client(2), client(9)])
 
 
-def test_pauses_take_partitions_of_confluent_kafka(group: FakeGroup) -> None:
-    """A pause that silences nothing hands records to somebody who cannot take them."""
+def test_pause_accepts_partitions_of_confluent_kafka(group: FakeGroup) -> None:
     consumer = consumer_of(group)
     consumer.pause([client(0), P1])
     assert consumer.paused() == {P0, P1}
@@ -88,10 +75,9 @@ def test_pauses_take_partitions_of_confluent_kafka(group: FakeGroup) -> None:
         (client(1, 5), 70),
     ],
 )
-def test_a_seek_takes_the_offset_where_it_is(
+def test_seek_accepts_each_form_of_an_offset(
     group: FakeGroup, offset: TopicPartition, target: int | None
 ) -> None:
-    """Confluent-kafka's `seek` takes a partition that has the offset in it."""
     consumer = consumer_of(group)
     consumer.seek(offset, target) if target is not None else consumer.seek(offset)
     assert consumer.position(P1) == consumer.position(client(1)) == 70
@@ -107,8 +93,7 @@ def test_a_seek_takes_the_offset_where_it_is(
         {P0: client(0, 5, metadata="mine", leader_epoch=3)},
     ],
 )
-def test_commits_take_offsets_where_they_are(group: FakeGroup, commit: str, offsets: Any) -> None:  # noqa: ANN401
-    """With their metadata and leader epoch."""
+def test_commit_accepts_each_form_of_offsets(group: FakeGroup, commit: str, offsets: Any) -> None:  # noqa: ANN401
     consumer = consumer_of(group)
     getattr(consumer, commit)(offsets)
     consumer.poll(0)
@@ -116,8 +101,7 @@ def test_commits_take_offsets_where_they_are(group: FakeGroup, commit: str, offs
     assert consumer.committed([client(0)]) == group.committed
 
 
-def test_questions_take_partitions_of_confluent_kafka(group: FakeGroup) -> None:
-    """The answers are in this package's types."""
+def test_queries_accept_partitions_of_confluent_kafka(group: FakeGroup) -> None:
     consumer = consumer_of(group)
     group.produce(P0, 3, timestamp=50)
     assert consumer.beginning_offsets([client(0)]) == {P0: 0}
@@ -128,27 +112,18 @@ def test_questions_take_partitions_of_confluent_kafka(group: FakeGroup) -> None:
     consumer.seek_to_end([client(1)])
 
 
-def test_reading_starts_where_the_callback_of_the_assignment_was_told(group: FakeGroup) -> None:
-    """The log grows between the answer and the first fetch.
-
-    If reading skipped those records, a member that commits the position would never read them.
-    """
-    told: list[int] = []
-
-    class AskForPositions(CommitOnRevoke):
-        def on_partitions_assigned(
-            self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
-        ) -> None:
-            told.extend(consumer.position(partition) for partition in partitions if partition == P0)
-
+def test_reading_starts_at_the_position_returned_to_the_assignment_callback(
+    group: FakeGroup,
+) -> None:
+    """The log grows between the look-up and the first fetch."""
+    positions: list[int] = []
     group.produce(P0, 90)
-    consumer = RebalanceAwareConsumer(
-        CONFIG, member=group.member(), cluster=group, clock=group.clock
+    consumer = new_consumer(group, fetch=True)
+    consumer.set_rebalance_listener(
+        Listener(assigned=lambda _, view: positions.append(view.position(P0)))
     )
-    consumer.set_rebalance_listener(AskForPositions())
-    consumer.subscribe(["orders"])
     read = [record.offset() for record in consumer.poll(0) if record.partition() == 0]
-    assert told == [90]
+    assert positions == [90]
     assert read == list(range(90, 100))
 
 
@@ -210,13 +185,12 @@ WRONG: list[tuple[Callable[[RebalanceAwareConsumer], object], type[Exception], s
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), WRONG)
-def test_a_wrong_value_is_refused_with_what_is_expected_and_changes_nothing(
+def test_wrong_value_is_refused_and_changes_nothing(
     group: FakeGroup,
     call: Callable[[RebalanceAwareConsumer], object],
     kind: type[Exception],
     message: str,
 ) -> None:
-    """Not with an AttributeError from inside, and not by ignoring it."""
     consumer = consumer_of(group)
     with pytest.raises(kind, match=message):
         call(consumer)
@@ -226,20 +200,13 @@ def test_a_wrong_value_is_refused_with_what_is_expected_and_changes_nothing(
     assert consumer.poll(0.1)
 
 
-def test_more_records_than_the_client_can_return_may_be_asked_for(group: FakeGroup) -> None:
-    """`max_records` is a limit, so a larger one than librdkafka's changes nothing."""
-    consumer = RebalanceAwareConsumer(
-        CONFIG, member=group.member(), cluster=group, clock=group.clock
-    )
-    consumer.subscribe(["orders"])
+def test_max_records_above_the_limit_of_the_client_is_allowed(group: FakeGroup) -> None:
+    consumer = new_consumer(group, fetch=True)
     assert len(consumer.poll(0.1, 2_000_000)) == 400
 
 
-def test_the_consumer_for_asyncio_has_the_methods_of_the_other() -> None:
-    """Iteration is asynchronous there, and a property is a coroutine.
-
-    Only `cluster`, whose questions wait, is missing.
-    """
+def test_asyncio_consumer_has_the_methods_of_the_consumer() -> None:
+    """Except `cluster`, whose queries block."""
     public = {name for name in dir(RebalanceAwareConsumer) if not name.startswith("_")} - {
         "cluster"
     }

@@ -1,7 +1,4 @@
-"""The consumer says at once, in plain words, what is wrong with the other side.
-
-There is no broker, no topic, no credentials, or no protocol.
-"""
+"""Errors for a missing broker, topic, right or protocol name the cause."""
 
 from __future__ import annotations
 
@@ -50,8 +47,8 @@ def error_of_poll(member: RebalanceAwareConsumer) -> BrokerError:
     return wait_until(poll, timeout_s=10, what="an error", interval_s=0)
 
 
-def test_an_unreachable_broker_is_named_by_the_check() -> None:
-    """Polling goes on without an error, since a broker may come back."""
+def test_check_names_an_unreachable_broker() -> None:
+    """`poll` raises no error, since the broker may return."""
     servers = f"127.0.0.1:{free_port()}"
     with closing(consumer(servers, "orders")) as lonely:
         with pytest.raises(BrokerError, match=f"at {servers}.*check that the brokers") as caught:
@@ -65,8 +62,8 @@ def test_an_unreachable_broker_is_named_by_the_check() -> None:
 
 
 @pytest.mark.broker
-def test_an_unknown_topic_is_named_by_the_check(kafka_broker: KafkaCluster) -> None:
-    """And it is not created by looking for it."""
+def test_check_names_an_unknown_topic(kafka_broker: KafkaCluster) -> None:
+    """The check does not create it."""
     topic = unique_name("missing")
     with closing(consumer(kafka_broker.bootstrap_servers, topic)) as puzzled:
         for _ in range(2):
@@ -79,8 +76,7 @@ def test_an_unknown_topic_is_named_by_the_check(kafka_broker: KafkaCluster) -> N
 
 
 @pytest.mark.broker
-def test_in_classic_polling_tells_of_an_unknown_topic_too(kafka_broker: KafkaCluster) -> None:
-    """Once, and the membership goes on."""
+def test_classic_poll_raises_an_unknown_topic_once(kafka_broker: KafkaCluster) -> None:
     topic = unique_name("missing")
     with closing(
         consumer(kafka_broker.bootstrap_servers, topic, group_protocol="classic")
@@ -90,8 +86,7 @@ def test_in_classic_polling_tells_of_an_unknown_topic_too(kafka_broker: KafkaClu
 
 
 @pytest.mark.broker
-def test_refused_credentials_are_told_by_the_check_and_by_poll(kafka_broker: KafkaCluster) -> None:
-    """The client itself tells them only to a callback, and goes on trying."""
+def test_check_and_poll_raise_refused_credentials(kafka_broker: KafkaCluster) -> None:
     wrong = {
         "security_protocol": "SASL_PLAINTEXT",
         "sasl_mechanism": "PLAIN",
@@ -105,10 +100,9 @@ def test_refused_credentials_are_told_by_the_check_and_by_poll(kafka_broker: Kaf
 
 
 @pytest.mark.broker
-def test_a_group_in_use_with_another_strategy_is_told(
+def test_poll_raises_an_incompatible_strategy_of_the_group(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """An eager member cannot be joined by a cooperative one."""
     topic, group = kafka_topic(2), unique_name("group")
     eager = Consumer(
         {
@@ -140,10 +134,9 @@ def classic_broker() -> Iterator[KafkaCluster]:
 
 
 @pytest.mark.broker
-def test_a_broker_without_the_consumer_protocol_names_the_setting(
+def test_poll_names_the_setting_for_a_broker_without_the_consumer_protocol(
     classic_broker: KafkaCluster,
 ) -> None:
-    """Again and again, since this client will never work; with the setting it does."""
     with closing(consumer(classic_broker.bootstrap_servers, "orders")) as modern:
         for _ in range(2):
             assert "group_protocol: classic" in str(error_of_poll(modern))

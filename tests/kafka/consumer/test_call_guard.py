@@ -1,4 +1,4 @@
-"""What a call leaves behind that had the turn of a consumer."""
+"""References that a guarded call leaves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dagster_rebalance.kafka.consumer.call_guard import CallGuard
 
 
 class Records(list[int]):
-    """What a poll returns."""
+    """Records of a poll."""
 
 
-def test_the_records_of_a_poll_are_free_as_soon_as_its_caller_has_dropped_them() -> None:
-    """Kept until Python looks for cycles, they made the next polls twice as slow."""
+def test_records_of_a_poll_are_freed_without_the_garbage_collector() -> None:
     guard = CallGuard()
 
     def poll() -> weakref.ref[Records]:

@@ -1,7 +1,4 @@
-"""Which form of a callback is called, and several listeners in the place of one.
-
-The forms follow the delegation chains of KAFKA-20385.
-"""
+"""Listeners: the form of a callback that is called (KAFKA-20385), and composites."""
 
 from __future__ import annotations
 
@@ -31,30 +28,27 @@ VIEW = RebalanceConsumer(cast("ConsumerState", None))
 
 
 class OneArgument(ConsumerRebalanceListener):
-    """A listener of the older kind."""
+    """A `ConsumerRebalanceListener`."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        """Note it."""
         self.called.append("assigned")
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        """Note it."""
         self.called.append("revoked")
 
 
 class OneArgumentWithLost(OneArgument):
-    """One that tells losses from revokes."""
+    """One that overrides the loss."""
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        """Note it."""
         self.called.append("lost")
 
 
 class Both(ConsumerRebalanceListener):
-    """One that is given the consumer where there is one, and can be called without."""
+    """One whose methods take the consumer, with a default."""
 
     def __init__(self) -> None:
         self.called: list[tuple[str, bool]] = []
@@ -62,13 +56,11 @@ class Both(ConsumerRebalanceListener):
     def on_partitions_assigned(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None
     ) -> None:
-        """Note it."""
         self.called.append(("assigned", consumer is VIEW))
 
     def on_partitions_revoked(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None
     ) -> None:
-        """Note it."""
         self.called.append(("revoked", consumer is VIEW))
 
 
@@ -78,7 +70,6 @@ class BothWithLost(Both):
     def on_partitions_lost(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None
     ) -> None:
-        """Note it."""
         self.called.append(("lost", consumer is VIEW))
 
 
@@ -95,13 +86,11 @@ class Aware(RebalanceListener):
     def on_partitions_assigned(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
-        """Note it."""
         self._note("assigned", partitions, consumer)
 
     def on_partitions_revoked(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
-        """Note it."""
         self._note("revoked", partitions, consumer)
 
     def _note(
@@ -113,69 +102,53 @@ class Aware(RebalanceListener):
             raise self.error
 
 
-def tell_everything(listener: AnyRebalanceListener) -> None:
-    """Call all callbacks as the consumer does."""
+def call_all(listener: AnyRebalanceListener) -> None:
     called = consumer_aware(listener)
     called.on_partitions_assigned(GONE, VIEW)
     called.on_partitions_revoked(GONE, VIEW)
     called.on_partitions_lost(GONE, VIEW)
 
 
-def test_one_argument_methods_are_called_as_ever() -> None:
-    """Legacy, one-argument methods only: each is called with the partitions alone.
-
-    The chain of a loss is lost(partitions, view) -> lost(partitions) -> revoked(partitions).
-    """
+def test_one_argument_methods_are_called_with_the_partitions() -> None:
+    """The chain of a loss is lost(partitions, view) -> lost(partitions) -> revoked(partitions)."""
     listener = OneArgument()
-    tell_everything(listener)
+    call_all(listener)
     assert listener.called == ["assigned", "revoked", "revoked"]
 
 
-def test_an_overridden_one_argument_loss_is_no_revoke() -> None:
-    """Legacy, with its own one-argument loss."""
+def test_overridden_one_argument_loss_is_called() -> None:
     listener = OneArgumentWithLost()
-    tell_everything(listener)
+    call_all(listener)
     assert listener.called == ["assigned", "revoked", "lost"]
 
 
-def test_a_method_that_takes_the_consumer_is_given_it_and_called_once() -> None:
-    """Legacy, all methods overridden: the two-argument form is called.
-
-    The one-argument form is called only if the override calls it.
-    """
+def test_two_argument_method_receives_the_consumer_and_is_called_once() -> None:
     listener = BothWithLost()
-    tell_everything(listener)
+    call_all(listener)
     assert listener.called == [("assigned", True), ("revoked", True), ("lost", True)]
 
 
-def test_a_loss_that_is_not_overridden_ends_in_the_one_argument_revoke() -> None:
-    """Legacy, two-argument assigned and revoked: a loss ends without the view.
-
-    The chain is lost(partitions, view) -> lost(partitions) -> revoked(partitions).
-    """
+def test_loss_that_is_not_overridden_calls_the_one_argument_revoke() -> None:
+    """The chain is lost(partitions, view) -> lost(partitions) -> revoked(partitions)."""
     listener = Both()
-    tell_everything(listener)
+    call_all(listener)
     assert listener.called == [("assigned", True), ("revoked", True), ("revoked", False)]
 
 
-def test_a_loss_of_a_consumer_aware_listener_is_a_revoke_with_the_consumer() -> None:
-    """New: lost(partitions, view) -> revoked(partitions, view)."""
+def test_loss_calls_revoked_with_the_consumer_by_default() -> None:
     listener = Aware()
-    tell_everything(listener)
+    call_all(listener)
     assert listener.called == ["assigned", "revoked", "revoked"]
 
 
-def test_the_older_listener_is_a_rebalance_listener() -> None:
+def test_consumer_rebalance_listener_is_a_rebalance_listener() -> None:
     """KAFKA-20385: ConsumerRebalanceListener extends RebalanceListener."""
     assert isinstance(OneArgument(), RebalanceListener)
     assert issubclass(ConsumerRebalanceListener, RebalanceListener)
 
 
-def test_an_older_listener_that_cannot_be_called_with_the_partitions_alone_is_refused() -> None:
-    """A loss ends in that form, so the class itself must be refused when it is written.
-
-    Otherwise the error would show up in the middle of the night.
-    """
+def test_consumer_rebalance_listener_that_requires_the_consumer_is_refused() -> None:
+    """A loss calls that form; the class is refused when it is defined."""
     with pytest.raises(
         TypeError, match="on_partitions_revoked cannot be called with the partitions alone"
     ):
@@ -186,23 +159,19 @@ def test_an_older_listener_that_cannot_be_called_with_the_partitions_alone_is_re
             ) -> None: ...
 
 
-def test_listeners_must_say_what_they_do_on_assignments_and_revokes() -> None:
-    """As the interfaces demand it."""
+def test_listener_without_assigned_and_revoked_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
         RebalanceListener()  # type: ignore[abstract]
     with pytest.raises(TypeError, match="abstract"):
         ConsumerRebalanceListener()  # type: ignore[abstract]
 
 
-def test_what_is_no_listener_is_refused() -> None:
-    """At once, and not with the first rebalance."""
+def test_object_that_is_no_listener_is_refused() -> None:
     with pytest.raises(IllegalStateError, match="derive its class from RebalanceListener"):
         consumer_aware(cast("RebalanceListener", print))
 
 
-def test_coroutines_are_refused_where_nobody_awaits_them() -> None:
-    """They would never run, without a word."""
-
+def test_coroutine_callbacks_are_refused_without_asyncio() -> None:
     class Coroutines(Aware):
         async def on_partitions_revoked(  # type: ignore[override]
             self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
@@ -212,14 +181,11 @@ def test_coroutines_are_refused_where_nobody_awaits_them() -> None:
         consumer_aware(Coroutines())
 
 
-def test_a_composite_tells_its_listeners_in_their_order() -> None:
-    """All kinds of them."""
+def test_composite_calls_its_listeners_in_their_order() -> None:
     diary: list[str] = []
     older = OneArgumentWithLost()
     older.called = diary
-    tell_everything(
-        CompositeRebalanceListener(Aware("first ", diary), older, Aware("last ", diary))
-    )
+    call_all(CompositeRebalanceListener(Aware("first ", diary), older, Aware("last ", diary)))
     assert diary == [
         *("first assigned", "assigned", "last assigned"),
         *("first revoked", "revoked", "last revoked"),
@@ -227,7 +193,7 @@ def test_a_composite_tells_its_listeners_in_their_order() -> None:
     ]
 
 
-def test_a_listener_that_fails_does_not_silence_the_others_of_a_composite(
+def test_composite_calls_all_listeners_although_one_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The first exception is raised, further ones are logged."""

@@ -1,7 +1,4 @@
-"""Pause marks and records on a real broker, through rebalances of each kind.
-
-No record is lost, repeated, or returned when it was not wanted.
-"""
+"""Pause marks on a real broker, through rebalances of each protocol."""
 
 from __future__ import annotations
 
@@ -18,11 +15,7 @@ pytestmark = [
 ]
 
 
-def test_a_pause_outlives_rebalances_and_every_record_is_read_once(group: Readers) -> None:
-    """The mark is set before the assignment and stays while a partition leaves and comes back.
-
-    The consumer drops what it fetched ahead and reads it again.
-    """
+def test_pause_survives_rebalances_and_every_record_is_read_once(group: Readers) -> None:
     group.produce(300)
     blue = group.reader(CommitOnRevoke())
     silent = blue.tp(1)
@@ -53,8 +46,7 @@ def test_a_pause_outlives_rebalances_and_every_record_is_read_once(group: Reader
     assert all(offsets == list(range(400)) for offsets in blue.offsets.values())
 
 
-def test_a_mark_is_carried_to_the_next_owner_with_the_users_own_metadata(group: Readers) -> None:
-    """The next owner reads nothing until it resumes, and then everything."""
+def test_mark_and_metadata_are_carried_to_the_next_owner(group: Readers) -> None:
     group.produce(50)
     blue = group.reader(pause_marks="carry")
     group.play(lambda: blue.count == 200, blue, what="the records")

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.broker
     ("protocol", "same_poll"),
     [("consumer", False), ("consumer", True), ("classic", True), ("range", False), ("range", True)],
 )
-def test_a_plain_loop_hands_over_in_both_ways_of_completing(
+def test_plain_loop_reads_each_record_once_with_both_completions(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str, *, same_poll: bool
 ) -> None:
-    """KIP-983: "existing users need no changes". Poll, work, commit; each record once."""
+    """KIP-983: "existing users need no changes"."""
     with Readers(kafka_broker, kafka_topic(4), protocol) as group:
         group.produce(100)
         blue = group.reader(CommitOnRevoke(), same_poll=same_poll)
@@ -47,11 +47,8 @@ def test_a_plain_loop_hands_over_in_both_ways_of_completing(
 
 
 @pytest.mark.parametrize("group", ["consumer", "classic", "range"], indirect=True)
-def test_a_consumer_that_is_dropped_without_a_close_leaves_its_group(group: Readers) -> None:
-    """A notebook cell that is run again. Its session would keep the partitions.
-
-    That would last for `max.poll.interval.ms`.
-    """
+def test_consumer_dropped_without_close_leaves_its_group(group: Readers) -> None:
+    """A re-run notebook cell would otherwise keep its partitions for `max.poll.interval.ms`."""
 
     def join_and_drop() -> None:
         reader = group.reader()
@@ -63,13 +60,12 @@ def test_a_consumer_that_is_dropped_without_a_close_leaves_its_group(group: Read
     group.play(lambda: len(heir.consumer.assignment()) == 4, heir, what="the partitions")
 
 
-def test_a_commit_while_the_group_stabilises_is_refused_and_accepted_later(
+def test_commit_during_a_join_is_refused_and_accepted_later(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     """KIP-429: "you still own the partition, so keep processing and try again".
 
-    The broker reads nothing more from a member whose join it has not answered. So the commit comes
-    to it with the generation before.
+    The broker reads nothing from a member whose join it has not answered.
     """
     outcomes: list[type[BrokerError] | None] = []
     with (

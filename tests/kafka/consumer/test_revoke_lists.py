@@ -1,4 +1,4 @@
-"""The lists of KIP-983, sentence by sentence, and against a model written from its text alone."""
+"""The lists of KIP-983: its sentences one by one, and a model of its text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ NOTHING = frozenset[TopicPartition]()
 
 
 def lists_of(*partitions: TopicPartition) -> RevokeLists:
-    """The lists of a consumer that owns partitions."""
     lists = RevokeLists()
     lists.assign(partitions)
     return lists
 
 
-def test_a_requested_revoke_is_completed_in_the_next_poll() -> None:
-    """The consumer completes a revoke one poll after the request.
-
-    KIP-983: "when a revoke is requested in one poll, the revoke will be completed in the next
-    poll".
-    """
+def test_requested_revoke_is_completed_in_the_next_poll() -> None:
+    """KIP-983: "the revoke will be completed in the next poll"."""
     lists = lists_of(A, B, C)
     lists.start_poll()
     lists.request({A, B})
@@ -33,11 +28,8 @@ def test_a_requested_revoke_is_completed_in_the_next_poll() -> None:
     assert lists.to_be_revoked == NOTHING
 
 
-def test_a_delay_lasts_for_one_poll() -> None:
-    """The user must ask for the delay again after each poll.
-
-    KIP-983: "delayed to the poll following the next poll".
-    """
+def test_delay_lasts_for_one_poll() -> None:
+    """KIP-983: "delayed to the poll following the next poll"."""
     lists = lists_of(A, B, C)
     lists.request({A})
     assert lists.delay({A})
@@ -48,8 +40,7 @@ def test_a_delay_lasts_for_one_poll() -> None:
     assert lists.start_poll().completed == {A}
 
 
-def test_a_revoke_can_be_delayed_poll_after_poll() -> None:
-    """The loop of the KIP delays for as long as records are in work."""
+def test_revoke_can_be_delayed_poll_after_poll() -> None:
     lists = lists_of(A, B, C)
     lists.request({A})
     for _ in range(10):
@@ -58,11 +49,8 @@ def test_a_revoke_can_be_delayed_poll_after_poll() -> None:
         assert lists.to_be_revoked == {A}
 
 
-def test_partitions_that_were_not_delayed_are_released_with_the_last_one() -> None:
-    """Librdkafka ends a whole revoke request with the first unassign.
-
-    The release therefore waits for the last partition.
-    """
+def test_completed_partitions_are_released_with_the_last_one() -> None:
+    """Librdkafka ends a whole revoke request with the first unassign."""
     lists = lists_of(A, B, C)
     lists.request({A, B, C})
     lists.delay({B, C})
@@ -75,11 +63,7 @@ def test_partitions_that_were_not_delayed_are_released_with_the_last_one() -> No
     assert lists.unreleased == NOTHING
 
 
-def test_a_release_that_was_interrupted_is_due_again_in_the_next_poll() -> None:
-    """A callback of the user may raise in the middle of the release.
-
-    Nobody else would ever give the partitions up.
-    """
+def test_interrupted_release_is_due_again_in_the_next_poll() -> None:
     lists = RevokeLists()
     lists.request({A, B})
     due = DueRevokes(completed=frozenset({A, B}), release=frozenset({A, B}))
@@ -88,8 +72,7 @@ def test_a_release_that_was_interrupted_is_due_again_in_the_next_poll() -> None:
     assert lists.start_poll() == DueRevokes(NOTHING, NOTHING)
 
 
-def test_a_request_that_came_with_the_release_is_not_released_with_it() -> None:
-    """It has a poll of its own to come."""
+def test_request_during_a_release_is_not_released_with_it() -> None:
     lists = RevokeLists()
     lists.request({A})
     assert lists.start_poll().release == {A}
@@ -98,12 +81,8 @@ def test_a_request_that_came_with_the_release_is_not_released_with_it() -> None:
     assert lists.unreleased == {B}
 
 
-def test_a_lost_partition_leaves_the_other_lists_and_is_told_for_one_poll() -> None:
-    """The loss is told for one poll, in its own list only.
-
-    KIP-983: "removed from the revoke-next and revoke-thereafter lists, and added to the list of
-    lost partitions".
-    """
+def test_lost_partition_moves_to_the_lost_list_for_one_poll() -> None:
+    """KIP-983: "removed from the revoke-next and revoke-thereafter lists"."""
     lists = lists_of(A, B, C)
     lists.request({A, B})
     lists.delay({B})
@@ -114,7 +93,7 @@ def test_a_lost_partition_leaves_the_other_lists_and_is_told_for_one_poll() -> N
     assert lists.lost == NOTHING
 
 
-def test_delaying_a_lost_partition_is_denied_and_delays_the_others() -> None:
+def test_delay_of_a_lost_partition_is_denied_and_delays_the_others() -> None:
     """KIP-983: "returns true on success, false when some of these partitions were lost"."""
     lists = lists_of(A, B, C)
     lists.request({A, B})
@@ -124,11 +103,8 @@ def test_delaying_a_lost_partition_is_denied_and_delays_the_others() -> None:
     assert lists.delay({A})
 
 
-def test_a_delay_is_denied_until_a_lost_partition_is_assigned_again() -> None:
-    """KIP-983: "once the partition is lost, the delay request is denied".
-
-    The delay is also denied when the loss was told some polls ago.
-    """
+def test_delay_is_denied_until_the_lost_partition_is_assigned_again() -> None:
+    """KIP-983: "once the partition is lost, the delay request is denied"."""
     lists = lists_of(A, B, C)
     lists.lose({A})
     lists.start_poll()
@@ -139,8 +115,7 @@ def test_a_delay_is_denied_until_a_lost_partition_is_assigned_again() -> None:
     assert lists.delay({A})
 
 
-def test_delaying_what_is_not_to_be_revoked_changes_nothing() -> None:
-    """A loop may delay all that is in work, without looking up what is to be revoked."""
+def test_delay_of_a_partition_without_a_request_changes_nothing() -> None:
     lists = lists_of(A, B, C)
     lists.request({A})
     assert lists.delay({B, C})
@@ -149,11 +124,8 @@ def test_delaying_what_is_not_to_be_revoked_changes_nothing() -> None:
     assert lists.delayed == NOTHING
 
 
-def test_a_delay_that_comes_too_late_is_denied_until_the_partition_is_assigned_again() -> None:
-    """A loop that is one poll too late must hear that its partitions are given away.
-
-    KIP-983: the request for a delay "returns true on success".
-    """
+def test_late_delay_is_denied_until_the_partition_is_assigned_again() -> None:
+    """KIP-983: the request for a delay "returns true on success"."""
     lists = lists_of(A, B)
     lists.request({A})
     lists.start_poll()
@@ -164,8 +136,7 @@ def test_a_delay_that_comes_too_late_is_denied_until_the_partition_is_assigned_a
     assert lists.delay({A, C})
 
 
-def test_a_delay_is_denied_where_revokes_are_completed_at_once() -> None:
-    """What went in the poll that it was asked for in cannot be delayed any more."""
+def test_delay_is_denied_if_revokes_are_completed_in_the_same_poll() -> None:
     lists = lists_of(A, B)
     lists.request({A})
     lists.complete()
@@ -173,11 +144,8 @@ def test_a_delay_is_denied_where_revokes_are_completed_at_once() -> None:
     assert lists.delay({B})
 
 
-def test_a_second_request_joins_the_first_one() -> None:
-    """Librdkafka cannot make a second request while one is held.
-
-    If one comes, the lists give nothing away early, and delays stand.
-    """
+def test_second_request_joins_the_first_one() -> None:
+    """Librdkafka makes no second request during a hold."""
     lists = lists_of(A, B, C)
     lists.request({A})
     lists.delay({A})
@@ -188,8 +156,7 @@ def test_a_second_request_joins_the_first_one() -> None:
     assert lists.start_poll() == DueRevokes(completed=frozenset({A, B}), release=frozenset({A, B}))
 
 
-def test_a_completed_partition_is_not_lost_when_its_hold_is() -> None:
-    """For the API it is gone already; its release is simply never sent."""
+def test_completed_partition_is_not_lost_with_its_hold() -> None:
     lists = lists_of(A, B, C)
     lists.request({A, B})
     lists.delay({B})
@@ -199,11 +166,8 @@ def test_a_completed_partition_is_not_lost_when_its_hold_is() -> None:
     assert lists.start_poll().release == NOTHING
 
 
-def test_after_a_poll_that_told_nobody_everything_stays_for_one_more() -> None:
-    """The user never heard of partitions to be revoked, delayed or lost.
-
-    Nobody could have asked for a delay.
-    """
+def test_undelivered_poll_keeps_the_lists_for_one_more_poll() -> None:
+    """The caller could not ask for a delay."""
     lists = lists_of(A, B, C)
     lists.request({A, B})
     lists.delay({B})
@@ -216,15 +180,14 @@ def test_after_a_poll_that_told_nobody_everything_stays_for_one_more() -> None:
     assert lists.lost == NOTHING
 
 
-def test_a_poll_that_found_nothing_leaves_no_news() -> None:
-    """The next one may wait as long as its caller says."""
+def test_undelivered_poll_without_events_has_no_undelivered_result() -> None:
     lists = lists_of(A)
     lists.mark_undelivered()
     assert lists.start_poll() == DueRevokes(NOTHING, NOTHING)
 
 
 class ListsOfTheKip(RuleBasedStateMachine):
-    """The lists against the seven sentences of "Proposed changes", each a line of this model."""
+    """Compares the lists with the seven sentences of "Proposed changes"."""
 
     partitions = st.sets(st.sampled_from([A, B, C, TopicPartition("other", 0)]))
 
@@ -273,7 +236,6 @@ class ListsOfTheKip(RuleBasedStateMachine):
 
     @rule(partitions=partitions)
     def partitions_are_assigned(self, partitions: set[TopicPartition]) -> None:
-        """A new ownership begins."""
         self.real.assign(partitions)
         self.assigned |= partitions
 
@@ -287,7 +249,6 @@ class ListsOfTheKip(RuleBasedStateMachine):
 
     @invariant()
     def the_lists_agree(self) -> None:
-        """What the methods of the KIP return."""
         assert self.real.to_be_revoked == self.revoke_next
         assert self.real.delayed == self.revoke_thereafter
         assert self.real.lost == self.lost
@@ -295,7 +256,6 @@ class ListsOfTheKip(RuleBasedStateMachine):
 
     @invariant()
     def a_partition_is_on_one_list(self) -> None:
-        """Never on two."""
         assert not self.real.to_be_revoked & self.real.delayed
 
 

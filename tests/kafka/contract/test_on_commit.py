@@ -1,4 +1,4 @@
-"""The user's own `on_commit`: it is called beside the member's, and may commit itself."""
+"""`on_commit` of the settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from confluent_kafka import TopicPartition as ClientsPartition
 
 
-def test_the_users_own_on_commit_is_called_and_may_commit(mock_cluster: MockCluster) -> None:
-    """It is called by the thread that polls, and waits for a commit of its own like anybody."""
+def test_on_commit_of_the_settings_is_called_and_may_commit(mock_cluster: MockCluster) -> None:
     stage = KafkaStage(mock_cluster.bootstrap_servers, mock_cluster.topic(), "consumer")
     heard: list[object] = []
 

@@ -1,7 +1,4 @@
-"""The producer of dead letters.
-
-The tests cover how it is made, when a record counts as stored, and what it says when one is not.
-"""
+"""The producer of dead letters: its settings, deliveries and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ CONFIG = {
 
 
 class Stage:
-    """A producer of dead letters on clients in memory."""
+    """A producer with clients in memory."""
 
     def __init__(self) -> None:
         self.clients: list[FakeProducer] = []
@@ -45,11 +42,10 @@ class Stage:
 
     @property
     def client(self) -> FakeProducer:
-        """The last client that was made."""
         return self.clients[-1]
 
     def problem_of(self, error: KafkaError) -> str:
-        """What is said when a record fails with an error."""
+        """The problem of a delivery that fails with `error`."""
         self.letters.send("k", "v")
         self.client.end(error)
         (delivery,) = self.letters.deliveries()
@@ -57,8 +53,7 @@ class Stage:
         return delivery.problem
 
 
-def test_every_replica_confirms_a_record_and_none_is_written_twice_by_a_retry() -> None:
-    """The offset is committed on the word of this client."""
+def test_client_is_idempotent_and_waits_for_all_replicas() -> None:
     config = Stage().client.config
     assert (config["acks"], config["enable.idempotence"]) == ("all", True)
     assert (config["bootstrap.servers"], config["sasl.password"], config["security.protocol"]) == (
@@ -69,19 +64,15 @@ def test_every_replica_confirms_a_record_and_none_is_written_twice_by_a_retry() 
     assert not {"group.id", "max.poll.interval.ms"} & config.keys()
 
 
-def test_the_topic_decides_how_large_a_letter_may_be() -> None:
-    """A record of the size that Kafka allows, and its reason, is larger than the client's default.
-
-    Refused by the client itself, it would stop its partition for ever.
-    """
+def test_client_does_not_limit_the_size_of_a_letter() -> None:
+    """A record of the allowed size with its reason is larger than the client's default limit."""
     letters = DeadLetterProducer({"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}, "dead")
     letters.send("k", b"v" * 5_000_000)
     assert letters.deliveries() == ()
     letters.close()
 
 
-def test_a_record_is_stored_when_the_broker_said_so_and_not_before() -> None:
-    """Asking does not wait."""
+def test_record_counts_as_stored_after_its_confirmation() -> None:
     stage = Stage()
     stage.letters.send("k", "v")
     assert stage.letters.deliveries() == ()
@@ -91,8 +82,7 @@ def test_a_record_is_stored_when_the_broker_said_so_and_not_before() -> None:
     assert stage.client.sent == [("dead", "k", "v")]
 
 
-def test_of_records_with_one_key_only_one_is_under_way() -> None:
-    """The engine asks again each second, and an outage lasts longer."""
+def test_one_record_per_key_is_in_flight() -> None:
     stage = Stage()
     stage.letters.send("k", "v")
     stage.letters.send("k", "v")
@@ -107,28 +97,21 @@ def test_of_records_with_one_key_only_one_is_under_way() -> None:
 @pytest.mark.parametrize(
     "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
 )
-def test_a_missing_right_is_named(code: int) -> None:
-    """A member that may read need not be allowed to write.
-
-    A principal with no right to write at all gets no id for an idempotent producer.
-    """
+def test_missing_acl_is_named(code: int) -> None:
+    """A principal without WRITE on any topic gets no id for an idempotent producer."""
     problem = Stage().problem_of(KafkaError(code))
     assert "grant the principal the ACLs WRITE and DESCRIBE" in problem
 
 
 @pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC])
-def test_a_missing_dead_letter_topic_is_named(code: int) -> None:
-    """The topic is in a setting, and not in the subscription of the group."""
+def test_missing_dead_letter_topic_is_named(code: int) -> None:
     problem = Stage().problem_of(KafkaError(code))
     assert re.search(r"create the dead-letter topic '[^']+', or set another one", problem)
     assert "subscription" not in problem
 
 
-def test_a_time_out_is_explained_by_what_the_client_met_meanwhile() -> None:
-    """'Message timed out' does not point to wrong credentials.
-
-    A lost connection says even less than wrong credentials do.
-    """
+def test_time_out_is_explained_by_the_last_connection_error() -> None:
+    """Refused credentials explain more than a lost connection."""
     stage = Stage()
     plain = stage.problem_of(KafkaError(KafkaError._MSG_TIMED_OUT))
     assert "storing the record failed" in plain
@@ -140,7 +123,7 @@ def test_a_time_out_is_explained_by_what_the_client_met_meanwhile() -> None:
         KafkaError(KafkaError._MSG_TIMED_OUT)
     )
     assert "_MSG_TIMED_OUT" in stage.problem_of(KafkaError(KafkaError._MSG_TIMED_OUT)), (
-        "each trouble explains one failure"
+        "each connection error explains one failure"
     )
 
 
@@ -151,8 +134,7 @@ def test_a_time_out_is_explained_by_what_the_client_met_meanwhile() -> None:
         (BufferError("Queue full"), "_QUEUE_FULL"),
     ],
 )
-def test_a_record_that_the_client_does_not_take_has_failed(error: Exception, name: str) -> None:
-    """As one that the broker refuses: told by the next call, never raised into the member."""
+def test_record_refused_by_the_client_has_failed(error: Exception, name: str) -> None:
     stage = Stage()
     stage.client.refuses.append(error)
     stage.letters.send("k", "v")
@@ -162,8 +144,7 @@ def test_a_record_that_the_client_does_not_take_has_failed(error: Exception, nam
     assert len(stage.client.sent) == 1
 
 
-def test_a_client_that_broke_for_good_is_replaced() -> None:
-    """A fatal error may end an idempotent producer, and must not stop the partition for ever."""
+def test_client_with_a_fatal_error_is_replaced() -> None:
     stage = Stage()
     stage.problem_of(KafkaError(KafkaError._FATAL, "epoch lost", fatal=True))
     stage.letters.deliveries()
@@ -173,8 +154,8 @@ def test_a_client_that_broke_for_good_is_replaced() -> None:
     assert stage.letters.deliveries() == (Delivery("k"),)
 
 
-def test_a_fatal_error_ends_what_is_under_way_and_is_not_raised_into_the_member() -> None:
-    """The client raises it out of its poll, once, and calls nobody back."""
+def test_fatal_error_of_a_poll_ends_all_records_in_flight() -> None:
+    """The client raises it once and does not call back."""
     stage = Stage()
     stage.letters.send("k", "v")
     stage.client.fatal = KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True)
@@ -185,16 +166,14 @@ def test_a_fatal_error_ends_what_is_under_way_and_is_not_raised_into_the_member(
     assert len(stage.clients) == 2
 
 
-def test_a_fatal_error_at_the_end_is_not_raised_into_the_member() -> None:
-    """It is leaving the group, and must get to that."""
+def test_fatal_error_of_close_is_not_raised() -> None:
     stage = Stage()
     stage.client.fatal = KafkaError(KafkaError._FATAL, "no id", fatal=True)
     stage.letters.close()
     assert stage.client.is_purged
 
 
-def test_a_record_ends_once() -> None:
-    """A client that was dropped may still call back."""
+def test_delivery_ends_once() -> None:
     stage = Stage()
     stage.letters.send("k", "v")
     stage.client.end()
@@ -202,8 +181,7 @@ def test_a_record_ends_once() -> None:
     assert stage.letters.deliveries() == (Delivery("k"),)
 
 
-def test_closing_gives_up_what_is_under_way() -> None:
-    """A leave has no time to wait for it, and nothing was committed on it."""
+def test_close_drops_records_in_flight() -> None:
     stage = Stage()
     stage.letters.send("k", "v")
     stage.letters.close()
@@ -211,17 +189,15 @@ def test_closing_gives_up_what_is_under_way() -> None:
     assert stage.client.is_purged
 
 
-def test_settings_that_the_client_refuses_are_named() -> None:
-    """At the start, not with the first record that fails."""
+def test_refused_setting_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"ssl\.nonsense"):
         DeadLetterProducer({**CONFIG, "ssl.nonsense": "x"}, "dead")
 
 
 @pytest.mark.broker
-def test_a_record_is_in_the_topic_when_it_is_confirmed(
+def test_confirmed_record_is_in_the_topic(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """With the real client, whose settings must fit each other."""
     topic = kafka_topic()
     letters = DeadLetterProducer(
         {"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": "etl"}, topic
