@@ -52,8 +52,10 @@ if TYPE_CHECKING:
         build_kafka_batch_defs,
         build_kafka_stream_defs,
     )
-    from dagster_rebalance.orchestration.operators.directives_job import build_kafka_control_job
-    from dagster_rebalance.orchestration.operators.reruns_job import build_kafka_rerun_job
+    from dagster_rebalance.orchestration.operators.jobs import (
+        build_kafka_control_job,
+        build_kafka_rerun_job,
+    )
     from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.pinned_resource import PinnedResource
@@ -155,8 +157,8 @@ _HOMES = {
     "UnsupportedOperationError": "core.model.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.per_batch.sensor",
-    "build_kafka_control_job": "orchestration.operators.directives_job",
-    "build_kafka_rerun_job": "orchestration.operators.reruns_job",
+    "build_kafka_control_job": "orchestration.operators.jobs",
+    "build_kafka_rerun_job": "orchestration.operators.jobs",
     "build_kafka_stream_defs": "orchestration.definitions",
     "plain_json": "orchestration.resources.schema_registry",
     "values_by_batch": "orchestration.batch.batch_values",

@@ -20,7 +20,7 @@ from dagster_rebalance.cli.target import (
 )
 from dagster_rebalance.core.model.directives import EVERYTHING, Action
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.operators.directives import Wanted, give
+from dagster_rebalance.orchestration.operators.requests import DirectiveRequest, issue_directive
 
 _NO_REASON = ""
 
@@ -116,5 +116,5 @@ def _give(
         raise ConfigurationError(msg)
     selectors = [EVERYTHING] if everything else partitions or []
     with open_instance() as instance:
-        wanted = Wanted(action, selectors, by or login_name(), reason)
-        typer.echo(give(instance, group or only_group(instance), wanted))
+        wanted = DirectiveRequest(action, selectors, by or login_name(), reason)
+        typer.echo(issue_directive(instance, group or only_group(instance), wanted))

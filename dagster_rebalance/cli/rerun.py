@@ -26,16 +26,16 @@ from dagster_rebalance.cli.target import (
 )
 from dagster_rebalance.core.model.directives import EVERYTHING
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.operators.reruns import (
+from dagster_rebalance.orchestration.operators.requests import (
     RECORDS_PER_RUN,
     RUNS_AT_ONCE,
+    RerunRequest,
     Reruns,
-    Wanted,
     span_of,
 )
 
 if TYPE_CHECKING:
-    from dagster_rebalance.orchestration.operators.reruns import Planned
+    from dagster_rebalance.orchestration.operators.requests import RerunPlan
 
 _NO_REASON = ""
 _WIDE = 160
@@ -119,7 +119,7 @@ def rerun(
             return
         span = span_of(from_offset, until_offset, since, until)
         planned = reruns.plan(
-            Wanted(selectors, span, by or login_name(), reason, records_per_run, runs_at_once)
+            RerunRequest(selectors, span, by or login_name(), reason, records_per_run, runs_at_once)
         )
         _show(planned)
         typer.echo(reruns.begin(planned) if yes else "Nothing was started: add --yes to start it.")
@@ -151,7 +151,7 @@ def _check(
         raise ConfigurationError(msg)
 
 
-def _show(planned: Planned) -> None:
+def _show(planned: RerunPlan) -> None:
     widened = set(planned.selection.widened)
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     for column in ("partition", "from", "until", "offsets", "run", "note"):

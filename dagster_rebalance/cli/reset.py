@@ -29,7 +29,7 @@ from dagster_rebalance.core.model.directives import EVERYTHING, check_lengths
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.offsets import named
 from dagster_rebalance.core.operators.reset_offsets import GroupWork, plan_moves, unreadable
-from dagster_rebalance.orchestration.operators.reruns import time_of
+from dagster_rebalance.orchestration.operators.requests import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

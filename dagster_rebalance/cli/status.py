@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus
-    from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen
+    from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapshot
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WIDE = 200
@@ -81,7 +81,7 @@ def status(
     ):
         group_id = target.kafka.group_id
 
-        def read() -> tuple[GroupSeen, Owners, list[PartitionStatus]]:
+        def read() -> tuple[GroupSnapshot, Owners, list[PartitionStatus]]:
             seen, owners = reader.read()
             if not partitions:
                 return seen, owners, list(seen.statuses.values())
@@ -172,7 +172,7 @@ def _show(render: Callable[[int], Rows], *, interval_s: float | None) -> None:
 
 def _table(
     group_id: str,
-    seen: GroupSeen,
+    seen: GroupSnapshot,
     owners: Owners,
     statuses: Sequence[PartitionStatus],
     *,
@@ -216,7 +216,7 @@ def _headline(group_id: str, owners: Owners, statuses: Sequence[PartitionStatus]
     )
 
 
-def _notes(seen: GroupSeen) -> list[str]:
+def _notes(seen: GroupSnapshot) -> list[str]:
     return [*map(why_missing, seen.missing_topics), *seen.notes]
 
 
@@ -246,7 +246,7 @@ def _number(value: int | None) -> str:
 
 
 def _as_json(
-    group_id: str, seen: GroupSeen, owners: Owners, statuses: Sequence[PartitionStatus]
+    group_id: str, seen: GroupSnapshot, owners: Owners, statuses: Sequence[PartitionStatus]
 ) -> dict[str, Any]:
     return {
         "group": group_id,

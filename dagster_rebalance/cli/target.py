@@ -25,11 +25,11 @@ from dagster_rebalance.core.model.errors import (
     DagsterRebalanceError,
 )
 from dagster_rebalance.core.reporting.group_status import Owners
-from dagster_rebalance.orchestration.operators.directives import groups_of, partitions_of
-from dagster_rebalance.orchestration.operators.group_sensors import sensors_of
-from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen, look_on
+from dagster_rebalance.orchestration.operators.requests import groups_of, partitions_of
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
+from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapshot, take_snapshot
+from dagster_rebalance.orchestration.reporting.member_tables import sensors_of
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
@@ -184,7 +184,7 @@ class GroupReader:
     consumer: RebalanceAwareConsumer
     runs: RunLedger
 
-    def read(self) -> tuple[GroupSeen, Owners]:
+    def read(self) -> tuple[GroupSnapshot, Owners]:
         """Return the current state of the group, and the owners of its partitions.
 
         Raises:
@@ -195,7 +195,7 @@ class GroupReader:
         target = self.target
         with _storage_errors_translated():
             owners = Owners(self._group.members(), tuple(target.catalogue.assigned()))
-            seen = look_on(
+            seen = take_snapshot(
                 self.consumer,
                 target.kafka.topics,
                 self.runs,

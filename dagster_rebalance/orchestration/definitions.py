@@ -28,14 +28,18 @@ from dagster_rebalance.orchestration.batch.validation import (
     check_retries,
     check_steps,
 )
-from dagster_rebalance.orchestration.operators.directives_job import build_kafka_control_job
-from dagster_rebalance.orchestration.operators.reruns_job import build_kafka_rerun_job
+from dagster_rebalance.orchestration.operators.jobs import (
+    build_kafka_control_job,
+    build_kafka_rerun_job,
+)
 from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor, check_lease
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.history_checks import build_history_checks
-from dagster_rebalance.orchestration.reporting.lag_check import build_lag_check
+from dagster_rebalance.orchestration.reporting.checks import (
+    build_history_checks,
+    build_lag_check,
+    build_stopped_check,
+)
 from dagster_rebalance.orchestration.reporting.lineage import downstream, topic_assets
-from dagster_rebalance.orchestration.reporting.stopped_check import build_stopped_check
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
     hardcoded_registry_secrets,
     hardcoded_secrets,

@@ -1,8 +1,7 @@
-"""What a member loop needs of whoever starts runs and shows what happened: ports, as protocols.
+"""The ports of a member loop to Dagster, as protocols.
 
-Dagster implements them in `runs.queries` and `reporting`, and the simulator in its own way.
-Nothing here, and nothing that needs only a port, imports dagster. Any call may raise whatever its
-library raises: the member loop asks again.
+`runs.queries`, `reporting` and the simulator implement them. Modules that need only a port do not
+import dagster. Every method may raise any error of its library; the member loop retries.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ if TYPE_CHECKING:
 
 
 class RunError(NamedTuple):
-    """What a run failed with."""
+    """The error of a run."""
 
     run_id: str
     error: str
 
 
 class ShownStops(NamedTuple):
-    """What is shown as stopped.
+    """The stopped partitions that the check of the group shows.
 
     Attributes:
-        reasons: The first of the partitions, with the reasons.
-        partitions: How many there are.
-        told: Those of the first whose owners have said so.
+        reasons: The first of the partitions, with reasons.
+        partitions: The number of stopped partitions.
+        told: Those of the first partitions that their owners have reported.
     """
 
     reasons: Mapping[TopicPartition, str]
@@ -57,24 +56,21 @@ class ShownStops(NamedTuple):
     told: frozenset[TopicPartition]
 
     def are(self, stopped: Mapping[TopicPartition, str]) -> bool:
-        """Whether these partitions are shown, as far as one can tell."""
+        """Whether these partitions are shown, as far as the table tells."""
         return self.partitions == len(stopped) and self.reasons.keys() <= stopped.keys()
 
 
 class RunsToEnd(Protocol):
-    """Ends runs, and may wait for whoever launched them. Called by several threads."""
+    """Ends runs, which may block on a launcher. Called by several threads."""
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Cancel a run, and mark it as taken back.
-
-        With `only_unstarted`, leave a run alone that has started.
-        """
+        """Cancel a run, and mark it as taken back; with `only_unstarted`, unless it has started."""
 
     def end_dead(self, run_id: str, sign: str) -> bool:
-        """Stop what a run whose process is gone has begun elsewhere, and mark it as over.
+        """Stop the external work of a run whose process is gone, and mark the run as over.
 
         Returns:
-            False when it lives: it has given another sign of life than `sign`.
+            False if the run lives: its heartbeat is not `sign` any more.
         """
 
 
@@ -84,28 +80,25 @@ class RunsPort(RunsToEnd, Protocol):
     def read(
         self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
     ) -> tuple[RunSeen, ...]:
-        """All runs of the batches, oldest first, and all live runs of the group if `live_too`.
+        """Read all runs of the batches, oldest first; with `live_too`, all live runs of the group.
 
-        Args:
-            batch_ids: The batches.
-            live_too: Whether all live runs are wanted as well.
-            claims: By these, runs that were deleted while they work are found.
+        Deleted runs that still work are found by their `claims`.
         """
 
     def why_failed(self, run_id: str, batch_id: str) -> str:
-        """What a run failed with on a batch, in a few words."""
+        """Return the error of a run on a batch, in a few words."""
 
     def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
-        """Tell whoever finds these claims how the work on them ended."""
+        """Record how the work on abandoned claims ended, for their next owner."""
 
     def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
-        """Tell for how long a streaming run has worked on a batch."""
+        """Record for how long a streaming run has worked on a batch."""
 
 
 class WorkPort(Protocol):
-    """The worker of a streaming run: it works on batches in this process, one at a time.
+    """The worker of a streaming run: processes batches in this process, one at a time.
 
-    The thread of the member loop calls all of this, and none of it waits.
+    The thread of the member loop calls all methods but `say`. None of these waits.
     """
 
     def begin(
@@ -114,134 +107,125 @@ class WorkPort(Protocol):
         claimed: Collection[str],
         log_of: Callable[[TopicPartition], Log],
     ) -> RunsRead | None:
-        """Begin a batch if none is at work; return what there is to know of it then.
+        """Begin a batch if none is being processed, and return its run.
 
         Args:
             batch_requests: The batches that may be begun.
             claimed: All batches that the member has claimed.
-            log_of: Which log a partition has.
+            log_of: The log of a partition.
         """
 
     def watch(self) -> None:
-        """Interrupt a batch that takes too long, and end the run where that does not help."""
+        """Interrupt a batch that takes too long, and end the run if that does not help."""
 
     def stop(self, run_ids: Collection[str]) -> None:
-        """Note that a person has stopped partitions that some runs work on.
-
-        Args:
-            run_ids: The runs. The batch at work is stopped if its run is one of them.
-        """
+        """Stop the batch being processed if its run is one of these, by directive."""
 
     def ended(self) -> Iterator[RunsRead]:
-        """Take what became of batches; each is told once."""
+        """Take the results of batches."""
 
     def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
-        """What the worker knows of its own batches, without Dagster."""
+        """Return the runs of the worker's own batches, without Dagster."""
 
     def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether others have heard something else than on which partitions it may work."""
+        """Whether the last report does not match these partitions and the current batch."""
 
     def say(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell others how work ended, and then on what the worker may still work.
+        """Report how the work on abandoned claims ended, and then where the worker may still work.
 
-        It may work on these partitions, and on those of the batch at work. The thread of the
-        storage calls this before anything of a partition is claimed.
+        It may work on these partitions, and on those of its current batch. The storage thread calls
+        this before the member claims ranges of newly assigned partitions.
         """
 
     def leave(self, claims: Iterable[Claimed]) -> None:
-        """Note that others may find these claims: `say` tells how the work on them ended."""
+        """Note that other members may find these claims: `say` reports how they ended."""
 
     @property
     def untold(self) -> Mapping[Claimed, Outcome]:
-        """What others have to be told of claims that they may find."""
+        """The abandoned claims that are not reported yet."""
 
 
 class GroupRecords(Protocol):
-    """What is recorded of a group."""
+    """The records of a group."""
 
     def last_recorded(
         self, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, LastRecorded]:
-        """The last recorded commit of each partition that has one."""
+        """Return the last recorded commit of each partition that has one."""
 
     def orders(self) -> tuple[Directive, ...]:
-        """What people have ordered for the group, oldest first."""
+        """Return the directives of the group, oldest first."""
 
 
 class CataloguePort(GroupRecords, Protocol):
-    """Where people see what a member did, and members find each other."""
+    """The catalogue: shows the member to people, and the members to each other."""
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Make partitions known, so that commits of them can be recorded."""
+        """Add partitions to the offsets asset, so that commits can be recorded."""
 
     def record_commit(self, commit: RecordCommit) -> None:
-        """Record a commit, or what of it is not recorded yet."""
+        """Record the part of a commit that is not recorded yet."""
 
     def record_hold(self, hold: ShowHold) -> None:
-        """Show that partitions are held, and what for."""
+        """Record that partitions are held, and for which runs."""
 
     def record_receipt(self, receipt: Receipt) -> None:
-        """Show how a hold ended."""
+        """Record how a hold ended."""
 
     def show_stopped(self, standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
-        """Show which partitions and topics of the group cannot go on, each with its reason.
+        """Report the stopped, paused and missing partitions of the group to the check.
 
         Args:
-            standing: Those that are stopped or missing, and those that people have paused.
-            errors: What the last runs failed with, of some of those that are stopped.
+            standing: The partitions and topics, with reasons.
+            errors: The errors of the last runs of some stopped partitions.
         """
 
     def shown_stops(self) -> ShownStops:
-        """What the check of the group shows as stopped now, whoever has shown it."""
+        """Return the stops that the check of the group shows."""
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
-        """Show the lag of the group, and whether it is within the limit, if there is one."""
+        """Report the lag of the group, and whether it is within the limit."""
 
     def record_joined(self) -> None:
-        """Show that this process has joined, to people and to the process that it succeeds."""
+        """Record that this process has joined."""
 
     def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
-        """Show what was assigned."""
+        """Record an assignment."""
 
     def record_left(self, reason: str) -> None:
-        """Show that this process has left."""
+        """Record that this process has left."""
 
     def keep_seat(self) -> None:
-        """Show other processes of this code location that the member lives."""
+        """Renew the lease of this process on its sensor."""
 
     def give_seat_up(self) -> None:
-        """Let another process of this code location begin at once."""
+        """Release the lease, so that another process can join at once."""
 
     def leave_wanted(self) -> LeaveRequested | None:
-        """Why the member has to make way, if somebody wants that."""
+        """Return the request to leave for another process, if there is one."""
 
 
 class MeterPort(Protocol):
-    """Where numbers of a member go. Waits for nobody, and raises nothing."""
+    """The meter of a member. Never waits or raises."""
 
     def add(self, occurrences: Iterable[Occurrence]) -> None:
-        """Count what happened."""
+        """Count member events."""
 
     def show(self, state: MemberState, clock: Callable[[], float]) -> None:
-        """Let gauges be read from a state, by anybody and at any time, until the next one.
-
-        Args:
-            state: How the member is.
-            clock: The clock of the state.
-        """
+        """Set the state, on `clock`, that the gauges are read from at any time."""
 
     def leave(self) -> None:
-        """End the gauges of a member that has left, and hand its last numbers on."""
+        """Remove the gauges of a member that has left, and pass its last numbers on."""
 
 
 class DeadLettersPort(Protocol):
-    """Where ranges whose attempts are exhausted are recorded. Waits for nobody."""
+    """The dead letters of a member. Never waits."""
 
     def is_under_way(self, range_: OffsetRange) -> bool:
-        """Whether the record of a range waits for its answer."""
+        """Whether the dead letter of a range is being sent."""
 
     def store(self, letter: StoreDeadLetter, error: str) -> None:
-        """Begin to record a range, with what its last run failed with."""
+        """Send a dead letter with the error of the last run."""
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        """Take what became of records; each is told once."""
+        """Take the results of dead letters."""

@@ -73,14 +73,14 @@ class _SteppedPump(MemberLoop):
 
     def begin(self) -> None:
         """What `run` does before its first turn."""
-        self.parts.consumer.subscribe(list(self.parts.topics))
-        self._show(self.parts.catalogue.record_joined)
+        self.dependencies.consumer.subscribe(list(self.dependencies.topics))
+        self._show(self.dependencies.catalogue.record_joined)
 
     def turn(self) -> None:
         """One turn."""
         self._turn()
         if self._mailbox.is_abandoned:
-            self._left = self._left or "another member has taken its place"
+            self._leave(self._left or "another member has taken its place")
 
     def _answer(self, command: commands.Command) -> events.Event | None:
         """Where nobody orders anything, that is no question: it would only take chances away."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from dagster_rebalance.cli.status import _table
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus
-from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen
+from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapshot
 
 PARTITION = TopicPartition("orders", 3)
 WHY = f"orders-3: the log lost records, run dagster-rebalance reset orders:3 {'--yes ' * 20}"
@@ -32,7 +32,7 @@ STOPPED = PartitionStatus(
 @pytest.mark.parametrize("width", [80, 120, 200, 300])
 def test_table_in_any_width_cuts_nothing_off(width: int) -> None:
     console = Console(width=width, file=io.StringIO())
-    seen = GroupSeen({}, {PARTITION: STOPPED}, [], [])
+    seen = GroupSnapshot({}, {PARTITION: STOPPED}, [], [])
     console.print(_table("shop", seen, Owners(()), [STOPPED], width=width))
     table = console.file.getvalue()  # type: ignore[attr-defined]
     for cell in ("orders-3 ", " 123456789 ", " 123999999 ", " 543210 "):

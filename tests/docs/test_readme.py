@@ -19,7 +19,7 @@ from dagster_rebalance import (
     build_kafka_batch_defs,
 )
 from dagster_rebalance.core.model.receipt import Outcome
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.docs.blocks import ROOT, block_with, blocks, run_block

@@ -90,7 +90,7 @@ def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
         fixed.recheck_s,
         members._SILENCE_S,
         members._ABANDONED_AFTER_S,
-        storage_worker._SAID_AFTER_S,
+        storage_worker._SILENCE_S,
         storage_worker._PATIENCE_S,
     )
     assert f"nothing new is claimed after {fixed.plan_patience_s:g} s without a tick" in said[1]

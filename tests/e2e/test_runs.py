@@ -11,8 +11,8 @@ import pytest
 
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.orchestration.operators.directives import Wanted, give
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.operators.requests import DirectiveRequest, issue_directive
+from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import BATCH_TAG
 from tests.e2e.stage import PATIENCE_S, Group
@@ -94,8 +94,8 @@ def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage
     group.turn_on("blue")
     group.wait("all runs to work", lambda group: len(group.working()) == 3)
     for action, number in ((Action.STOP, 0), (Action.PAUSE, 1)):
-        order = Wanted(action, (f"{group.name}:{number}",), "ada", "the table is moved")
-        give(stage.instance, group.name, order)
+        order = DirectiveRequest(action, (f"{group.name}:{number}",), "ada", "the table is moved")
+        issue_directive(stage.instance, group.name, order)
     group.wait("its run to be cancelled", lambda group: group.in_state(_STATUS.CANCELED))
     group.open()
     group.wait("the others to go on", lambda group: group.committed() == {0: 0, 1: 10, 2: 10})
@@ -105,7 +105,7 @@ def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage
     assert len(group.in_state(_STATUS.CANCELED)) == 1
     group.wait("a tick to say so", lambda group: "stopped by ada" in str(group.ticks("blue")))
     group.wait("the check to warn", lambda group: _check_state(stage, group.name) is False)
-    give(stage.instance, group.name, Wanted(Action.RESUME, ("*",), "ada"))
+    issue_directive(stage.instance, group.name, DirectiveRequest(Action.RESUME, ("*",), "ada"))
     group.wait("all records to be committed", lambda group: group.is_done(15))
     group.wait("the check to pass again", lambda group: _check_state(stage, group.name))
     group.check_exactly_once()

@@ -241,7 +241,7 @@ class Bench:
         def cancel(run_id: str, *, only_unstarted: bool = False) -> None:
             asked.append((run_id, only_unstarted))
 
-        vars(self.member_loop.parts.runs)["cancel"] = cancel
+        vars(self.member_loop.dependencies.runs)["cancel"] = cancel
         return asked
 
     def offset(self, number: int = 0) -> int:

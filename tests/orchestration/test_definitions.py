@@ -24,9 +24,12 @@ from dagster_rebalance.orchestration.definitions import (
     build_kafka_stream_defs,
 )
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.history_checks import DRAINED_CHECK, GAP_CHECK
-from dagster_rebalance.orchestration.reporting.lag_check import LAG_CHECK
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.checks import (
+    DRAINED_CHECK,
+    GAP_CHECK,
+    LAG_CHECK,
+    STOPPED_CHECK,
+)
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.pinned_resource import PinnedResource
 from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource

@@ -1,19 +1,21 @@
-"""What a member loop works with: the member, its engine, and ports to Dagster."""
+"""The dependencies of a member loop: the member, its engine, its log, and ports to Dagster."""
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.model.member_events import plain
 from dagster_rebalance.core.reporting.lag import NO_LIMIT
-from dagster_rebalance.orchestration.member.log import MemberLog
 from dagster_rebalance.orchestration.runs.canceller import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dagster_rebalance.core.engine.engine import Engine
+    from dagster_rebalance.core.model.member_events import Occurrence
     from dagster_rebalance.core.reporting.lag import LagLimit
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
     from dagster_rebalance.orchestration.ports import (
@@ -24,19 +26,41 @@ if TYPE_CHECKING:
         WorkPort,
     )
 
+# Users configure the level of this logger, so its name does not follow the module.
+_logger = logging.getLogger("dagster_rebalance.orchestration.member.log")
+
+
+class MemberLog:
+    """The log of one member: one record per member event, with its name and fields as attributes.
+
+    Args:
+        of_each: Attributes of every record: `group_id` and `member`, and `member_run_id` of a
+            streaming run.
+    """
+
+    def __init__(self, of_each: Mapping[str, str] | None = None) -> None:
+        self._of_each = dict(of_each or {})
+
+    def write(self, occurrence: Occurrence) -> None:
+        """Write one record, if its level is enabled."""
+        level = occurrence.level
+        if _logger.isEnabledFor(level):
+            fields = {name: plain(value) for name, value in occurrence.fields.items()}
+            extra = {"event_name": occurrence.what.value, **self._of_each, **fields}
+            _logger.log(level, "%s", occurrence.text, extra=extra)
+
 
 @dataclass(frozen=True)
 class MemberDependencies:
-    """What a member loop works with; made and owned by its thread.
+    """The dependencies of a member loop, made and owned by its thread.
 
     Attributes:
         clock_with_suspension: A clock that also counts while the machine is suspended; None if
             `clock` does.
         work: The worker of a streaming run; None for a member that requests runs.
-        lag_limit: How much lag of the group is too much.
-        wall_clock: The time in seconds since 1970, as the timestamps of records have it.
-        log: Gets what happens.
-        meter: Measures it; None where nobody does.
+        lag_limit: The limit of the check `lag_within`.
+        wall_clock: Seconds since 1970, comparable with the timestamps of records.
+        meter: Measures member events; None without OpenTelemetry.
     """
 
     consumer: RebalanceAwareConsumer

@@ -1,12 +1,9 @@
-"""The member loop: the one thread that owns a member.
+"""The member loop: the one thread that owns a member of the consumer group.
 
-It polls Kafka all the time, so that membership depends on no tick, run or callback.
-
-It is a user of `RebalanceAwareConsumer` like any other: it polls, tells the engine what happened,
-and delays each revoke that the engine holds. It decides nothing, and carries out the engine's
-commands. A command that failed is not answered; the engine gives it again. It never waits for
-Dagster's storage: what needs that is done by a `StorageWorker`, and the answers are events like any
-other.
+It polls Kafka continuously, so membership depends on no tick, run or callback. It uses
+`RebalanceAwareConsumer` as any user does: it polls, passes events to the engine, delays the revokes
+that the engine holds, and executes the engine's commands. A command that fails gets no answer, and
+the engine reissues it. Only the `StorageWorker` accesses Dagster's storage; its answers are events.
 """
 
 from __future__ import annotations
@@ -46,145 +43,162 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
     from dagster_rebalance.core.model.directives import Directive
-    from dagster_rebalance.core.model.events import LastRecorded
-    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
     from dagster_rebalance.orchestration.ports import WorkPort
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 _IDLE_POLL_S = 0.25
-"""How often the member loop turns while nothing is to be done. News of the group end the wait."""
+"""Poll timeout while no partition is busy. A group event ends the poll early."""
 _SUCCESSOR_POLL_S = 5.0
 _SUCCESSOR_POLL_LEAVING_S = 1.0
-"""A member that drains for a deploy keeps its successor waiting until it finds it."""
-_SEAT_S = 15.0
+"""A member that drains for a deploy keeps its successor waiting until it detects it."""
+_LEASE_RENEWAL_S = 15.0
 _STANDSTILL_S = 5.0
 _HEARTBEAT_S = 2.0
-"""A member that Kafka has evicted learns of it within this time."""
+"""A member that Kafka has evicted detects it within this time."""
 _MOST_WOKEN = 20
-"""So many answers can come within that time; errors must not make it poll without a pause."""
+"""Limit of polls after a standstill: errors must not make the loop poll without a pause."""
 _SLOW_S = 3.0
-"""A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
+"""A step that takes longer delays assignment events, and is noted."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
-"""How long a member that has left may take to show that."""
+"""How long a member that has left waits for the storage to record that."""
 LETTERS_PER_TURN = 20
-"""How many answers of letters are taken between two polls at most: with 1,000 partitions at work
-each takes the engine 10 ms."""
+"""Limit of dead-letter answers between two polls: with 1,000 busy partitions, the engine needs
+10 ms for each."""
 _ANSWERS_PER_TURN = 100
-"""How many answers of the storage are taken between two polls at most: it may answer as fast as
-they are taken."""
+"""Limit of storage answers between two polls: the storage may answer as fast as they are taken."""
 _COMMIT_PATIENCE_S = 10.0
-"""In the classic protocol no coordinator answers a member that waits for others in a rebalance, and
-one of those may hold a revoke."""
+"""In the classic protocol the coordinator answers no commit while another member delays a
+rebalance, for example by holding a revoke."""
 
 
 class MemberLoop:
-    """One member at work."""
+    """The loop of one member."""
 
-    def __init__(self, parts: MemberDependencies, mailbox: Mailbox) -> None:
-        self.parts = parts
+    def __init__(self, dependencies: MemberDependencies, mailbox: Mailbox) -> None:
+        self.dependencies = dependencies
+        self._consumer = dependencies.consumer
+        self._engine = dependencies.engine
+        self._catalogue = dependencies.catalogue
+        self._clock = dependencies.clock
         self._mailbox = mailbox
         self._left: str | None = None
         self.made_way = False
-        self._looked_for_successor_at = float("-inf")
-        self._seat_kept_at = float("-inf")
-        self._standstill_clock = parts.clock_with_suspension or parts.clock
+        self._successor_read_at = float("-inf")
+        self._lease_renewed_at = float("-inf")
+        self._standstill_clock = dependencies.clock_with_suspension or self._clock
         self._stood_at = self._standstill_clock()
-        self._turned_at = parts.clock()
+        self._turned_at = self._clock()
         self._summary: tuple[str, ...] = ()
         self._glance = ""
         self._has_settled = False
         self._summed_up_at = float("-inf")
-        self._ender = RunCanceller(
-            parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
+        self._canceller = RunCanceller(
+            dependencies.runs, self._note, self._dead_run_ended, dependencies.start, self._clock
         )
         self._answers_left = _ANSWERS_PER_TURN
-        self._storage = StorageWorker(self._note, parts.start, parts.clock, parts.consumer.wakeup)
+        self._storage = StorageWorker(
+            self._note, dependencies.start, self._clock, self._consumer.wakeup
+        )
+        self._recording: dict[OffsetRange, commands.RecordCommit] = {}
         self._bounds = BoundsReader(
-            parts.consumer, parts.clock, self._note, parts.engine.settings.start_from
+            self._consumer, self._clock, self._note, self._engine.settings.start_from
         )
         self._report = GroupReport(
-            parts, self._bounds, partial(self._show, slot="report"), self._note
+            dependencies, self._bounds, partial(self._show, slot="report"), self._note
         )
 
     def run(self) -> None:
-        """Be a member until the engine leaves the group.
+        """Run until the engine leaves the group.
 
         Raises:
-            BrokerError: Kafka refuses, and waiting would not help.
+            BrokerError: Kafka refuses a request, and a retry would not help.
             ConfigurationError: The settings cannot work.
         """
-        topics = tuple(self.parts.topics)
-        self._tell(
+        topics = tuple(self.dependencies.topics)
+        self._emit(
             Occurrence(
                 Occurred.MEMBER_JOINED, f"joining to read {', '.join(topics)}", {"topics": topics}
             )
         )
         try:
-            left = self._be_member()
+            reason = self._run_member()
         except Exception as error:
-            said = shown(f"{type(error).__name__}: {error}")
-            self._tell(Occurrence(Occurred.MEMBER_FAILED, f"failed: {said}", {"error": said}))
+            text = shown(f"{type(error).__name__}: {error}")
+            self._emit(Occurrence(Occurred.MEMBER_FAILED, f"failed: {text}", {"error": text}))
             raise
         else:
-            self._tell(Occurrence(Occurred.MEMBER_LEFT, f"left: {left}", {"reason": left}))
+            self._emit(Occurrence(Occurred.MEMBER_LEFT, f"left: {reason}", {"reason": reason}))
         finally:
-            if self.parts.meter is not None:
-                self.parts.meter.leave()
+            if self.dependencies.meter is not None:
+                self.dependencies.meter.leave()
 
-    def _be_member(self) -> str:
-        """Be a member; the reason for which it has left."""
-        parts = self.parts
-        wanted = Topics.of(parts.topics)
-        parts.consumer.subscribe(wanted.subscription)
-        # A topic that is missing keeps only itself from being read, unless there is no other one,
-        # and none can come.
-        there = self._report.topics(READ_LIMIT_S)
-        self._check(there or (() if wanted.patterns else wanted.names))
+    def _run_member(self) -> str:
+        """Return the reason why the member has left."""
+        work = self.dependencies.work
+        wanted = Topics.of(self.dependencies.topics)
+        self._consumer.subscribe(wanted.subscription)
+        # A missing topic is fatal only if no topic exists and no pattern could match a later one.
+        existing = self._report.topics(READ_LIMIT_S)
+        self._check_readable(existing or (() if wanted.patterns else wanted.names))
         self._check_dead_letter_topic()
-        self._show(parts.catalogue.record_joined)
+        self._show(self._catalogue.record_joined)
         while self._left is None:
             self._turn()
             if self._mailbox.is_abandoned:
-                self._left = (
+                self._leave(
                     "it had not answered for too long, and another member has taken its place"
                 )
-        parts.consumer.close()  # first, so that the others need not wait for the storage
-        if parts.work is not None:
-            self._tell_work(parts.work, frozenset())
-        self._show(partial(parts.catalogue.record_left, self._left))
+        self._consumer.close()  # first: the other members need not wait for the storage
+        if work is not None:
+            self._report_work(work, frozenset())
+        self._show(partial(self._catalogue.record_left, self._left))
         if not self.made_way and not self._mailbox.is_abandoned:
-            self._show(parts.catalogue.give_seat_up)
+            self._show(self._catalogue.give_seat_up)
         self._storage.finish(_FAREWELL_S)
         return self._left
 
-    def _check(self, topics: Collection[str]) -> None:
+    def _leave(self, reason: str) -> None:
+        self._left = reason
+        self._cancel_obsolete_records()
+
+    def _check_readable(self, topics: Collection[str]) -> None:
         """Check that Kafka lets the member read at least one of the topics."""
         try:
-            self.parts.consumer.cluster.check(topics)
+            self._consumer.cluster.check(topics)
         except BrokerError as error:
             others = [topic for topic in topics if topic not in error.topics]
             if not others or len(others) == len(topics):
                 raise
             self._note(str(error))
-            self._check(others)
+            self._check_readable(others)
 
-    def _see_to_work(self, work: WorkPort) -> None:
-        """Let the worker begin what is its turn, and others know what it has left to them."""
-        engine = self.parts.engine
+    def _check_dead_letter_topic(self) -> None:
+        topic = self._engine.settings.dead_letter_topic
+        if topic is not None and topic not in self._consumer.list_topics():
+            msg = (
+                f"dead_letter_topic '{topic}' does not exist, or the principal may not see it: "
+                "create it, and grant the principal the "
+                "ACLs WRITE and DESCRIBE on it"
+            )
+            raise ConfigurationError(msg)
+
+    def _drive_work(self, work: WorkPort) -> None:
+        """Let the worker of a streaming run begin its next batch, and report its claims."""
         work.watch()
-        begun = work.begin(engine.batch_requests, engine.claimed, engine.log_of)
+        begun = work.begin(self._engine.batch_requests, self._engine.claimed, self._engine.log_of)
         if begun is not None:
             self._feed(begun)
-        self._tell_work(work, frozenset(engine.partitions))
+        self._report_work(work, frozenset(self._engine.partitions))
 
-    def _tell_work(self, work: WorkPort, assigned: frozenset[TopicPartition]) -> None:
-        """Tell others what the worker has left to them, and on what it may still work.
+    def _report_work(self, work: WorkPort, assigned: frozenset[TopicPartition]) -> None:
+        """Report the claims that the worker has abandoned, and where it may still work.
 
-        Whoever has left may work on nothing but the batch that is still at work, although its run
-        goes on until its resources are torn down.
+        After the member has left, the worker may only finish its current batch, although its run
+        lives until the resources are torn down.
         """
         untold = work.untold
         if untold or work.says_all_but(assigned):
@@ -193,127 +207,108 @@ class MemberLoop:
                 Job(
                     what,
                     partial(work.say, assigned),
-                    lambda _: None,
                     slot="left",
                     subject=(what, dict(untold), assigned),
                     is_repeated=True,
                 )
             )
 
-    def _check_dead_letter_topic(self) -> None:
-        topic = self.parts.engine.settings.dead_letter_topic
-        if topic is not None and topic not in self.parts.consumer.list_topics():
-            msg = (
-                f"dead_letter_topic '{topic}' does not exist, or the principal may not see it: "
-                "create it, and grant the principal the "
-                "ACLs WRITE and DESCRIBE on it"
-            )
-            raise ConfigurationError(msg)
-
     def _turn(self) -> None:
-        parts = self.parts
+        letters, work = self.dependencies.dead_letters, self.dependencies.work
         self._answers_left = _ANSWERS_PER_TURN
-        arrived = self._poll(_POLL_S if parts.engine.partitions.busy else _IDLE_POLL_S)
+        polled = self._poll(_POLL_S if self._engine.partitions.busy else _IDLE_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
-            # This process was suspended, perhaps for longer than its session. What it finds done by
-            # its successor is not its own to record. A poll releases what was not delayed since the
+            # The process was suspended, perhaps for longer than its session. Commits of a successor
+            # must not be recorded here. A poll releases partitions that were not delayed since the
             # last one.
-            parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
-            arrived += self._told_within(_HEARTBEAT_S)
-        for event in arrived:
-            # One by one: a partition that is assigned and requested back in one poll drains.
+            self._consumer.delay_revoke(self._consumer.get_to_be_revoked_partitions())
+            polled += self._poll_until_event(_HEARTBEAT_S)
+        for event in polled:
+            # One by one: a partition that is assigned and revoked in one poll must drain.
             self._feed(event)
             if isinstance(event, events.PartitionsAssigned):
                 self._show(
                     partial(
-                        parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id
+                        self._catalogue.record_assigned, event.partitions, self._consumer.member_id
                     )
                 )
                 self._report.add_news()
-        told = self._mailbox.take_events()
-        letters = (
-            islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ()
+        mail = self._mailbox.take_events()
+        arrived = (
+            *(work.ended() if work is not None else ()),
+            *(islice(letters.answers(), LETTERS_PER_TURN) if letters else ()),
+            *mail,
+            *(answer for answer in self._storage_answers() if answer is not None),
         )
-        answers = (
-            *(parts.work.ended() if parts.work is not None else ()),
-            *letters,
-            *told,
-            *(answer for answer in self._from_storage() if answer is not None),
-        )
-        if answers:
-            self._feed(*answers)
-        self._look_for_successor()
-        self._keep_seat()
+        if arrived:
+            self._feed(*arrived)
+        self._check_for_successor()
+        self._renew_lease()
         self._feed(events.TimePassed())
-        if parts.work is not None:
-            self._see_to_work(parts.work)
-        self._carry_out("looking up what is stopped in the group", self._report.step)
+        if work is not None:
+            self._drive_work(work)
+        self._execute("looking up what is stopped in the group", self._report.step)
         self._storage.look_after()
-        parts.consumer.delay_revoke(parts.engine.held)
-        self._turned_at, self._stood_at = parts.clock(), self._standstill_clock()
-        self._tell_ticks(has_tick=any(isinstance(event, events.TickArrived) for event in told))
+        self._consumer.delay_revoke(self._engine.held)
+        self._turned_at, self._stood_at = self._clock(), self._standstill_clock()
+        self._post_mail(has_tick=any(isinstance(event, events.TickArrived) for event in mail))
 
-    def _tell_ticks(self, *, has_tick: bool) -> None:
-        """Leave for the next tick what it offers and says."""
-        parts = self.parts
-        has_just_settled = not self._has_settled and parts.engine.has_settled
+    def _post_mail(self, *, has_tick: bool) -> None:
+        """Post run requests and a summary for the next tick."""
+        has_just_settled = not self._has_settled and self._engine.has_settled
         self._has_settled |= has_just_settled
         if has_tick or has_just_settled or self._turned_at - self._summed_up_at >= _SUMMARY_S:
-            self._summary = summary(parts.engine, self._turned_at)
-            self._glance, self._summed_up_at = headline(parts.engine), self._turned_at
+            self._summary = summary(self._engine, self._turned_at)
+            self._glance, self._summed_up_at = headline(self._engine), self._turned_at
             self._show_gauges()
         silence = self._storage.silence
-        said = (*self._summary, *self._report.sentences, *([silence] if silence else []))
-        self._mailbox.post(Mail(parts.engine.batch_requests, said, self._glance))
+        texts = (*self._summary, *self._report.sentences, *([silence] if silence else []))
+        self._mailbox.post(Mail(self._engine.batch_requests, texts, self._glance))
         if has_just_settled:
             self._mailbox.settle()
 
     def _poll(self, timeout_s: float) -> tuple[events.AssignmentEvent, ...]:
-        """Poll Kafka; return what happened to the assignment.
-
-        What a failed poll has found is told by the next one.
-        """
+        """Poll Kafka for assignment events. Events of a failed poll come with the next one."""
         try:
             with self._timed("polling Kafka"):
-                return self.parts.consumer.poll_with_rebalance(timeout_s).events
+                return self._consumer.poll_with_rebalance(timeout_s).events
         except BrokerError as error:
             self._raise_unless_retriable(error)
             return ()
 
-    def _told_within(self, wait_s: float) -> tuple[events.AssignmentEvent, ...]:
-        """Wait for what Kafka tells within a time, also when the member is woken meanwhile."""
-        until = self.parts.clock() + wait_s
+    def _poll_until_event(self, wait_s: float) -> tuple[events.AssignmentEvent, ...]:
+        """Poll until an assignment event or the end of the wait, although wake-ups end polls."""
+        until = self._clock() + wait_s
         for _ in range(_MOST_WOKEN):
-            arrived = self._poll(max(until - self.parts.clock(), 0.0))
-            if arrived or self.parts.clock() >= until:
-                return arrived
+            polled = self._poll(max(until - self._clock(), 0.0))
+            if polled or self._clock() >= until:
+                return polled
         return ()
 
     def _feed(self, *arrived: events.Event) -> None:
-        """Pass events that arrived together to the engine, and carry out its commands.
+        """Pass events that arrived together to the engine, and execute its commands.
 
         The answers to these commands are the next events.
         """
         while arrived:
-            decided, told = record_events(self.parts.engine, arrived, self.parts.clock())
-            self._tell(*told)
+            due, occurrences = record_events(self._engine, arrived, self._clock())
+            self._cancel_obsolete_records()
+            self._emit(*occurrences)
             answers: list[events.Event | None] = []
-            for command in decided:
+            for command in due:
                 if self._mailbox.is_abandoned:
                     return
-                answers.append(self._carry_out(command.doing, partial(self._answer, command)))
-                answers += self._from_storage()
+                answers.append(self._execute(command.doing, partial(self._answer, command)))
+                answers += self._storage_answers()
             arrived = tuple(answer for answer in answers if answer is not None)
 
-    def _from_storage(self) -> Iterator[events.Event | None]:
+    def _storage_answers(self) -> Iterator[events.Event | None]:
         answers = self._storage.answers()
         while self._answers_left and (answer := next(answers, None)) is not None:
             self._answers_left -= 1
-            yield self._carry_out("taking in what Dagster's storage answered", answer)
+            yield self._execute("taking in what Dagster's storage answered", answer)
 
-    def _carry_out(
-        self, what: str, action: Callable[[], events.Event | None]
-    ) -> events.Event | None:
+    def _execute(self, what: str, action: Callable[[], events.Event | None]) -> events.Event | None:
         try:
             with self._timed(what):
                 return action()
@@ -327,30 +322,30 @@ class MemberLoop:
         return None
 
     def _answer(self, command: commands.Command) -> events.Event | None:  # noqa: C901, PLR0912 - one case for each command
-        parts = self.parts
+        runs, work = self.dependencies.runs, self.dependencies.work
         match command:
             case commands.ReadStoredOffsets(epochs):
                 self._ask(
                     command,
-                    partial(self._last_recorded, epochs, frozenset(parts.engine.partitions)),
-                    partial(self._stored, epochs),
+                    partial(self._read_recorded, epochs, frozenset(self._engine.partitions)),
+                    partial(self._read_stored, epochs),
                     slot="offsets",
                 )
             case commands.ReadDirectives(epoch):
                 self._ask(
                     command,
-                    parts.catalogue.orders,
-                    partial(self._ordered, epoch),
+                    self._catalogue.orders,
+                    partial(self._directives_read, epoch),
                     slot="orders",
                 )
             case commands.ReadRuns(batch_ids, live_too, look, claims, own):
-                if parts.work is not None and own == batch_ids and not live_too:
-                    known = parts.work.known(batch_ids, claims)
+                if work is not None and own == batch_ids and not live_too:
+                    known = work.known(batch_ids, claims)
                     return events.RunsRead(batch_ids, known, look=look, is_own=True)
                 self._ask(
                     command,
-                    partial(parts.runs.read, batch_ids, live_too=live_too, claims=claims),
-                    lambda runs: events.RunsRead(batch_ids, runs, live_too, look),
+                    partial(runs.read, batch_ids, live_too=live_too, claims=claims),
+                    lambda found: events.RunsRead(batch_ids, found, live_too, look),
                     slot="runs",
                 )
             case commands.ReadBounds(partitions):
@@ -360,73 +355,76 @@ class MemberLoop:
             case commands.WriteOffsets(writes):
                 return self._written(writes)
             case commands.RecordCommit(range=range_):
-                self._ask(
-                    command,
-                    partial(self._record, command),
-                    lambda is_recorded: self._recorded(command) if is_recorded else None,
-                    slot=("record", range_),
-                )
+                if self._left is None:
+                    self._recording[range_] = command
+                    self._ask(
+                        command,
+                        partial(self._catalogue.record_commit, command),
+                        lambda _: self._recorded(command),
+                        slot=_record_slot(range_),
+                    )
             case commands.StoreDeadLetter():
-                self._ask_why(command)
+                self._read_failure(command)
             case commands.CancelRuns(run_ids, _, only_unstarted, is_again):
                 if not is_again:
                     self._mailbox.note(str(command))
-                if parts.work is not None and command.is_ordered and not only_unstarted:
-                    parts.work.stop(run_ids)
-                self._ender.cancel(run_ids, only_unstarted=only_unstarted)
+                if work is not None and command.is_ordered and not only_unstarted:
+                    work.stop(run_ids)
+                self._canceller.cancel(run_ids, only_unstarted=only_unstarted)
             case commands.EndDeadRuns(signs):
                 self._mailbox.note(str(command))
-                self._ender.end_dead(signs)
+                self._canceller.end_dead(signs)
             case commands.LeaveClaims(claims):
-                if parts.work is not None:
-                    parts.work.leave(claims)
+                if work is not None:
+                    work.leave(claims)
             case commands.ShowHold():
-                self._show(partial(parts.catalogue.record_hold, command))
+                self._show(partial(self._catalogue.record_hold, command))
             case commands.RecordReceipt(receipt):
                 self._mailbox.note(str(receipt))
-                self._show(partial(parts.catalogue.record_receipt, receipt))
+                self._show(partial(self._catalogue.record_receipt, receipt))
             case commands.ShowStop():
                 self._mailbox.note(str(command))
                 self._report.add_news(is_stop=True)
             case commands.Note(text):
                 self._mailbox.note(text)
             case commands.LeaveGroup(reason):
-                self._left = reason
+                self._leave(reason)
         return None
 
-    def _ordered(self, epoch: int, orders: tuple[Directive, ...]) -> events.Event:
-        if orders != self.parts.engine.orders:
+    def _directives_read(self, epoch: int, directives: tuple[Directive, ...]) -> events.Event:
+        if directives != self._engine.orders:
             self._report.add_news()
-        return events.DirectivesRead(orders, epoch)
+        return events.DirectivesRead(directives, epoch)
 
-    def _last_recorded(
+    def _read_recorded(
         self, partitions: Collection[TopicPartition], assigned: Collection[TopicPartition]
-    ) -> Mapping[TopicPartition, LastRecorded]:
-        if self.parts.work is not None:
-            self.parts.work.say(assigned)
-        self.parts.catalogue.add_partitions(partitions)
-        return self.parts.catalogue.last_recorded(partitions)
+    ) -> Mapping[TopicPartition, events.LastRecorded]:
+        """Read the last recorded commits (storage thread)."""
+        if self.dependencies.work is not None:
+            self.dependencies.work.say(assigned)
+        self._catalogue.add_partitions(partitions)
+        return self._catalogue.last_recorded(partitions)
 
-    def _stored(
-        self, epochs: Mapping[TopicPartition, int], recorded: Mapping[TopicPartition, LastRecorded]
+    def _read_stored(
+        self,
+        epochs: Mapping[TopicPartition, int],
+        recorded: Mapping[TopicPartition, events.LastRecorded],
     ) -> events.Event:
-        """Ask Kafka what it stores of partitions.
+        """Read the committed offsets of the partitions that are still owned from Kafka.
 
-        It is asked last, and of what is still owned: the storage may have taken its time.
+        Kafka comes last, because the storage may have taken long.
         """
-        parts = self.parts
-        owned = parts.engine.partitions
+        owned = self._engine.partitions
         found = self._bounds.find(
             [p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch], recorded
         )
-        return events.StoredOffsetsRead(
-            {partition: epochs[partition] for partition in found}, found
-        )
+        read = {partition: epochs[partition] for partition in found}
+        return events.StoredOffsetsRead(read, found)
 
     def _written(self, writes: tuple[commands.OffsetWrite, ...]) -> events.Event:
-        """Write offsets, after a look at what is stored: leave alone what nobody expects."""
+        """Write offsets, unless the stored offset is neither the expected nor the new one."""
         stored, unread = committed(
-            self.parts.consumer, [write.partition for write in writes], PATIENCE_S
+            self._consumer, [write.partition for write in writes], PATIENCE_S
         )
         done, due, changed = commands.compared(
             [write for write in writes if write.partition in stored], stored
@@ -436,7 +434,7 @@ class MemberLoop:
             (write, unread[write.partition]) for write in writes if write.partition in unread
         ]
         if due:
-            result = self.parts.consumer.commit_offsets(
+            result = self._consumer.commit_offsets(
                 {write.partition: write.new for write in due}, _COMMIT_PATIENCE_S
             )
             done += [write for write in due if write.partition in result.committed]
@@ -444,7 +442,7 @@ class MemberLoop:
                 error = result.failed.get(write.partition)
                 if error is None:
                     continue
-                # A loss is told by the assignment, but for that of a topic.
+                # An assignment event reports a lost partition, but not a lost topic.
                 is_lost = isinstance(error, PartitionLostError) and not error.topics
                 if error.retriable or is_lost:
                     failed.append((write, events.WriteFailure.RETRIABLE))
@@ -453,16 +451,17 @@ class MemberLoop:
                     refused.append((write, str(error)))
         return events.OffsetsWritten(tuple(done), tuple(failed), tuple(refused))
 
-    def _record(self, commit: commands.RecordCommit) -> bool:
-        """Record a commit, unless the next owner of its partition does, which would show it twice.
+    def _cancel_obsolete_records(self) -> None:
+        """Cancel queued records of commits that the next owner of their partition records.
 
-        The thread of the storage calls this, perhaps long after the member asked for it.
+        Otherwise Dagster would show them twice: the storage may begin a record long after the
+        engine asked for it.
         """
-        owned = self.parts.engine.partitions.get(commit.range.topic_partition)
-        if self._left is not None or owned is None or owned.unrecorded != commit:
-            return False
-        self.parts.catalogue.record_commit(commit)
-        return True
+        for range_, commit in list(self._recording.items()):
+            owned = self._engine.partitions.get(range_.topic_partition)
+            if self._left is not None or owned is None or owned.unrecorded != commit:
+                self._storage.cancel(_record_slot(range_))
+                del self._recording[range_]
 
     def _recorded(self, commit: commands.RecordCommit) -> events.Event:
         if commit.is_dead_letter:
@@ -470,45 +469,43 @@ class MemberLoop:
                 f"{commit.range} is committed although no run succeeded: the dead-letter topic has "
                 "it"
             )
-            self._report.add_news()  # another member may have shown it as stopped meanwhile
+            self._report.add_news()  # another member may show it as stopped
         return events.CommitRecorded(commit)
 
-    def _ask_why(self, letter: commands.StoreDeadLetter) -> None:
-        letters = self.parts.dead_letters
+    def _read_failure(self, letter: commands.StoreDeadLetter) -> None:
+        letters = self.dependencies.dead_letters
         if letters is None or not letters.is_under_way(letter.range):
-            why = partial(self.parts.runs.why_failed, letter.run_ids[-1], letter.batch_id)
-            self._ask(letter, why, partial(self._store, letter), slot=("letter", letter.range))
+            read = partial(self.dependencies.runs.why_failed, letter.run_ids[-1], letter.batch_id)
+            self._ask(letter, read, partial(self._store, letter), slot=("letter", letter.range))
 
     def _store(self, letter: commands.StoreDeadLetter, error: str) -> None:
-        if self.parts.dead_letters is None:
+        letters = self.dependencies.dead_letters
+        if letters is None:
             msg = (
                 f"{letter.range} cannot be stored: the member was made without a producer of dead "
                 "letters"
             )
             raise IllegalStateError(msg)
-        if is_wanted(self.parts.engine.partitions.get(letter.range.topic_partition), letter):
-            self.parts.dead_letters.store(letter, error)
+        if is_wanted(self._engine.partitions.get(letter.range.topic_partition), letter):
+            letters.store(letter, error)
 
-    def _look_for_successor(self) -> None:
-        now = self.parts.clock()
-        wait_s = (
-            _SUCCESSOR_POLL_S if self.parts.engine.leaving is None else _SUCCESSOR_POLL_LEAVING_S
-        )
-        if now - self._looked_for_successor_at < wait_s:
-            return
-        self._looked_for_successor_at = now
-        self._show(self.parts.catalogue.leave_wanted, self._asked_to_leave, slot="successor")
+    def _check_for_successor(self) -> None:
+        now = self._clock()
+        is_leaving = self._engine.leaving is not None
+        wait_s = _SUCCESSOR_POLL_LEAVING_S if is_leaving else _SUCCESSOR_POLL_S
+        if now - self._successor_read_at >= wait_s:
+            self._successor_read_at = now
+            self._show(self._catalogue.leave_wanted, self._leave_requested, slot="successor")
 
-    def _asked_to_leave(self, wanted: events.LeaveRequested | None) -> events.Event | None:
-        self.made_way = self.made_way or (wanted is not None and wanted.has_successor)
-        return wanted
+    def _leave_requested(self, request: events.LeaveRequested | None) -> events.Event | None:
+        self.made_way = self.made_way or (request is not None and request.has_successor)
+        return request
 
-    def _keep_seat(self) -> None:
-        """Show other processes of this code location that the member lives."""
-        now = self.parts.clock()
-        if not self.made_way and now - self._seat_kept_at >= _SEAT_S:
-            self._seat_kept_at = now
-            self._show(self.parts.catalogue.keep_seat, slot="seat")
+    def _renew_lease(self) -> None:
+        now = self._clock()
+        if not self.made_way and now - self._lease_renewed_at >= _LEASE_RENEWAL_S:
+            self._lease_renewed_at = now
+            self._show(self._catalogue.keep_seat, slot="seat")
 
     def _ask(
         self,
@@ -518,10 +515,7 @@ class MemberLoop:
         *,
         slot: Hashable,
     ) -> None:
-        """Have the storage answer a command.
-
-        It may take its time: the engine gives the command again, and once is enough.
-        """
+        """Let the storage answer a command. A reissued command does not queue up twice."""
         self._storage.ask(
             Job(command.doing, work, then, slot=slot, subject=command, is_repeated=True)
         )
@@ -533,20 +527,20 @@ class MemberLoop:
         *,
         slot: Hashable | None = None,
     ) -> None:
-        """Do something with the catalogue that the member's work does not depend on."""
+        """Let the catalogue do something that the partitions do not wait for."""
         what = "showing the state of the group in Dagster"
         self._storage.ask(Job(what, work, then, slot=slot, can_wait=True))
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
-        """Say what has kept this thread for long."""
-        began_at = self.parts.clock()
+        """Note a step that blocks this thread for long."""
+        began_at = self._clock()
         before, self._mailbox.doing = self._mailbox.doing, what
         try:
             yield
         finally:
             self._mailbox.doing = before
-            took_s = self.parts.clock() - began_at
+            took_s = self._clock() - began_at
             if took_s > _SLOW_S:
                 self._note(f"{what} took {took_s:.1f} s")
 
@@ -560,18 +554,21 @@ class MemberLoop:
 
     def _note(self, text: str) -> None:
         self._mailbox.note(text)
-        self._tell(Occurrence(Occurred.NOTED, text))
+        self._emit(Occurrence(Occurred.NOTED, text))
 
-    def _tell(self, *occurrences: Occurrence) -> None:
-        """Log what happened, and count it."""
+    def _emit(self, *occurrences: Occurrence) -> None:
+        """Log and count member events."""
         for occurrence in occurrences:
-            self.parts.log.write(occurrence)
-        if self.parts.meter is not None:
-            self.parts.meter.add(occurrences)
+            self.dependencies.log.write(occurrence)
+        if self.dependencies.meter is not None:
+            self.dependencies.meter.add(occurrences)
 
     def _show_gauges(self) -> None:
-        engine = self.parts.engine
-        if self.parts.meter is not None:
-            owned = tuple(engine.partitions.values())
-            state = MemberState(owned, engine.holds, self._turned_at)
-            self.parts.meter.show(state, self.parts.clock)
+        if self.dependencies.meter is not None:
+            owned = tuple(self._engine.partitions.values())
+            state = MemberState(owned, self._engine.holds, self._turned_at)
+            self.dependencies.meter.show(state, self._clock)
+
+
+def _record_slot(range_: OffsetRange) -> Hashable:
+    return "record", range_

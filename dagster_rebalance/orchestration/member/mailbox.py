@@ -1,7 +1,7 @@
-"""The mailbox between the ticks of a sensor and the thread of a member.
+"""The mailbox: all that the ticks of a sensor share with the thread of a member.
 
-All that the two share. A tick puts in that it came, and takes what is there. The tick that has made
-the member waits a moment for it; no other tick does, and the member waits for none.
+A tick puts an event in and takes the current mail. Only the tick that has made the member waits for
+its first mail, for a moment; the member waits for no tick.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTES_KEPT = 500
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """What a tick finds: the runs to start, and what to tell people, also in few words."""
+    """The runs that a tick has to request, and a long and a short summary of the member."""
 
     batch_requests: tuple[BatchRequest, ...] = ()
     summary: tuple[str, ...] = ("the member is starting",)
@@ -34,13 +34,10 @@ class Mail:
 class Mailbox:
     """Safe for several threads.
 
-    Args:
-        clock: A monotonic clock.
-
     Attributes:
-        doing: What the member does at the moment, as the end of a sentence.
-        is_abandoned: Whether another member has taken its place, so that it must do nothing any
-            more.
+        mail: The current mail of the member.
+        doing: The current step of the member, as the end of a sentence.
+        is_abandoned: Whether another member has replaced this one, which must stop working.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,54 +45,46 @@ class Mailbox:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
         self._posted_at = clock()
-        self._mail = Mail()
         self._has_settled = threading.Event()
+        self.mail = Mail()
         self.doing = "starting"
         self.is_abandoned = False
 
     @property
-    def mail(self) -> Mail:
-        """What the member has to say."""
-        return self._mail
-
-    @property
     def silent_s(self) -> float:
-        """For how long the member has said nothing.
-
-        It does so many times a second while all is well.
-        """
+        """Seconds since the member has posted mail, which it does many times a second."""
         return self._clock() - self._posted_at
 
     def post(self, mail: Mail) -> None:
-        """Replace what the member has to say."""
-        self._mail = mail
+        """Replace the mail."""
+        self.mail = mail
         self._posted_at = self._clock()
 
     def settle(self) -> None:
-        """Let nobody wait for the first mail any more: it is there, or never comes."""
+        """End the wait for the first mail: it is there, or never comes."""
         self._has_settled.set()
 
     def wait_for_first(self, limit_s: float) -> None:
-        """Wait until the member has said what it takes on first, or for `limit_s` seconds."""
+        """Wait for the first mail, for `limit_s` seconds at most."""
         self._has_settled.wait(limit_s)
 
     def tell(self, event: Event) -> None:
-        """Put something into the member's inbox."""
+        """Send an event to the member."""
         self._events.put(event)
 
     def take_events(self) -> list[Event]:
-        """What was put in, oldest first."""
+        """Take the events, oldest first."""
         events = []
         while not self._events.empty():
             events.append(self._events.get())
         return events
 
     def note(self, text: str) -> None:
-        """Leave a sentence for the next tick's log."""
+        """Leave a sentence for the log of the next tick."""
         self._notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
     def take_notes(self) -> list[str]:
-        """What happened since notes were last taken, oldest first."""
+        """Take the notes, oldest first."""
         notes = []
         while self._notes:
             notes.append(self._notes.popleft())

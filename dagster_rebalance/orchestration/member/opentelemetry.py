@@ -1,12 +1,10 @@
-"""The meter: hands what `core.reporting.metrics` measures to OpenTelemetry.
+"""The meter: passes the measurements of `core.reporting.metrics` to OpenTelemetry.
 
-Nothing of it may harm a member. OpenTelemetry, and the exporter that somebody has configured, are
-foreign code, which may raise and may hang: so a thread of its own imports and calls it. A member
-leaves numbers in a queue that has an end, and never waits for it but for a moment when it leaves.
-Gauges are read from a state that members leave here, by whoever exports.
+OpenTelemetry and its exporter are foreign code that may raise and hang, so another thread imports
+and calls them. A member puts numbers into a bounded queue, and waits only for a moment when it
+leaves. Exporters read the gauges from the state that members store here.
 
-Without opentelemetry-api there is no meter, and nothing of it is imported. Without an SDK, the API
-itself does nothing with what it is given.
+Without opentelemetry-api there is no meter; without an SDK, the API ignores the numbers.
 """
 
 from __future__ import annotations
@@ -43,16 +41,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
-"""How many occurrences may wait for an exporter that hangs. What comes then is dropped."""
+"""Limit of the queue for an exporter that hangs. Further numbers are dropped."""
 _FAREWELL_S = 1.0
-"""How long a member that has left may wait for its last numbers to be taken."""
-_TELL_AGAIN_S = 300.0
-"""How often people are told that numbers are lost."""
+"""How long a member that has left waits for its last numbers."""
+_WARN_AGAIN_S = 300.0
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """What the gauges of one member are read from."""
+    """The state that the gauges of one member are read from."""
 
     attributes: Mapping[str, str]
     state: MemberState
@@ -61,10 +58,10 @@ class _Shown:
 
 
 class Meters:
-    """The meters of all members of a process.
+    """The meters of the members of a process.
 
     Args:
-        provider: What makes instruments; None for the one that the process is configured with.
+        provider: Makes the instruments; None for the provider of the process.
     """
 
     def __init__(self, provider: MeterProvider | None = None) -> None:
@@ -73,37 +70,34 @@ class Meters:
         self._shown: dict[str, _Shown] = {}
         self._instruments: dict[Metric, Any] = {}
         self._lost = 0
-        self._told_at = float("-inf")
+        self._warned_at = float("-inf")
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def of(self, group_id: str, member: str, *, most_partitions: int) -> MemberMeter:
-        """The meter of one member.
+        """Return the meter of one member.
 
         Args:
-            group_id: Its group.
-            member: What it is called: no id of a run, or each would be a new series.
-            most_partitions: With more partitions than this, there is no lag of each.
+            group_id: The consumer group.
+            member: The name of the member, without the id of a run: each would be a new series.
+            most_partitions: With more partitions, the lag of single partitions is not measured.
         """
         attributes = {SYSTEM: "kafka", GROUP: group_id, MEMBER: member}
         return MemberMeter(self, attributes, most_partitions)
 
     def add(self, occurrences: Iterable[Occurrence], attributes: Mapping[str, str]) -> None:
-        """Take what happened to a member. Waits for nobody, and raises nothing."""
+        """Count member events. Never waits or raises."""
         found = tuple(one for occurrence in occurrences for one in measurements(occurrence))
         if found:
             self._put((found, attributes))
 
     def show(self, shown: _Shown) -> None:
-        """Take what the gauges of a member are read from.
-
-        One that was abandoned, because it hangs, has the name of the one in its place.
-        """
+        """Store the state of a member. It replaces the state of an abandoned member of its name."""
         self._shown[_name(shown.attributes)] = shown
         self._run()
 
     def forget(self, attributes: Mapping[str, str]) -> None:
-        """End the gauges of a member that has left, and hand its last numbers on."""
+        """Remove the gauges of a member that has left, and pass its last numbers on."""
         self._shown.pop(_name(attributes), None)
         taken = threading.Event()
         if self._thread is not None and self._put(taken):
@@ -141,25 +135,25 @@ class Meters:
             if isinstance(item, threading.Event):
                 item.set()
             else:
-                self._hand_on(*item)
+                self._record(*item)
 
-    def _hand_on(self, numbers: Iterable[Measurement], attributes: Mapping[str, str]) -> None:
+    def _record(self, numbers: Iterable[Measurement], attributes: Mapping[str, str]) -> None:
         for metric, value, more in numbers:
             instrument = self._instruments.get(metric)
             if instrument is None:
                 continue
             try:
                 is_counter = metric.value.form is Form.COUNTER
-                give = instrument.add if is_counter else instrument.record
-                give(value, {**attributes, **more})
+                record = instrument.add if is_counter else instrument.record
+                record(value, {**attributes, **more})
             except Exception as problem:  # noqa: BLE001 - of any exporter
                 self._lose(f"{type(problem).__name__}: {problem}")
 
     def _lose(self, why: str) -> None:
         self._lost += 1
         now = time.monotonic()
-        if now - self._told_at >= _TELL_AGAIN_S:
-            self._told_at = now
+        if now - self._warned_at >= _WARN_AGAIN_S:
+            self._warned_at = now
             logger.warning("metrics are lost (%d by now): %s", self._lost, why)
 
     def _make_instruments(self) -> None:
@@ -168,9 +162,9 @@ class Meters:
         provider = self._provider or metrics.get_meter_provider()
         meter = provider.get_meter("dagster_rebalance", version("dagster-rebalance"))
         for metric in Metric:
-            self._instruments[metric] = self._made(meter, metric)
+            self._instruments[metric] = self._instrument(meter, metric)
 
-    def _made(self, meter: Meter, metric: Metric) -> object:
+    def _instrument(self, meter: Meter, metric: Metric) -> object:
         kind = metric.value
         if kind.form is Form.COUNTER:
             return meter.create_counter(kind.name, kind.unit, kind.description)
@@ -186,7 +180,7 @@ class Meters:
         )
 
     def _reader(self, metric: Metric) -> Callable[[CallbackOptions], list[Observation]]:
-        from opentelemetry.metrics import Observation  # noqa: PLC0415 - likewise
+        from opentelemetry.metrics import Observation  # noqa: PLC0415 - as above
 
         def read(_options: CallbackOptions) -> list[Observation]:
             return [
@@ -208,10 +202,7 @@ def _name(attributes: Mapping[str, str]) -> str:
 
 
 class MemberMeter:
-    """The meter of one member.
-
-    Its methods raise nothing, and wait for nobody but for a moment when it leaves.
-    """
+    """The meter of one member, as `MeterPort` describes it."""
 
     def __init__(self, meters: Meters, attributes: Mapping[str, str], most_partitions: int) -> None:
         self._meters = meters
@@ -219,31 +210,31 @@ class MemberMeter:
         self._most_partitions = most_partitions
 
     def add(self, occurrences: Iterable[Occurrence]) -> None:
-        """Count what happened."""
+        """Count member events."""
         self._meters.add(occurrences, self._attributes)
 
     def show(self, state: MemberState, clock: Callable[[], float]) -> None:
-        """Let gauges be read from a state, until the next one."""
+        """Set the state that the gauges are read from."""
         self._meters.show(_Shown(self._attributes, state, self._most_partitions, clock))
 
     def leave(self) -> None:
-        """End the gauges, and hand the last numbers on."""
+        """Remove the gauges, and pass the last numbers on."""
         self._meters.forget(self._attributes)
 
 
 METERS = Meters()
-"""Those of this process."""
+"""The meters of this process."""
 
 
 def meter_of(group_id: str, member: str, *, most_partitions: int) -> MemberMeter | None:
-    """The meter of a member of this process; None where OpenTelemetry's API is not installed."""
+    """Return the meter of a member of this process; None without OpenTelemetry's API."""
     if not is_installed():
         return None
     return METERS.of(group_id, member, most_partitions=most_partitions)
 
 
 def is_installed() -> bool:
-    """Whether OpenTelemetry's API is there. It is not imported."""
+    """Whether OpenTelemetry's API is installed. It is not imported."""
     try:
         return importlib.util.find_spec("opentelemetry.metrics") is not None
     except ModuleNotFoundError:

@@ -1,10 +1,9 @@
-"""What needs Dagster's storage, in a thread of its own while the member polls on.
+"""The storage worker: accesses Dagster's storage in another thread, so the member keeps polling.
 
-Owns that storage which hangs costs no membership. Its clients have no time-out: a connection that a
-firewall has dropped, or a database that is frozen, keeps its caller for minutes or hours. Jobs are
-done one at a time and in order, but what the member's work depends on comes before what it does
-not. One that hangs is overtaken after a while by a new thread with a new connection; its answer,
-should it ever come, is thrown away, and whoever needs it asks again.
+The clients of the storage have no timeout: a dropped connection or a frozen database blocks its
+caller for minutes or hours. Jobs run one at a time and in order, but jobs that partitions wait for
+come first. A job that hangs is overtaken by a new thread with a new connection; its late answer is
+dropped, and the engine asks again.
 """
 
 from __future__ import annotations
@@ -26,28 +25,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _PATIENCE_S = 60.0
 _LONGEST_PATIENCE_S = 960.0
-"""It doubles with each thread that hangs, so that a database that stays away for a day holds a
-dozen threads and not a thousand."""
+"""The patience doubles with each thread that hangs: a database that is away for a day holds a dozen
+threads, not a thousand."""
 _SLOW_S = 3.0
-_SAID_AFTER_S = 10.0
+_SILENCE_S = 10.0
 _MOST_PASSED_OVER = 8
-"""How many jobs overtake one that can wait: storage that is slow may never be without others."""
+"""How many jobs overtake one that can wait: slow storage may never run out of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Something to be done with Dagster's storage.
+    """An access to Dagster's storage.
 
     Attributes:
-        what: What it is, for people, as the beginning of a sentence.
-        work: Does it, in the thread of the storage.
-        then: Makes an event of what `work` returned, in the thread of the member.
-        slot: Of the jobs with the same slot only the newest waits; None for a job that nothing
-            replaces.
-        subject: While a job with an equal subject is being done, this one is not wanted; None for a
-            job that is always wanted.
-        is_repeated: Whether the member asks again if it fails.
-        can_wait: Whether the work of the member does not depend on it.
+        what: The job in words, as the beginning of a sentence.
+        work: Runs in the storage thread.
+        then: Makes an event of the result of `work`, in the thread of the member.
+        slot: Of the waiting jobs with the same slot only the newest is kept; None keeps all.
+        subject: While a job with an equal subject runs, this job is dropped; None never drops it.
+        is_repeated: Whether the engine asks again if the job fails.
+        can_wait: Whether no partition waits for the job.
     """
 
     what: str
@@ -60,15 +57,14 @@ class Job:
 
 
 class StorageWorker:
-    """Does the jobs of one member.
+    """Runs the jobs of one member.
 
     Args:
-        note: Gets a sentence when a job fails, is slow or hangs. It is called from any thread.
-        start: Starts work, with a name for people. It should not wait; a simulator with a single
-            thread does the work at once.
+        note: Receives a sentence when a job fails, is slow or hangs, from any thread.
+        start: Starts work under a name without waiting. A simulator with a single thread runs the
+            work immediately.
         clock: A monotonic clock.
-        wake: Is called in the thread of the storage when there is an answer that the member's work
-            depends on.
+        wake: Called in the storage thread when an answer arrives that partitions wait for.
     """
 
     def __init__(
@@ -84,7 +80,7 @@ class StorageWorker:
         self._wake = wake
         self._changed = threading.Condition()
         self._waiting: dict[Hashable, Job] = {}
-        self._is_at_work = False
+        self._is_busy = False
         self._running: Job | None = None
         self._began_at = 0.0
         self._silent_since: float | None = None
@@ -94,7 +90,7 @@ class StorageWorker:
         self._answers: SimpleQueue[Callable[[], Event | None]] = SimpleQueue()
 
     def ask(self, job: Job) -> None:
-        """Have a job done. Does not wait."""
+        """Queue a job."""
         with self._changed:
             if (
                 job.subject is not None
@@ -103,27 +99,28 @@ class StorageWorker:
             ):
                 return
             self._waiting[object() if job.slot is None else job.slot] = job
-            if self._is_at_work:
+            if self._is_busy:
                 return
-            self._is_at_work = True
+            self._is_busy = True
             shift = self._shift
         self._begin(shift)
 
-    def answers(self) -> Iterator[Callable[[], Event | None]]:
-        """The answers to jobs that are over, oldest first.
+    def cancel(self, slot: Hashable) -> None:
+        """Drop the waiting job of a slot. A running job is not affected."""
+        with self._changed:
+            self._waiting.pop(slot, None)
 
-        The member calls each in its thread; an answer may raise. Each is taken when it is its turn:
-        what follows from one may take long, and takes in all that is answered by then. An older
-        answer would come behind a newer one if it had been taken before.
+    def answers(self) -> Iterator[Callable[[], Event | None]]:
+        """Yield the answers, oldest first. The member calls each in its thread; it may raise.
+
+        Take an answer only when the one before was handled: handling may take answers itself, and a
+        newer answer must not be handled before an older one.
         """
         while not self._answers.empty():
             yield self._answers.get()
 
     def look_after(self) -> None:
-        """Let another thread go on when the one at work has hung for too long.
-
-        The member calls this from time to time.
-        """
+        """Let a new thread go on if the running job has hung for too long. Call it regularly."""
         with self._changed:
             job, hung_s = self._running, self._clock() - self._began_at
             if job is None or hung_s < self._patience_s:
@@ -131,8 +128,8 @@ class StorageWorker:
             self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
             self._shift += 1
             self._running = None
-            self._is_at_work = bool(self._waiting)
-            shift, goes_on = self._shift, self._is_at_work
+            self._is_busy = bool(self._waiting)
+            shift, goes_on = self._shift, self._is_busy
         self._note(
             f"{job.what}: no answer of Dagster's storage for {hung_s:.0f} s; what needs it goes on "
             "over a new connection"
@@ -142,11 +139,11 @@ class StorageWorker:
 
     @property
     def silence(self) -> str | None:
-        """A sentence when the storage has not answered for a while, or None."""
+        """A sentence if the storage has not answered for a while, or None."""
         with self._changed:
             job, since = self._running, self._silent_since
         silent_s = 0.0 if since is None else self._clock() - since
-        if job is None or silent_s < _SAID_AFTER_S:
+        if job is None or silent_s < _SILENCE_S:
             return None
         return (
             f"Dagster's storage has not answered for {silent_s:.0f} s ({job.what}): the member "
@@ -155,24 +152,24 @@ class StorageWorker:
         )
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until everything is done, but no longer than that, and drop what is left."""
+        """Wait for the jobs within the timeout, and drop the rest."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_at_work, timeout_s)
+            self._changed.wait_for(lambda: not self._is_busy, timeout_s)
             self._waiting.clear()
-            self._is_at_work = False
+            self._is_busy = False
             self._shift += 1
 
     def _begin(self, shift: int) -> None:
-        """Begin a shift. Nobody has to be woken by one that is done in the thread of the member."""
         self._start("storage", partial(self._work, shift, threading.get_ident()))
 
     def _work(self, shift: int, member: int) -> None:
+        """Run jobs until none waits, or a new shift has begun. `member` needs no wake-up."""
         while True:
             with self._changed:
                 if shift != self._shift:
                     return
                 if not self._waiting:
-                    self._is_at_work = False
+                    self._is_busy = False
                     self._changed.notify_all()
                     return
                 job = self._running = self._waiting.pop(self._next_slot())
@@ -180,7 +177,7 @@ class StorageWorker:
                 self._silent_since = (
                     self._began_at if self._silent_since is None else self._silent_since
                 )
-            answer = self._done(job)
+            answer = self._run(job)
             with self._changed:
                 if shift != self._shift:
                     return
@@ -195,7 +192,6 @@ class StorageWorker:
                 self._note(f"{job.what} took {took_s:.1f} s")
 
     def _next_slot(self) -> Hashable:
-        """Choose the next job. One that can wait does so for a few other ones, and not for ever."""
         oldest = next(iter(self._waiting))
         urgent = next((slot for slot, job in self._waiting.items() if not job.can_wait), oldest)
         self._passed_over = 0 if urgent == oldest else self._passed_over + 1
@@ -204,7 +200,7 @@ class StorageWorker:
         self._passed_over = 0
         return oldest
 
-    def _done(self, job: Job) -> Callable[[], Event | None] | None:
+    def _run(self, job: Job) -> Callable[[], Event | None] | None:
         try:
             return partial(job.then, job.work())
         except (ConfigurationError, IllegalStateError) as error:

@@ -25,8 +25,7 @@ from dagster_rebalance.orchestration.batch.validation import (
     check_retries,
     check_steps,
 )
-from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
-from dagster_rebalance.orchestration.member.log import MemberLog
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies, MemberLog
 from dagster_rebalance.orchestration.member.opentelemetry import meter_of
 from dagster_rebalance.orchestration.operators.rerun_scheduler import look_after_reruns
 from dagster_rebalance.orchestration.per_batch.members import MEMBERS, HostedMember

@@ -1,12 +1,13 @@
-"""The roster of a group as tables: who owns what, open holds, and how the last ones ended.
+"""The member tables: owners, open holds and receipts, as metadata of each event of a group asset.
 
-Each event of the group asset carries them, so that the newest one always shows them: nobody has to
-observe anything for it while nothing happens.
+Every event carries them, so the newest one always shows the current state, and nothing has to be
+observed while nothing happens.
 """
 
 from __future__ import annotations
 
 import textwrap
+import time
 from datetime import datetime, timezone
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.model.offsets import OffsetRange, named, partitions_named
+from dagster_rebalance.core.reporting.group_status import SensorState
 from dagster_rebalance.core.reporting.members import Kind, MemberRecord, member_table
-from dagster_rebalance.orchestration.reporting.run_links import run_links
+from dagster_rebalance.orchestration.storage.failure_notes import text_of_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,18 +25,20 @@ if TYPE_CHECKING:
 _SAID_KEPT = 200
 _READ_AT_ONCE = 200
 _EVENTS_READ = 2_000
-"""How far a process looks back for what members have said when it reads a history first: this takes
-half a second."""
+"""How many events the first read of a history covers: this takes half a second."""
 _NEWEST_READ = 10
-"""People may have reported something of their own, without the roster."""
+"""The newest event may be foreign, without the tables."""
+_SENSOR_EVENTS_READ = 200
+_TICKS_READ = 5
 _ROWS_SHOWN = 20
 _SHOWN = 300
+_LINKS_SHOWN = 8
 _HOLD_COLUMNS = ("member", "holds", "since", "waits for")
 _KINDS = {kind.value: kind for kind in Kind}
 
 
 def said_in(description: str, metadata: Mapping[str, Any], at: float) -> MemberRecord | None:
-    """What an observation of the group asset says; None for an event that is not a member's."""
+    """Return the member event in an observation; None if a member did not report it."""
     kind = _KINDS.get(str(metadata.get("event")))
     if kind is None:
         return None
@@ -52,19 +56,15 @@ def said_in(description: str, metadata: Mapping[str, Any], at: float) -> MemberR
 
 
 def member_name(metadata: Mapping[str, Any]) -> str:
-    """The name of the member that has reported an event of the group."""
+    """Return the name of the member that has reported an event of the group."""
     return str(metadata.get("member") or metadata.get("code_location"))
 
 
 class History:
-    """What the members of a group have said last, as one process has read it.
+    """The last events of the members of a group, as one process has read them.
 
-    It remembers what it has read: the next dead letters, each an event of the group as well, take
-    no member out of the roster.
-
-    Args:
-        instance: Where it is recorded.
-        group: The group asset.
+    Earlier events are remembered: a series of dead letters, each an event of the group, removes no
+    member from the tables.
     """
 
     def __init__(self, instance: dg.DagsterInstance, group: dg.AssetKey) -> None:
@@ -74,7 +74,7 @@ class History:
         self._read_to = -1
 
     def read(self) -> list[MemberRecord]:
-        """Read what is new; what the members have said last is the answer, oldest first."""
+        """Read new events, and return the last events of the members, oldest first."""
         found, read_to = dict(self._said), self._read_to
         for read, record in enumerate(_observed(self._instance, self._group), 1):
             read_to = max(read_to, record.storage_id)
@@ -94,16 +94,16 @@ class History:
 def said_since(
     instance: dg.DagsterInstance, group: dg.AssetKey, since: float, most: int
 ) -> tuple[list[MemberRecord], float]:
-    """What the members of a group have said since a time, and the time from which all was read.
+    """Return the member events since a time, and the time from which they are complete.
 
     Args:
-        instance: Where it is recorded.
+        instance: The instance with the events.
         group: The group asset.
         since: The time, in seconds since 1970.
-        most: How many events to read; with more of them, the oldest are left out.
+        most: The limit of events to read, newest first.
 
     Returns:
-        What was said, oldest first, and `since`, or the time of the oldest event that was read.
+        The events, oldest first, and `since` or the time of the oldest event that was read.
     """
     records = list(islice(_observed(instance, group, since), most + 1))
     if len(records) > most:
@@ -121,13 +121,7 @@ def _said(record: dg.EventLogRecord) -> MemberRecord | None:
 
 
 def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey, since: float) -> list[OffsetRange]:
-    """What people have skipped by moving committed offsets forward.
-
-    Args:
-        instance: Where it is recorded.
-        group: The group asset.
-        since: How far back to look, in seconds since 1970.
-    """
+    """Return the offsets that operators have skipped since a time, in seconds since 1970."""
     return [
         OffsetRange(one.topic, one.partition, before, after)
         for record in _observed(instance, group, since)
@@ -140,7 +134,7 @@ def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey, since: float) -> 
 def _observed(
     instance: dg.DagsterInstance, group: dg.AssetKey, since: float | None = None
 ) -> Iterable[dg.EventLogRecord]:
-    """The events of a group, newest first, read in pages."""
+    """Yield the events of a group, newest first, read in pages."""
     wanted = dg.AssetRecordsFilter(group, after_timestamp=since)
     cursor = None
     while True:
@@ -152,53 +146,50 @@ def _observed(
 
 
 def _moves(event: dg.AssetObservation | None) -> Iterable[tuple[str, int, int]]:
-    """The moves that an event records, each with the offsets before and after it."""
-    said = event.metadata.get("moves") if event is not None else None
-    if isinstance(said, dg.JsonMetadataValue) and isinstance(said.value, dict):
-        for name, moved in said.value.items():
+    """Yield the moves of an event: the partition, and the offsets before and after."""
+    moves = event.metadata.get("moves") if event is not None else None
+    if isinstance(moves, dg.JsonMetadataValue) and isinstance(moves.value, dict):
+        for name, moved in moves.value.items():
             match moved:
                 case [int(before), int(after)]:
                     yield name, before, after
-                case _:  # people report what they like
+                case _:  # anyone may report to the asset
                     pass
 
 
-def told_last(
+def last_report(
     instance: dg.DagsterInstance, group: dg.AssetKey, lag: dg.AssetKey, now: float
 ) -> tuple[str, ...]:
-    """What the members have shown last of their group, in a few sentences.
+    """Return the last report of the members on their group, in sentences.
 
     Args:
-        instance: Where it is recorded.
+        instance: The instance with the events.
         group: The group asset.
         lag: The lag asset.
         now: The time, in seconds since 1970.
     """
-    texts = []
     events = [
         record.asset_observation
         for record in instance.fetch_observations(group, limit=_NEWEST_READ).records
         if record.asset_observation is not None
     ]
     newest = next((event.metadata for event in events if "members" in event.metadata), {})
-    texts += [
-        f"{member} owns {owns}" for member, owns in _rows(newest, "members", "member", "owns")
-    ]
+    texts = [f"{member} owns {owns}" for member, owns in _rows(newest, "members", "member", "owns")]
     texts += [
         f"{member} holds {held} since {since}, for {what}"
         for member, held, since, what in _rows(newest, "open_holds", *_HOLD_COLUMNS)
     ]
     for record in instance.fetch_observations(lag, limit=1).records:
         if record.asset_observation is not None:
-            said, ago_s = record.asset_observation.description, now - record.timestamp
-            texts.append(f"as of {ago_s:.0f} s ago: {said}")
+            text, ago_s = record.asset_observation.description, now - record.timestamp
+            texts.append(f"as of {ago_s:.0f} s ago: {text}")
     return tuple(texts)
 
 
 def _rows(
     metadata: Mapping[str, dg.MetadataValue[Any]], name: str, *columns: str
 ) -> Iterable[list[object]]:
-    """Some columns of a table, as members write it; people report what they like."""
+    """Yield some columns of a table, without foreign rows."""
     table = metadata.get(name)
     for row in table.records if isinstance(table, dg.TableMetadataValue) else []:
         if row.data.keys() >= set(columns):
@@ -206,11 +197,7 @@ def _rows(
 
 
 def tables_of(history: Iterable[MemberRecord]) -> dict[str, Any]:
-    """The roster of a group as metadata, with links to the runs that it names.
-
-    Args:
-        history: What its members have said, oldest first.
-    """
+    """Return the member tables and links to their runs as metadata, from events, oldest first."""
     found = member_table(history)
     holds, receipts = found.holds[:_ROWS_SHOWN], found.receipts
     runs = [run_id for said, _ in holds for run_id in said.run_ids]
@@ -242,6 +229,51 @@ def tables_of(history: Iterable[MemberRecord]) -> dict[str, Any]:
     }
 
 
+def run_links(run_ids: Iterable[str]) -> dict[str, dg.DagsterRunMetadataValue]:
+    """Return links to the first few runs: Dagster shows no links in the cells of a table."""
+    first = islice(dict.fromkeys(run_ids), _LINKS_SHOWN)
+    return {f"run {run_id[:8]}": dg.MetadataValue.dagster_run(run_id) for run_id in first}
+
+
+def sensors_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> tuple[SensorState, ...]:
+    """Return the sensors that have kept members of a group, by name.
+
+    A code location that does not load stays in the storage: its sensors have no ticks.
+    """
+    known = _sensors_named(instance, group)
+    seen = {}
+    for state in instance.all_instigator_state():
+        repository = state.origin.repository_origin
+        location = repository.code_location_origin.location_name
+        if (location, state.instigator_name) not in known:
+            continue
+        ticks = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=_TICKS_READ)
+        ended = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
+        seen[state.instigator_name] = SensorState(
+            name=state.instigator_name,
+            is_on=state.is_running,
+            silent_for_s=time.time() - ticks[0].timestamp if ticks else None,
+            error=text_of_info(ended.error) if ended and ended.error else "",
+        )
+    return tuple(seen[name] for name in sorted(seen))
+
+
+def _sensors_named(instance: dg.DagsterInstance, group: dg.AssetKey) -> set[tuple[str, str]]:
+    """Return the code locations and sensors in the events of a group.
+
+    In events of earlier versions, a streaming run names its job.
+    """
+    found = set()
+    for record in instance.fetch_observations(group, limit=_SENSOR_EVENTS_READ).records:
+        metadata = record.asset_observation.metadata if record.asset_observation else {}
+        sensor = metadata.get("sensor") or metadata.get("started_by")
+        if sensor is not None and "code_location" in metadata:
+            location = str(metadata["code_location"].value).partition("/")[0]
+            name = str(sensor.value)
+            found |= {(location, name), (location, f"{name}_sensor")}
+    return found
+
+
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> dg.TableMetadataValue:
     return dg.MetadataValue.table(
         [dg.TableRecord(dict(zip(columns, row, strict=True))) for row in rows],
@@ -258,7 +290,7 @@ def _waits(run_ids: tuple[str, ...]) -> str:
 
 
 def utc(at: float) -> str:
-    """A time as people read it."""
+    """Return a time as `2026-11-23 14:00:00 UTC`."""
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -27,8 +27,7 @@ from dagster_rebalance.core.model.events import LeaveRequested
 from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids
 from dagster_rebalance.core.streaming.stream_worker import ReaderReuse
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
-from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
-from dagster_rebalance.orchestration.member.log import MemberLog
+from dagster_rebalance.orchestration.member.dependencies import MemberDependencies, MemberLog
 from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mailbox
 from dagster_rebalance.orchestration.member.opentelemetry import meter_of

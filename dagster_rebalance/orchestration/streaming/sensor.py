@@ -24,8 +24,8 @@ from dagster_rebalance.core.streaming.replicas import (
 )
 from dagster_rebalance.orchestration.batch.validation import check_merged_resources
 from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, look_after_reruns
-from dagster_rebalance.orchestration.reporting.member_tables import told_last
-from dagster_rebalance.orchestration.reporting.stopped_check import notes_on_stops
+from dagster_rebalance.orchestration.reporting.checks import stop_notes
+from dagster_rebalance.orchestration.reporting.member_tables import last_report
 from dagster_rebalance.orchestration.runs.external_jobs import stopping
 from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
 from dagster_rebalance.orchestration.runs.ticks import (
@@ -126,12 +126,12 @@ def build_kafka_stream_sensor(
         limit_s = kafka.hold_limit_s + kafka.heartbeat_timeout_s
         found = reconcile(replace(fleet, leave_limit_s=limit_s), seen, time.time())
         group = GroupAssets.of(kafka.group_id)
-        told = told_last(context.instance, group.group, group.lag, time.time())
+        told = last_report(context.instance, group.group, group.lag, time.time())
         notes = (
             *found.notes,
             *dead.notes,
             *told,
-            *notes_on_stops(context.instance, group.offsets),
+            *stop_notes(context.instance, group.offsets),
             *reruns.notes,
             *notes_on_home(context.instance),
         )

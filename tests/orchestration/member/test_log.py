@@ -12,7 +12,7 @@ import pytest
 
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence
-from dagster_rebalance.orchestration.member.log import MemberLog
+from dagster_rebalance.orchestration.member.dependencies import MemberLog
 from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import tp
 
@@ -53,7 +53,7 @@ def test_each_thing_that_a_member_does_is_one_record(
 ) -> None:
     """With its name, its fields, and whose they are."""
     bench = Bench(instance)
-    bench.member_loop.parts = replace(bench.member_loop.parts, log=MemberLog(OF_EACH))
+    bench.member_loop.dependencies = replace(bench.member_loop.dependencies, log=MemberLog(OF_EACH))
     with caplog.at_level(logging.DEBUG, LOGGER):
         bench.batch_requests()
         run = bench.run(Status.STARTED)

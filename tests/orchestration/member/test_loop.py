@@ -28,7 +28,7 @@ from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.kafka.group_ports import CommitResult, RequestFailed
 from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.runs.canceller import in_thread
 from dagster_rebalance.orchestration.storage.dynamic_partitions import GroupJobs, JobName
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
@@ -416,7 +416,8 @@ def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(
     bench = Bench(instance)
     slept_s = [0.0]
     parts = replace(
-        bench.member_loop.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0]
+        bench.member_loop.dependencies,
+        clock_with_suspension=lambda: bench.group.clock() + slept_s[0],
     )
     bench.member_loop = MemberLoop(parts, bench.mailbox)
     bench.batch_requests()
@@ -828,7 +829,7 @@ def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None
         waiting.append(threading.current_thread())
         answers.wait(10)
 
-    bench.member_loop.parts.runs.end_dead = hangs  # type: ignore[method-assign,assignment]
+    bench.member_loop.dependencies.runs.end_dead = hangs  # type: ignore[method-assign,assignment]
     bench.until(lambda: waiting, turns=1000)
     bench.succeed(healthy)
     bench.until(bench.materialised)
@@ -868,7 +869,7 @@ def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> N
     elsewhere = next(iter(other.assignment()))
     bench.group.committed[elsewhere] = OffsetAndMetadata(0, "text of another application")
     bench.member_loop._report.add_news()
-    bench.until(lambda: bench.member_loop._report.is_told)
+    bench.until(lambda: bench.member_loop._report.is_current)
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
     evaluation = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
         key
@@ -902,7 +903,7 @@ def test_what_it_has_shown_of_other_members_is_looked_at_again(
     bench.member_loop._report.add_news()
     bench.until(
         lambda: (
-            is_shown_as_stopped() is not is_stopped_at_last and bench.member_loop._report.is_told
+            is_shown_as_stopped() is not is_stopped_at_last and bench.member_loop._report.is_current
         )
     )
     bench.group.committed[elsewhere] = stored[is_stopped_at_last]
@@ -921,7 +922,9 @@ def test_what_was_said_of_a_partition_is_soon_looked_at_again_by_its_new_owner(
     other.close()
     bench.until(lambda: elsewhere in bench.engine.partitions)
     bench.until(
-        lambda: elsewhere in bench.member_loop._report._kept and bench.member_loop._report.is_told
+        lambda: (
+            elsewhere in bench.member_loop._report._kept and bench.member_loop._report.is_current
+        )
     )
     shown_at = bench.group.clock()
     bench.catalogue.reads_fail = False

@@ -26,7 +26,7 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.kafka.group_ports import CommitResult
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.stopped_check import (
+from dagster_rebalance.orchestration.reporting.checks import (
     STOPPED_CHECK,
     build_stopped_check,
 )
@@ -284,7 +284,7 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
 
     wait_until(are_offered, timeout_s=60, what="two offers")
     let_go, hanging = threading.Event(), threading.Event()
-    real = bench.member_loop.parts.runs.read
+    real = bench.member_loop.dependencies.runs.read
 
     def hangs(*asked: Any, **further: Any) -> tuple[RunSeen, ...]:  # noqa: ANN401 - handed on
         hanging.set()
@@ -295,7 +295,7 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
         bench.turn()
         return hanging.is_set()
 
-    monkeypatch.setattr(bench.member_loop.parts.runs, "read", hangs)
+    monkeypatch.setattr(bench.member_loop.dependencies.runs, "read", hangs)
     wait_until(is_hanging, timeout_s=60, what="the storage to hang")
     began = bench.group.clock()
     bench.joined_by_another()

@@ -25,8 +25,8 @@ from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.orchestration.member import loop as pump_module
+from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.reporting.dead_letters import MOST_ERROR_CHARACTERS
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from tests.orchestration.bench import SETTINGS, Bench, Status
 from tests.orchestration.parts import tp
@@ -280,7 +280,7 @@ def test_while_storage_is_away_no_letter_is_sent_without_its_reason(
         message = "database is locked"
         raise OSError(message)
 
-    monkeypatch.setattr(bench.member_loop.parts.runs, "why_failed", away)
+    monkeypatch.setattr(bench.member_loop.dependencies.runs, "why_failed", away)
     bench.until(lambda: len(tried) == 2)
     assert bench.producer.sent == []
     monkeypatch.undo()
@@ -298,7 +298,7 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(
         asked.append(run_id)
         return "why"
 
-    monkeypatch.setattr(bench.member_loop.parts.runs, "why_failed", why)
+    monkeypatch.setattr(bench.member_loop.dependencies.runs, "why_failed", why)
     bench.until(lambda: bench.producer.sent)
     bench.turn(100)
     assert len(asked) == 1
@@ -375,7 +375,7 @@ def test_a_member_without_a_producer_says_so_instead_of_going_on(
 ) -> None:
     """It would ask for ever."""
     bench, _ = exhausted(instance)
-    object.__setattr__(bench.member_loop.parts, "dead_letters", None)
+    object.__setattr__(bench.member_loop.dependencies, "dead_letters", None)
     with pytest.raises(IllegalStateError, match="without a producer of dead letters"):
         bench.turn(100)
 
@@ -385,7 +385,7 @@ def test_the_error_in_a_letter_is_that_of_the_asset_and_has_an_end(
 ) -> None:
     """A record must fit the topic."""
     bench, _ = exhausted(instance)
-    monkeypatch.setattr(bench.member_loop.parts.runs, "why_failed", lambda *_: "é" * 100_000)
+    monkeypatch.setattr(bench.member_loop.dependencies.runs, "why_failed", lambda *_: "é" * 100_000)
     bench.until(lambda: bench.producer.sent)
     ((_, _, value),) = bench.producer.sent
     assert json.loads(value)["error"] == "é" * MOST_ERROR_CHARACTERS

@@ -15,8 +15,8 @@ from confluent_kafka import Producer
 
 from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_stream_defs
 from dagster_rebalance.kafka.member.topic_discovery import Discovery
-from dagster_rebalance.orchestration.reporting.group_scan import look_at_group
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.group_snapshot import scan_group
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.testing.fixtures import unique_name
 
@@ -73,9 +73,7 @@ def test_a_topic_that_is_created_later_is_read(
     )
     assert values == [f"{name}-a".encode(), f"{name}-b".encode()]
     with kafka.connect() as consumer:
-        look = look_at_group(
-            consumer, kafka.topics, lambda _: {}, kafka.engine_settings().start_from
-        )
+        look = scan_group(consumer, kafka.topics, lambda _: {}, kafka.engine_settings().start_from)
     assert (look.topics, look.missing) == ((f"{name}-a", f"{name}-b"), ())
     checks = dg.Definitions(asset_checks=list(defs.asset_checks or ()), resources={"kafka": kafka})
     result = checks.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)

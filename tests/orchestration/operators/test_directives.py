@@ -11,11 +11,17 @@ import pytest
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.operators.directives import Wanted, give, groups_of
-from dagster_rebalance.orchestration.operators.directives_job import build_kafka_control_job
-from dagster_rebalance.orchestration.operators.reruns_job import build_kafka_rerun_job
+from dagster_rebalance.orchestration.operators.jobs import (
+    build_kafka_control_job,
+    build_kafka_rerun_job,
+)
+from dagster_rebalance.orchestration.operators.requests import (
+    DirectiveRequest,
+    groups_of,
+    issue_directive,
+)
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.stopped_check import (
+from dagster_rebalance.orchestration.reporting.checks import (
     STOPPED_CHECK,
     build_stopped_check,
 )
@@ -58,9 +64,11 @@ def book_of(instance: dg.DagsterInstance, group_id: str) -> DirectiveStore:
     return DirectiveStore(instance, GroupAssets.of(group_id).directives_name)
 
 
-def wanted(action: Action, *partitions: str, reason: str = "away", by: str = "ada") -> Wanted:
+def wanted(
+    action: Action, *partitions: str, reason: str = "away", by: str = "ada"
+) -> DirectiveRequest:
     """What somebody wants."""
-    return Wanted(action, partitions, by, reason)
+    return DirectiveRequest(action, partitions, by, reason)
 
 
 # The book
@@ -141,7 +149,7 @@ def test_an_order_is_kept_and_shown_and_says_what_follows(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
     """In Dagster people see who, what, when and why, as history."""
-    said = give(instance, group_id, wanted(Action.PAUSE, "orders:0", "orders:[12]"))
+    said = issue_directive(instance, group_id, wanted(Action.PAUSE, "orders:0", "orders:[12]"))
     assert said.startswith("orders-0..2 paused by ada since ")
     assert said.endswith(
         ": away. Within seconds nothing new is begun, and what is at work ends and is committed. "
@@ -162,8 +170,10 @@ def test_an_order_is_kept_and_shown_and_says_what_follows(
 
 def test_a_resume_says_what_was_not_paused(instance: dg.DagsterInstance, group_id: str) -> None:
     """A slip of the hand is seen at once."""
-    give(instance, group_id, wanted(Action.STOP, "orders:1"))
-    said = give(instance, group_id, wanted(Action.RESUME, "orders:1", "orders:2", reason=""))
+    issue_directive(instance, group_id, wanted(Action.STOP, "orders:1"))
+    said = issue_directive(
+        instance, group_id, wanted(Action.RESUME, "orders:1", "orders:2", reason="")
+    )
     assert said.endswith("Within seconds they go on where they stood. Not paused before: orders-2.")
 
 
@@ -182,7 +192,7 @@ def test_what_matches_nothing_is_refused_and_nothing_is_kept(
 ) -> None:
     """Nobody may believe that something stands that goes on."""
     with pytest.raises(ConfigurationError, match=problem):
-        give(instance, group_id, wanted(Action.PAUSE, *partitions))
+        issue_directive(instance, group_id, wanted(Action.PAUSE, *partitions))
     assert book_of(instance, group_id).read() == ()
 
 
@@ -193,7 +203,7 @@ def test_a_group_that_nobody_knows_is_refused_with_those_that_there_are(
     Catalogue(instance, GroupAssets.of(group_id), NO_MEMBER).record_left("it ends")
     assert group_id in groups_of(instance)
     with pytest.raises(ConfigurationError, match=f"group nobody has had .*{group_id}"):
-        give(instance, "nobody", wanted(Action.PAUSE, "*"))
+        issue_directive(instance, "nobody", wanted(Action.PAUSE, "*"))
 
 
 def test_assets_of_others_do_not_keep_people_from_giving_orders(
@@ -203,7 +213,9 @@ def test_assets_of_others_do_not_keep_people_from_giving_orders(
     instance.report_runless_asset_event(dg.AssetMaterialization(["kafka"]))
     groups_of(instance)
     instance.add_dynamic_partitions(GroupAssets.of(group_id).partitions_name, ["all of them"])
-    assert "orders-1 paused by ada" in give(instance, group_id, wanted(Action.PAUSE, "orders:1"))
+    assert "orders-1 paused by ada" in issue_directive(
+        instance, group_id, wanted(Action.PAUSE, "orders:1")
+    )
 
 
 def test_an_order_that_cannot_be_shown_is_in_force_all_the_same(
@@ -216,7 +228,7 @@ def test_an_order_that_cannot_be_shown_is_in_force_all_the_same(
         raise OSError(message)
 
     monkeypatch.setattr(dg.DagsterInstance, "report_runless_asset_event", fails)
-    said = give(instance, group_id, wanted(Action.PAUSE, "orders:1"))
+    said = issue_directive(instance, group_id, wanted(Action.PAUSE, "orders:1"))
     assert said.startswith("orders-1 paused by ada")
     assert said.endswith("could not show it on the asset of the group: database is locked")
     assert [one.partitions for one in book_of(instance, group_id).read()] == ["orders:1"]
@@ -325,7 +337,7 @@ def shows(bench: Bench, paused: int) -> bool:
 def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
     """A pause is no failure that pages somebody, but nobody may forget it."""
     bench.batch_requests(2)
-    give(bench.instance, "etl", wanted(Action.PAUSE, "orders:0"))
+    issue_directive(bench.instance, "etl", wanted(Action.PAUSE, "orders:0"))
     bench.until(lambda: bench.engine.partitions[tp(0)].order is not None)
     assert [
         batch_request.ranges[0].partition for batch_request in bench.mailbox.mail.batch_requests
@@ -339,7 +351,7 @@ def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
     assert shown.description.startswith("orders-0: paused by ada since ")
     assert "to go on: `dagster-rebalance resume orders:0`" in shown.description
     assert shown.metadata["stopped_partitions"].value == 0
-    give(bench.instance, "etl", wanted(Action.RESUME, "orders:0", reason=""))
+    issue_directive(bench.instance, "etl", wanted(Action.RESUME, "orders:0", reason=""))
     bench.until(lambda: shows(bench, 0))
     shown = check_of(bench)
     assert shown is not None
@@ -350,7 +362,7 @@ def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
 def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
     """Also after all members have crashed."""
     Catalogue(bench.instance, bench.assets, NO_MEMBER).add_partitions([tp(0), tp(1)])
-    give(bench.instance, "etl", wanted(Action.STOP, "*"))
+    issue_directive(bench.instance, "etl", wanted(Action.STOP, "*"))
     bench.turn(100)
     assert all(owned.order is not None for owned in bench.engine.partitions.values())
     assert len(bench.engine.partitions) == 2

@@ -18,9 +18,13 @@ from dagster_rebalance.core.operators.rerun_selection import Span
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration.member.mailbox import Mail
 from dagster_rebalance.orchestration.operators import rerun_scheduler
-from dagster_rebalance.orchestration.operators.directives import Wanted as WantedOrder
-from dagster_rebalance.orchestration.operators.directives import give
-from dagster_rebalance.orchestration.operators.reruns import Reruns, Wanted, time_of
+from dagster_rebalance.orchestration.operators.requests import (
+    DirectiveRequest,
+    RerunRequest,
+    Reruns,
+    issue_directive,
+    time_of,
+)
 from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
 from dagster_rebalance.orchestration.per_batch.members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
@@ -116,9 +120,9 @@ class Ground:
             self.catalogue.record_commit(wanted)
             self.group.committed[range_.topic_partition] = OffsetAndMetadata(range_.until)
 
-    def wanted(self, meant: Span = ALL, *partitions: str, **more: Any) -> Wanted:  # noqa: ANN401 - likewise
+    def wanted(self, meant: Span = ALL, *partitions: str, **more: Any) -> RerunRequest:  # noqa: ANN401 - likewise
         """What somebody wants."""
-        return Wanted(partitions or ("*",), meant, "ada", "the fix", **more)
+        return RerunRequest(partitions or ("*",), meant, "ada", "the fix", **more)
 
     def begin(self, meant: Span = ALL, **more: Any) -> str:  # noqa: ANN401 - likewise
         """Ask for a rerun; its id."""
@@ -290,7 +294,7 @@ def test_what_cannot_be_repeated_is_refused(
     with pytest.raises(ConfigurationError, match=said):
         ground.reruns.plan(ground.wanted(meant, *partitions))
     with pytest.raises(ConfigurationError, match="say which partitions to process again"):
-        ground.reruns.plan(Wanted((), ALL, "ada", "the fix"))
+        ground.reruns.plan(RerunRequest((), ALL, "ada", "the fix"))
     assert ground.book.read() == ()
 
 
@@ -491,11 +495,15 @@ def test_people_stop_a_rerun_by_stopping_its_partition(ground: Ground) -> None:
     (batch,) = ground.book.read()
     wanted = batch_request(batch.batch_id, *batch.ranges)
     run = make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
-    give(ground.instance, ground.group_id, WantedOrder(Action.STOP, ["orders:0"], "bob", "away"))
+    issue_directive(
+        ground.instance, ground.group_id, DirectiveRequest(Action.STOP, ["orders:0"], "bob", "away")
+    )
     assert "orders:0 is stopped by bob" in ground.tick().skip_message
     assert status_of(ground.instance, run) is Status.CANCELED
     assert not ground.tick().run_requests
-    give(ground.instance, ground.group_id, WantedOrder(Action.RESUME, ["orders:0"], "bob"))
+    issue_directive(
+        ground.instance, ground.group_id, DirectiveRequest(Action.RESUME, ["orders:0"], "bob")
+    )
     (request,) = ground.tick().run_requests
     assert request.run_key.endswith(".2")
 
@@ -506,7 +514,9 @@ def test_a_launcher_that_cannot_cancel_keeps_no_tick_from_going_on(ground: Groun
     (batch,) = ground.book.read()
     wanted = batch_request(batch.batch_id, *batch.ranges)
     make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
-    give(ground.instance, ground.group_id, WantedOrder(Action.STOP, ["orders:0"], "bob", "away"))
+    issue_directive(
+        ground.instance, ground.group_id, DirectiveRequest(Action.STOP, ["orders:0"], "bob", "away")
+    )
 
     def fails(*_: object, **__: object) -> None:
         message = "no right to delete jobs"

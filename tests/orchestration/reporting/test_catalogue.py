@@ -14,7 +14,7 @@ from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
 from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.commit_history import commits_in
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity

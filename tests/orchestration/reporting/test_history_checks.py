@@ -13,9 +13,9 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
 from dagster_rebalance.core.operators.reset_offsets import Move
 from dagster_rebalance.core.reporting.members import Kind, MemberRecord
-from dagster_rebalance.orchestration.reporting import history_checks, member_tables
+from dagster_rebalance.orchestration.reporting import checks, member_tables
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.history_checks import (
+from dagster_rebalance.orchestration.reporting.checks import (
     DRAINED_CHECK,
     GAP_CHECK,
     build_history_checks,
@@ -129,7 +129,7 @@ def test_a_gap_behind_many_commits_of_other_partitions_is_told(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition that stood still for hours is the one whose offset people move."""
-    monkeypatch.setattr(history_checks, "_COMMITS_READ", 5)
+    monkeypatch.setattr(checks, "_COMMITS_READ", 5)
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     catalogue.record_commit(COMMIT)
@@ -169,10 +169,10 @@ def test_what_is_said_of_the_holds_reaches_as_far_back_as_was_read(
     catalogue = member(instance, assets)
     for _ in range(5):
         catalogue.record_receipt(RECEIPT)
-    monkeypatch.setattr(history_checks, "_EVENTS_READ", 5)
+    monkeypatch.setattr(checks, "_EVENTS_READ", 5)
     said = str(by_hand(instance, "etl", DRAINED_CHECK).description)
     assert said == "holds of the last day: 5, all drained"
-    monkeypatch.setattr(history_checks, "_EVENTS_READ", 3)
+    monkeypatch.setattr(checks, "_EVENTS_READ", 3)
     said = str(by_hand(instance, "etl", DRAINED_CHECK).description)
     assert said.startswith("holds since 2")
     assert said.endswith("UTC: 3, all drained")

@@ -12,10 +12,13 @@ from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, LagLimit, PartitionLag
-from dagster_rebalance.orchestration.operators.directives import Wanted, give
+from dagster_rebalance.orchestration.operators.requests import DirectiveRequest, issue_directive
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.lag_check import LAG_CHECK, build_lag_check
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.checks import (
+    LAG_CHECK,
+    STOPPED_CHECK,
+    build_lag_check,
+)
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.bench import Bench
@@ -187,7 +190,7 @@ def test_a_question_about_lag_that_kafka_refuses_ends_no_member(
 
     monkeypatch.setattr(bench.consumer, "list_topics", refuse)
     bench.turn(700)
-    give(instance, "etl", Wanted(Action.PAUSE, ("*",), "ada", "away"))
+    issue_directive(instance, "etl", DirectiveRequest(Action.PAUSE, ("*",), "ada", "away"))
     bench.turn(100)
     notes = [note for note in bench.mailbox.take_notes() if "lag of the group" in note]
     assert notes
@@ -389,7 +392,7 @@ def test_a_leader_that_does_not_say_how_old_records_are_keeps_no_stop_from_being
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     bench.until(
         lambda: (
-            bench.member_loop._report.is_told
+            bench.member_loop._report.is_current
             and any(owned.stop_reason for owned in bench.engine.partitions.values())
         )
     )

@@ -17,7 +17,7 @@ from dagster_rebalance import (
     PinnedResource,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.orchestration.reporting.stopped_check import STOPPED_CHECK
+from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import REFUSED_TAG, run_config, run_tags
 from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, tags_of, tp

@@ -18,9 +18,13 @@ from dagster_rebalance.core.model.receipt import Cause
 from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, GroupState, PartitionLag
 from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
-from dagster_rebalance.orchestration.operators.directives import Wanted, give
+from dagster_rebalance.orchestration.operators.requests import DirectiveRequest, issue_directive
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.stopped_check import evaluation
+from dagster_rebalance.orchestration.reporting.checks import (
+    STOPPED_CHECK,
+    as_evaluation,
+    stopped_result,
+)
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
@@ -120,7 +124,9 @@ def test_a_tick_says_why_partitions_are_stopped(
     assert "failed" not in str(sensor.tick().skip_message)
     assets = GroupAssets.of(sensor.kafka.group_id)
     stops = {tp(n): f"orders-{n}: 3 attempts failed: ValueError: no price" for n in range(5)}
-    instance.report_runless_asset_event(evaluation(GroupState(stops), {}, assets.offsets))
+    instance.report_runless_asset_event(
+        as_evaluation(stopped_result(GroupState(stops), {}), STOPPED_CHECK, assets.offsets)
+    )
     said = str(sensor.tick().skip_message)
     assert "orders-0: 3 attempts failed: ValueError: no price" in said
     assert "orders-2: 3 attempts failed" in said
@@ -159,7 +165,9 @@ def test_a_tick_says_what_the_members_own_and_hold_and_how_much_waits(sensor: Se
     member.record_assigned([tp(0), tp(1), tp(2)], "m")
     member.record_hold(ShowHold(Cause.REVOKE, (tp(1),), ("9a0f22c1-2",), 300.0))
     member.show_lag(GroupLag((PartitionLag(tp(0), 3, 7, 4),)), NO_LIMIT)
-    give(sensor.instance, group_id, Wanted(Action.PAUSE, ["orders:2"], "ada", "a move"))
+    issue_directive(
+        sensor.instance, group_id, DirectiveRequest(Action.PAUSE, ["orders:2"], "ada", "a move")
+    )
     said = str(sensor.tick().skip_message)
     assert "; shop/3f61351e owns orders-0..2; shop/3f61351e holds orders-1 since " in said
     assert " UTC, for run 9a0f22c1; as of " in said

@@ -63,7 +63,7 @@ def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
     """The member loop writes without comparing what is stored."""
 
     def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> events.Event:
-        result = self.parts.consumer.commit_offsets(
+        result = self.dependencies.consumer.commit_offsets(
             {write.partition: write.new for write in writes}, 10.0
         )
         return events.OffsetsWritten(

@@ -117,7 +117,7 @@ def test_a_member_goes_on_while_a_launcher_hangs(world: World) -> None:
         world.clockwork.run(1)
     (process,) = world.processes
     turns = process._turn_began_at
-    process.member_loop._ender.cancel(["r1"])
+    process.member_loop._canceller.cancel(["r1"])
     assert world.clockwork.hanging
     world.clockwork.run(1.9)
     assert process._turn_began_at > turns

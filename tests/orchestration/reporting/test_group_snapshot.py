@@ -12,10 +12,10 @@ from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.reporting.group_status import GroupMember, Owners, RecordedAssignment
 from dagster_rebalance.kafka.log_bounds import READ_LIMIT_S
-from dagster_rebalance.orchestration.operators.directives import Wanted, give
-from dagster_rebalance.orchestration.operators.group_snapshot import GroupSeen, look_on
+from dagster_rebalance.orchestration.operators.requests import DirectiveRequest, issue_directive
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings, public_settings
+from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapshot, take_snapshot
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER, MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -56,10 +56,10 @@ class Scene:
             self.group.produce(tp(number), 20)
             self.group.committed[tp(number)] = OffsetAndMetadata(0)
 
-    def look(self, owners: Owners = NOBODY_THERE, *topics: str) -> GroupSeen:
+    def look(self, owners: Owners = NOBODY_THERE, *topics: str) -> GroupSnapshot:
         """Look at it."""
         with self.kafka.connect() as consumer:
-            return look_on(
+            return take_snapshot(
                 consumer,
                 ["orders", *topics],
                 RunLedger(self.instance, self.kafka.group_id),
@@ -118,7 +118,11 @@ def test_attempts_are_counted_as_members_count_them(scene: Scene, batch_id: str)
 
 def test_what_people_have_ordered_is_seen(scene: Scene) -> None:
     """It stands as long as they want."""
-    give(scene.instance, scene.kafka.group_id, Wanted(Action.PAUSE, ["orders:1"], "ada", "away"))
+    issue_directive(
+        scene.instance,
+        scene.kafka.group_id,
+        DirectiveRequest(Action.PAUSE, ["orders:1"], "ada", "away"),
+    )
     assert scene.row(1).ordered.startswith("paused by ada since ")
     assert scene.row(0).ordered == ""
 

@@ -1,0 +1,235 @@
+"""The jobs of operators in Dagster's launchpad: directives and reruns.
+
+Their forms look up no environment variable. Any text of a `dg.Config` may be `{"env": "NAME"}`, and
+the form is shown, so anyone who may launch runs could read each secret of the run's process.
+"""
+
+# No `from __future__ import annotations` here: Dagster evaluates the annotations of an op.
+
+from collections.abc import Callable
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+import dagster as dg
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from dagster_rebalance.core.model.directives import Action
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
+from dagster_rebalance.orchestration.operators.requests import (
+    RECORDS_PER_RUN,
+    RUNS_AT_ONCE,
+    DirectiveRequest,
+    RerunPlan,
+    RerunRequest,
+    Reruns,
+    issue_directive,
+    span_of,
+)
+from dagster_rebalance.orchestration.storage.run_tags import USER_TAG
+
+if TYPE_CHECKING:
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+
+_ROWS_SHOWN = 100
+_PARTITIONS = "orders:3 for a partition, orders for a topic, ord* for a pattern, * for all."
+_BY = "Who you are. Dagster+ knows it without."
+
+
+class ControlConfig(dg.Config):
+    """The form of a directive."""
+
+    action: Literal["pause", "stop", "resume", "retry"] = Field(
+        description=(
+            "pause: nothing new is begun, and what is at work ends. stop: what is at work is "
+            "cancelled, too. resume: go on. retry: try now what failed or is stopped."
+        )
+    )
+    partitions: list[str] = Field(description=_PARTITIONS)
+    reason: str = Field(default="", description="Why. A resume and a retry may go without one.")
+    by: str = Field(default="", description=_BY)
+
+
+class RerunConfig(dg.Config):
+    """The form of a rerun."""
+
+    partitions: list[str] = Field(default=[], description=_PARTITIONS)
+    from_offset: int | None = Field(
+        default=None,
+        description=(
+            "The first offset, of one partition. A range that this cuts is processed as a whole."
+        ),
+    )
+    until_offset: int | None = Field(
+        default=None,
+        description="The offset behind the last one; without it, all that is committed.",
+    )
+    since: str = Field(
+        default="",
+        description=(
+            "In place of offsets: what was committed from this time on, such as 2026-11-23T14:00 "
+            "(UTC) or 2026-11-23T14:00+01:00."
+        ),
+    )
+    until: str = Field(
+        default="", description="Until this time, as `since`; without it, until now."
+    )
+    reason: str = Field(default="", description="Why, for those who find the runs.")
+    by: str = Field(default="", description=_BY)
+    dry_run: bool = Field(
+        default=True,
+        description=(
+            "Only show what would be done, in the log of this run. Set it to false to start the "
+            "runs."
+        ),
+    )
+    runs_at_once: int = Field(
+        default=RUNS_AT_ONCE, description="How many runs may be at work at the same time."
+    )
+    records_per_run: int = Field(
+        default=RECORDS_PER_RUN, description="How many offsets one run processes."
+    )
+    cancel: str = Field(
+        default="",
+        description="The id of a rerun that is to end; then nothing else is to be filled in.",
+    )
+
+
+_Form = TypeVar("_Form", ControlConfig, RerunConfig)
+
+
+def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefinition:
+    """Build the job that pauses, stops, resumes and retries partitions of a group.
+
+    Args:
+        name: The name of the job.
+        kafka_key: The resource key of the `KafkaConsumerResource` of the group.
+    """
+
+    def execute(
+        context: dg.OpExecutionContext, kafka: "KafkaConsumerResource", form: ControlConfig, by: str
+    ) -> None:
+        request = DirectiveRequest(Action(form.action), form.partitions, by, form.reason)
+        context.log.info(issue_directive(context.instance, kafka.group_id, request))
+
+    return _operator_job(
+        name,
+        kafka_key,
+        ControlConfig,
+        execute,
+        op_description="Tells all members of the group, and those that join later.",
+        description=(
+            "Pauses, stops, resumes or retries partitions of a consumer group. Fill in the "
+            "launchpad; the orders are shown on the asset of the group."
+        ),
+    )
+
+
+def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefinition:
+    """Build the job that has past ranges of a group processed again.
+
+    The job starts no runs: the sensor of the group does.
+
+    Args:
+        name: The name of the job.
+        kafka_key: The resource key of the `KafkaConsumerResource` of the group.
+    """
+
+    def execute(
+        context: dg.OpExecutionContext, kafka: "KafkaConsumerResource", form: RerunConfig, by: str
+    ) -> None:
+        reruns = Reruns(context.instance, kafka)
+        if form.cancel:
+            context.log.info(reruns.cancel(form.cancel))
+            return
+        span = span_of(form.from_offset, form.until_offset, form.since, form.until)
+        request = RerunRequest(
+            form.partitions, span, by, form.reason, form.records_per_run, form.runs_at_once
+        )
+        plan = reruns.plan(request)
+        for text in _plan_texts(plan):
+            context.log.info(text)
+        context.log.info(
+            "Nothing was started: this is a dry run." if form.dry_run else reruns.begin(plan)
+        )
+
+    return _operator_job(
+        name,
+        kafka_key,
+        RerunConfig,
+        execute,
+        op_description="Says which past ranges are to be processed again.",
+        description=(
+            "Processes past ranges of a consumer group again, with the code of today. What is "
+            "written by range is replaced. Committed offsets stay as they are, and the group goes "
+            "on meanwhile. Fill in the launchpad; the sensor of the group starts the runs."
+        ),
+    )
+
+
+def _operator_job(
+    name: str,
+    kafka_key: str,
+    form: type[_Form],
+    execute: Callable[[dg.OpExecutionContext, "KafkaConsumerResource", _Form, str], None],
+    *,
+    op_description: str,
+    description: str,
+) -> dg.JobDefinition:
+    @dg.op(
+        name=f"{name}_order",
+        required_resource_keys={kafka_key},
+        config_schema={key: _field(key, field) for key, field in form.model_fields.items()},
+        description=op_description,
+    )
+    def order(context: dg.OpExecutionContext) -> None:
+        config = form(**context.op_config)
+        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        try:
+            execute(context, kafka, config, config.by or context.run.tags.get(USER_TAG, ""))
+        except DagsterRebalanceError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+
+    @dg.job(
+        name=name,
+        executor_def=dg.in_process_executor,
+        tags={"dagster/max_retries": "0"},  # a retry would repeat an old request after newer ones
+        description=description,
+    )
+    def job() -> None:
+        order()
+
+    return job
+
+
+def _field(name: str, field: FieldInfo) -> dg.Field:
+    default = {} if field.is_required() else {"default_value": field.default}
+    return dg.Field(_plain(name, field.annotation), description=field.description, **default)
+
+
+def _plain(name: str, annotation: Any) -> Any:  # noqa: ANN401 - a type, or one of Dagster's
+    """Return a type of Dagster's config that looks up no variable."""
+    given = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return dg.Enum(f"{name}_choice", [dg.EnumValue(choice) for choice in given])
+    if NoneType in given:
+        (one,) = set(given) - {NoneType}
+        return dg.Noneable(one)
+    return list(given) if get_origin(annotation) is list else annotation
+
+
+def _plan_texts(plan: RerunPlan) -> list[str]:
+    """Return the ranges to repeat, one a line, and those that are left out."""
+    widened = set(plan.selection.widened)
+    texts = [
+        f"run {batch.number}: {range_}"
+        + (" (as a whole, although only a part was asked for)" if range_ in widened else "")
+        for batch in plan.batches
+        for range_ in batch.ranges
+    ]
+    if len(texts) > _ROWS_SHOWN:
+        texts = [*texts[:_ROWS_SHOWN], f"and {len(texts) - _ROWS_SHOWN} more ranges"]
+    return [
+        "\n".join(texts),
+        *(f"left out: {one}" for one in plan.selection.left_out[:_ROWS_SHOWN]),
+    ]
