@@ -1,8 +1,4 @@
-"""One `Definitions` to process topics with a team's assets, in a run for each batch or streaming.
-
-This module owns how the pieces are put together: the job, its sensor, and the assets that stand for
-the group in the catalogue.
-"""
+"""Build the `Definitions` of a consumer group: job, sensor, assets, checks and resources."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.core.streaming.replicas import Replicas
 from dagster_rebalance.orchestration.batch.batch_values import with_values_by_batch
@@ -39,7 +36,6 @@ from dagster_rebalance.orchestration.reporting.checks import (
     build_lag_check,
     build_stopped_check,
 )
-from dagster_rebalance.orchestration.reporting.lineage import downstream, topic_assets
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
     hardcoded_registry_secrets,
     hardcoded_secrets,
@@ -57,7 +53,11 @@ from dagster_rebalance.orchestration.streaming.asset_calls import Body, in_order
 from dagster_rebalance.orchestration.streaming.asset_forms import check_makes_assets
 from dagster_rebalance.orchestration.streaming.code_version import code_version
 from dagster_rebalance.orchestration.streaming.sensor import build_kafka_stream_sensor
-from dagster_rebalance.orchestration.streaming.step import RerunKafkaBatch, stream_asset
+from dagster_rebalance.orchestration.streaming.step import (
+    RerunKafkaBatch,
+    stream_asset,
+    with_topics,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.runs.external_jobs import ExternalWork
 
 SHORTEST_RUN_S = 60.0
-"""A streaming run that is replaced sooner would hardly have joined."""
+"""A run that is replaced earlier would hardly have joined the group."""
 SHORTEST_FRESHNESS_S = 60.0
 
 
@@ -88,52 +88,51 @@ def build_kafka_batch_defs(
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.Definitions:
-    """Process the topics of a consumer group with assets, one run for each batch of offsets.
+    """Process the topics of a consumer group with assets, one run per batch of offsets.
 
-    The assets take their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, if `spark`
-    is given, their session from the resource `spark`. They are materialised together, in one
-    process: Spark is the parallelism, and a process for each step would cost seconds. For several
-    groups in one code location, give each its own name and resource keys, and join them with
-    `dg.Definitions.merge`.
+    The assets take their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, with
+    `spark`, their session from the resource `spark`. All assets of a batch run in one process. For
+    several groups in one code location, give each its own name and resource keys, and join them
+    with `dg.Definitions.merge`.
 
     Args:
         kafka: The group to join.
-        assets: What processes a batch.
+        assets: The assets that process a batch.
         spark: The Spark session of a run.
-        name: The name of the job; the sensor is called the same with `_sensor` behind it.
+        name: The name of the job. The sensor is named `<name>_sensor`.
         kafka_key: The resource key of `kafka`.
-        batch_key: The resource key of the `KafkaBatch`: what the assets call it.
+        batch_key: The resource key of the `KafkaBatch`, as the assets use it.
         spark_key: The resource key of `spark`.
-        resources: More resources that the assets need. A `SchemaRegistryResource` among them cannot
-            be changed by the config of a run either. An IO manager through which an asset takes
-            the value of another must be here, except Dagster's default: the value of each batch is
-            stored apart (`values_by_batch`).
-        external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
-            the batch of a run that did not succeed is offered again.
-        job_tags: Tags for each run. Dagster stores a value that is no text as JSON.
-        lag_within_records: The check `lag_within` fails while more offsets than this wait in all
-            partitions together. Without this and `lag_within_s` there is no such check.
-        lag_within_s: It fails while a record waits for longer than this, by its timestamp.
-        commit_within_s: Dagster shows the committed offsets as stale when no commit was recorded
-            for longer than this, which it checks by its own freshness policies. At least 60; for
-            topics that always have new records.
-        show_topics: Whether the lineage has the topics upstream of the assets. An asset that takes
-            the value of another cannot get them. Dagster changes the deps of an asset only once:
-            turn it off where something else has to.
+        resources: Further resources of the assets. The config of a run cannot change a
+            `SchemaRegistryResource`. An IO manager through which an asset takes the value of
+            another must be among them, except Dagster's default: values are stored per batch
+            (`values_by_batch`).
+        external_work: Stops the external work of a run that did not succeed, such as jobs of a
+            Pipes client, before its batch is requested again.
+        job_tags: Tags of each run. Dagster stores other values than strings as JSON.
+        lag_within_records: The check `lag_within` fails while more offsets wait in all partitions
+            together. Without this and `lag_within_s` there is no such check.
+        lag_within_s: The check `lag_within` fails while a record waits for longer, by its
+            timestamp.
+        commit_within_s: Dagster's freshness policy shows the committed offsets as stale when no
+            commit was recorded for longer. At least 60; for topics that always receive records.
+        show_topics: Whether the topics are upstream of the assets in the lineage. An asset that
+            takes the value of another cannot get them. Dagster changes the deps of an asset only
+            once: turn it off if something else changes them.
         minimum_interval_seconds: Seconds between ticks of the sensor.
-        default_status: Whether the sensor runs without being turned on.
+        default_status: Whether the sensor is on from the start.
 
     Returns:
-        The assets, the job, the sensor, the jobs by which people pause partitions (`_control`
-        behind the name) and have past ranges processed again (`_rerun`), the assets of the group
-        (committed offsets, members and holds, lag), their checks, and the resources.
+        The assets, the job, the sensor, the jobs of operators (`<name>_control` pauses partitions,
+        `<name>_rerun` processes past ranges again), the assets of the group (committed offsets,
+        members and holds, lag) with checks, and the resources.
 
     Raises:
-        ConfigurationError: There is no asset, one does not take a batch, needs run config, has
-            partitions, an automation condition or a retry policy, a resource is configured at
-            launch, the IO manager of a value between the assets is not given, a name or a resource
-            key is taken, a secret is written in the code, or settings make no sense or do not fit
-            each other. What a variable has is looked at in the first tick.
+        ConfigurationError: There is no asset; an asset does not take a batch, needs run config, or
+            has partitions, an automation condition or a retry policy; a resource is configured at
+            launch; the IO manager of a value between assets is missing; a name or a resource key is
+            taken; a secret is written in the code; or settings are invalid. Values of environment
+            variables are checked in the first tick.
     """
     _check_numbers(
         name,
@@ -146,7 +145,7 @@ def build_kafka_batch_defs(
     _check(name, assets, kafka, spark, streams=False)
     check_lease(f"{name}_sensor", _with_known_group(kafka), minimum_interval_seconds)
     limit = LagLimit(lag_within_records, lag_within_s)
-    topics = topic_assets(kafka) if show_topics else []
+    topics = _topic_assets(kafka) if show_topics else []
     nodes = [asset.node_def for asset in assets if asset.is_executable]
     check_steps(name, nodes, batch_key)
     check_config(name, nodes)
@@ -161,7 +160,7 @@ def build_kafka_batch_defs(
     )
     provided = with_values_by_batch(name, assets, provided)
     _check_resources(name, assets, provided)
-    assets = [downstream(asset, topics) for asset in assets]
+    assets = [_downstream(asset, topics) for asset in assets]
     job = dg.define_asset_job(
         name,
         selection=_without_checks_of_others(assets),
@@ -219,50 +218,49 @@ def build_kafka_stream_defs(
     """Process the topics of a consumer group with assets in streaming runs: one run, many batches.
 
     A streaming run is a member of the group. It calls the function of each asset for one batch
-    after the other, so that a batch costs hundredths of a second instead of the start of a run.
-    Several runs share the partitions. The assets are the same as for `build_kafka_batch_defs`: they
-    take their offsets from the parameter `kafka_batch` (a `KafkaBatch`).
+    after the other, so a batch costs hundredths of a second instead of the start of a run. Several
+    runs share the partitions. The assets are the same as for `build_kafka_batch_defs`: they take
+    their offsets from the parameter `kafka_batch` (a `KafkaBatch`).
 
     Args:
         kafka: The group to join.
-        assets: What processes a batch. Each is made by one decorated function that returns nothing
-            or `dg.MaterializeResult`.
-        spark: The Spark session of a run: one for all of its batches.
-        runs: How many streaming runs share the partitions.
-        name: The name of the job; the sensor is called the same with `_sensor` behind it.
-        version: Of the code: runs of another version are replaced, one after the other. By default
-            a digest of the source files that the assets come from, and of the settings.
-        max_run_s: How old a run gets before it is replaced in the same way.
+        assets: The assets that process a batch. Each is made by one decorated function that returns
+            nothing or `dg.MaterializeResult`.
+        spark: The Spark session of a run, shared by its batches.
+        runs: The number of streaming runs.
+        name: The name of the job. The sensor is named `<name>_sensor`.
+        version: The version of the code. Runs of another version are replaced one after the other.
+            By default a digest of the settings and of the source files of the assets.
+        max_run_s: Runs that are older are replaced in the same way.
         kafka_key: The resource key of `kafka`.
-        batch_key: What the assets call the batch.
+        batch_key: The name of the batch in the assets.
         spark_key: The resource key of `spark`.
-        resources: More resources that the assets need. They live as long as the run. A
-            `SchemaRegistryResource` among them cannot be changed by the config of a run either.
-        external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
-            a batch that did not succeed is tried again.
-        job_tags: Tags for each run. Dagster stores a value that is no text as JSON.
-        lag_within_records: The check `lag_within` fails while more offsets than this wait in all
-            partitions together. Without this and `lag_within_s` there is no such check.
-        lag_within_s: It fails while a record waits for longer than this, by its timestamp.
-        commit_within_s: Dagster shows the committed offsets as stale when no commit was recorded
-            for longer than this, which it checks by its own freshness policies. At least 60; for
-            topics that always have new records.
-        show_topics: Whether the lineage has the topics upstream of the assets. Dagster changes the
-            deps of an asset only once: turn it off where something else has to.
+        resources: Further resources of the assets, which live as long as the run. The config of a
+            run cannot change a `SchemaRegistryResource`.
+        external_work: Stops the external work of a batch that did not succeed, such as jobs of a
+            Pipes client, before the batch is retried.
+        job_tags: Tags of each run. Dagster stores other values than strings as JSON.
+        lag_within_records: The check `lag_within` fails while more offsets wait in all partitions
+            together. Without this and `lag_within_s` there is no such check.
+        lag_within_s: The check `lag_within` fails while a record waits for longer, by its
+            timestamp.
+        commit_within_s: Dagster's freshness policy shows the committed offsets as stale when no
+            commit was recorded for longer. At least 60; for topics that always receive records.
+        show_topics: Whether the topics are upstream of the assets in the lineage. Dagster changes
+            the deps of an asset only once: turn it off if something else changes them.
         minimum_interval_seconds: Seconds between ticks of the sensor, which starts the runs.
-        default_status: Whether the sensor runs without being turned on.
+        default_status: Whether the sensor is on from the start.
 
     Returns:
-        The assets, the job, the sensor, the jobs by which people pause partitions (`_control`
-        behind the name) and have past ranges processed again (`_rerun`), the assets of the group,
-        their checks, and the resources.
+        The assets, the job, the sensor, the jobs of operators (`<name>_control` pauses partitions,
+        `<name>_rerun` processes past ranges again), the assets of the group with checks, and the
+        resources.
 
     Raises:
-        ConfigurationError: There is no asset, one cannot be called for each batch, has partitions
-            or an automation condition, a pool or a retry policy, a resource is configured at
-            launch, a name or a resource key is taken, a secret is written in the code, or settings
-            make no sense or do not fit each other. What a variable has is looked at in the first
-            tick.
+        ConfigurationError: There is no asset; an asset cannot be called for each batch, or has
+            partitions, an automation condition, a pool or a retry policy; a resource is configured
+            at launch; a name or a resource key is taken; a secret is written in the code; or
+            settings are invalid. Values of environment variables are checked in the first tick.
     """
     _check_numbers(
         name,
@@ -295,7 +293,7 @@ def build_kafka_stream_defs(
     stopper = stopper_of(name, external_work)
     _check_resources(name, assets, provided)
     bodies = in_order([Body.of(asset, batch_key) for asset in assets])
-    topics = topic_assets(kafka) if show_topics else []
+    topics = _topic_assets(kafka) if show_topics else []
     registries = _registries(resources)
     unshown = [
         [*hidden_settings(resource)]
@@ -401,7 +399,7 @@ def _check(
 def _check_secrets(name: str, written: Iterable[str]) -> None:
     for setting in written:
         msg = (
-            f"{setting} of {name} is given as a plain text, for everybody who reads the code. "
+            f"{setting} of {name} is given as a plain text in the code. "
             "Put the secret into an environment variable, and give it as dg.EnvVar with the "
             "variable's name (in YAML: '{{ env.NAME }}', and nothing else in the text)"
         )
@@ -422,7 +420,7 @@ def _resources(
     batch_key: str,
     **more: Any,  # noqa: ANN401 - resources have no common type
 ) -> dict[str, Any]:
-    """All resources of the definitions; this package's are out of the reach of a run's config."""
+    """Return all resources. The config of a run cannot change those of this package."""
     own = {key: pinned(resource) for key, resource in given.items() if resource is not None} | more
     taken = sorted((own.keys() | {batch_key}) & (others or {}).keys())
     if taken:
@@ -450,13 +448,49 @@ def _registries(others: Mapping[str, Any] | None) -> dict[str, SchemaRegistryRes
 
 
 def _without_checks_of_others(assets: Sequence[dg.AssetsDefinition]) -> dg.AssetSelection:
-    """The assets and the checks in their own check_specs.
+    """Select the assets and the checks in their check_specs.
 
-    A check that is defined apart would be a step that takes no batch, and in a streaming run it
-    would wait for an output.
+    A check that is defined apart takes no batch, and a streaming run would wait for its output.
     """
     own = [spec.key for asset in assets for spec in asset.check_specs]
     return dg.AssetSelection.assets(*assets).without_checks() | dg.AssetSelection.checks(*own)
+
+
+def _topic_assets(kafka: KafkaConsumerResource) -> list[dg.AssetSpec]:
+    """Return the topics as external assets, without patterns and unset environment variables.
+
+    The assets of groups that read the same topic are equal, so Dagster takes them for one.
+    """
+    given = (topic.get_value() if isinstance(topic, dg.EnvVar) else topic for topic in kafka.topics)
+    known = [topic for topic in given if topic]
+    names = Topics.of(known).names if known else ()
+    return [
+        dg.AssetSpec(
+            dg.AssetKey(["kafka_topics", topic]),
+            description=f"The Kafka topic {topic}.",
+            group_name="streaming",
+            kinds={"kafka"},
+        )
+        for topic in names
+    ]
+
+
+def _downstream(asset: dg.AssetsDefinition, topics: Sequence[dg.AssetSpec]) -> dg.AssetsDefinition:
+    """Return the asset with the topics upstream, where Dagster can add them.
+
+    A new dep would replace an input that takes the value of another asset.
+    """
+    if (
+        not asset.is_executable
+        or not isinstance(asset.node_def, dg.OpDefinition)
+        or any(not taken.dagster_type.is_nothing for taken in asset.node_def.input_defs)
+    ):
+        return asset
+    keys = [topic.key for topic in topics]
+    try:
+        return asset.map_asset_specs(lambda spec: with_topics(spec, keys))
+    except KeyError:  # its deps were changed after its definition, which Dagster does only once
+        return asset
 
 
 def _definitions(
@@ -472,7 +506,6 @@ def _definitions(
     sensor: dg.SensorDefinition,
     resources: Mapping[str, Any],
 ) -> dg.Definitions:
-    """All that stands for a group, whatever kind of runs it has."""
     group_id = _value_of(kafka.group_id)
     group = GroupAssets.of(group_id)
     offsets = dg.AssetSpec(
@@ -548,15 +581,15 @@ def _freshness(commit_within_s: float | None) -> dg.FreshnessPolicy | None:
 
 
 def _with_known_group(kafka: KafkaConsumerResource) -> KafkaConsumerResource:
-    """Return the resource with the group id itself, which messages can show, and no variable."""
+    """Return the resource with the value of its group id, which messages show."""
     return kafka.model_copy(update={"group_id": _value_of(kafka.group_id)})
 
 
 def _value_of(setting: str) -> str:
-    """The value of a setting that names assets, and is therefore needed before anything runs.
+    """Return the value of a setting that names assets, so it is needed at load time.
 
     Raises:
-        ConfigurationError: It is an environment variable that is not set.
+        ConfigurationError: Its environment variable is not set.
     """
     if not isinstance(setting, dg.EnvVar):
         return setting

@@ -1,10 +1,8 @@
-"""What a sensor of a group does for its reruns in a tick: it starts runs, and shows what is done.
+"""The reruns of a group in the ticks of its sensors: starts their runs, and shows their progress.
 
-It follows from the book of reruns and from the runs that Dagster shows
-(`core.operators.rerun_schedule`), so that neither a command nor a job has to wait for a rerun.
-
-Every code location of a group has a sensor. One of them looks after the reruns, as long as it says
-so: two would start each run twice, and these would refuse each other.
+All follows from the stored batches and the runs in Dagster (`core.operators.rerun_schedule`), so no
+command or job waits for a rerun. Of all sensors of a group, one holds a lease on the reruns: two
+would start each run twice, and these runs would refuse each other.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
     from dagster_rebalance.orchestration.runs.queries import RunLedger
 
-_SEAT = "reruns"
-_SEAT_LIMIT_S = 60.0
-"""Another sensor takes over that long after the last tick of the one that looked after them."""
+_LEASE_NAME = "reruns"
+_LEASE_S = 60.0
+"""Another sensor takes over this long after the last tick of the holder."""
 
 
 class RerunTick(NamedTuple):
-    """What a tick comes to.
+    """The outcome of a tick.
 
     Attributes:
-        requests: The runs to be started.
-        notes: How each rerun stands, as a sentence.
+        requests: The runs to start.
+        notes: The progress of each rerun.
         runs: The runs of the reruns.
     """
 
@@ -48,22 +46,22 @@ class RerunTick(NamedTuple):
     runs: tuple[RunSeen, ...] = ()
 
 
-def look_after_reruns(
+def schedule_reruns(
     context: dg.SensorEvaluationContext,
     location: str,
     group_id: str,
     ledger: RunLedger,
     batch_key: str,
 ) -> RerunTick:
-    """Look after the reruns of a group. Not for previews.
+    """Schedule the reruns of a group. Not for previews.
 
-    What goes wrong with them is told, and keeps the group from nothing.
+    Errors are noted, and do not affect the group.
 
     Args:
         context: The tick.
         location: The code location of the sensor.
         group_id: The group.
-        ledger: Its runs.
+        ledger: The runs of the group.
         batch_key: The resource key of the batch in the job of the sensor.
     """
     try:
@@ -81,8 +79,8 @@ def _tick(
     batch_key: str,
 ) -> RerunTick:
     group = GroupAssets.of(group_id)
-    book = RerunStore(context.instance, group.reruns_name)
-    batches = book.read()
+    store = RerunStore(context.instance, group.reruns_name)
+    batches = store.read()
     if not batches:
         return RerunTick()
     other = _other(context, group, f"{location}:{context.sensor_name}")
@@ -96,7 +94,7 @@ def _tick(
     found = steps(batches, runs, catalogue.orders())
     for cancel in found.cancels:
         _cancel(context, ledger, cancel)
-    _finish(book, catalogue, batches, found.done)
+    _finish(store, catalogue, batches, found.done)
     of = {batch.batch_id: batch.rerun for batch in batches}
     requests = tuple(
         dg.RunRequest(
@@ -109,17 +107,13 @@ def _tick(
     return RerunTick(requests, found.notes, runs)
 
 
-def _other(context: dg.SensorEvaluationContext, group: GroupAssets, mine: str) -> str:
-    """Keep the seat of whoever looks after the reruns, unless another sensor has it.
-
-    Returns:
-        The other sensor; empty when this one has the seat.
-    """
-    seat = MemberLease(context.instance, group, "", _SEAT)
-    holder, _, at = seat.read().rpartition(" ")
-    if holder not in {"", mine} and at.isdecimal() and time.time() - int(at) < _SEAT_LIMIT_S:
+def _other(context: dg.SensorEvaluationContext, group: GroupAssets, own: str) -> str:
+    """Renew the lease on the reruns, or return the other sensor that holds it."""
+    lease = MemberLease(context.instance, group, "", _LEASE_NAME)
+    holder, _, at = lease.read().rpartition(" ")
+    if holder not in {"", own} and at.isdecimal() and time.time() - int(at) < _LEASE_S:
         return holder
-    seat.renew(mine)
+    lease.renew(own)
     return ""
 
 
@@ -131,23 +125,19 @@ def _cancel(context: dg.SensorEvaluationContext, ledger: RunLedger, cancel: Canc
 
 
 def _finish(
-    book: RerunStore,
+    store: RerunStore,
     catalogue: Catalogue,
     known: Sequence[RerunBatch],
     done: Sequence[tuple[RerunBatch, str]],
 ) -> None:
-    """Show what is done, and take it out of the book: in this order, so that it is shown.
+    """Show finished batches, and then remove them.
 
-    Args:
-        book: The book.
-        catalogue: Where it is shown.
-        known: What the tick has found in the book. A rerun that lacks some of them by now may have
-            been cancelled, and is not done for that.
-        done: Those that are done, each with its run.
+    A rerun is done only if it finishes with this tick: one whose batches vanished may have been
+    cancelled.
     """
     for batch, run_id in done:
         catalogue.record_reprocessed(batch, run_id)
-        book.remove([batch])
+        store.remove([batch])
     finished = {batch for batch, _ in done}
     left = {batch.rerun for batch in known if batch not in finished}
     for rerun in dict.fromkeys(batch.rerun for batch in finished):

@@ -1,9 +1,9 @@
-"""The registry keeps the members of this process: at most one for each sensor.
+"""The members of this process: at most one per sensor.
 
-A member lives in a daemon thread, from its first real tick to its departure. The registry is
-process-wide, because Dagster builds resources anew for every tick. Nothing may fill it on import or
-in a run: run processes import the user's code too. After a reload the old process gets no more
-ticks, but lives until its runs have ended: its members drain, commit and leave without them.
+A member lives in a daemon thread, from the first real tick of its sensor until it leaves. The
+registry is process-wide, because Dagster creates resources for every tick. It must not be filled on
+import or in a run: run processes import the user's code, too. After a reload, the old process gets
+no ticks but lives until its runs have ended; its members drain, commit and leave.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _EXIT_MARGIN_S = 5.0
-_STANDS_BACK = (
+_STANDBY = (
     "another process of this code location is the member of the group, so this one stays out of "
     "it: "
     "run one replica of the code server, or give each replica a code location of its own"
 )
 _FIRST_TICK_S = 3.0
-"""A group gives a first member its partitions within 2 s. Dagster's daemon may evaluate no other
-sensor meanwhile, and its next tick comes 5 s later or more."""
+"""A group assigns partitions to its first member within 2 s. The wait may block the daemon's other
+sensors, and the next tick comes 5 s later or more."""
 _SILENCE_S = 30.0
-"""A member that has not turned for this time hangs, and its ticks fail with what it hangs in."""
+"""A member that has not turned for this long hangs, and its ticks fail with the current step."""
 _ABANDONED_AFTER_S = 120.0
-"""Longer than any call that is sure to end: a commit to a dead coordinator takes 46 s."""
+"""Longer than any call that ends: a commit to a dead coordinator takes 46 s."""
 
 
 class HostedMember:
-    """A member in a thread of its own.
+    """A member in its own thread.
 
     Args:
-        name: For the thread and for logs.
-        make_parts: Makes what the member works with, in its thread, and puts it away afterwards.
-        shutdown_timeout_s: How long it may drain when the process ends.
+        name: The name in threads and logs.
+        make_dependencies: Makes the dependencies of the member in its thread, and closes them.
+        shutdown_timeout_s: How long the member may drain when the process ends.
         clock: A monotonic clock.
     """
 
     def __init__(
         self,
         name: str,
-        make_parts: Callable[[], AbstractContextManager[MemberDependencies]],
+        make_dependencies: Callable[[], AbstractContextManager[MemberDependencies]],
         *,
         shutdown_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
-        self._make_parts = make_parts
+        self._make_dependencies = make_dependencies
         self._shutdown_timeout_s = shutdown_timeout_s
         self._mailbox = Mailbox(clock)
         self._failure: Exception | None = None
@@ -74,14 +74,14 @@ class HostedMember:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has left or failed."""
+        """Whether the member has left or failed."""
         return not self._thread.is_alive()
 
     def tick(self, patience_s: float = 0.0) -> tuple[Mail, list[str]]:
-        """Exchange a tick for what the member has to say: its mail, and notes for the log.
+        """Exchange a tick for the mail of the member and notes for the log.
 
         Args:
-            patience_s: How long to wait for a member that has said nothing yet.
+            patience_s: How long to wait for the first mail.
 
         Raises:
             DagsterRebalanceError: The member has failed or hangs; the message says why and what to
@@ -107,23 +107,23 @@ class HostedMember:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has hung for so long that another member has to take its place."""
+        """Whether the member has hung for so long that another one must replace it."""
         return not self.is_over and self._mailbox.silent_s > _ABANDONED_AFTER_S
 
     def abandon(self) -> None:
-        """Let it do nothing any more but leave, should it ever wake up.
+        """Let the member do nothing but leave, should its call ever return.
 
-        What it had claimed is adopted through its claims.
+        Its claims are adopted by the next owners.
         """
         self._mailbox.is_abandoned = True
 
     @property
     def mail(self) -> Mail:
-        """What the member has to say, without a tick."""
+        """The current mail of the member, without a tick."""
         return self._mailbox.mail
 
     def leave(self, reason: str) -> None:
-        """Ask the member to drain and leave. Does not wait."""
+        """Ask the member to drain and leave, without waiting."""
         self._mailbox.tell(LeaveRequested(reason, self._shutdown_timeout_s))
 
     def join(self, until: float) -> None:
@@ -132,13 +132,13 @@ class HostedMember:
 
     @property
     def exit_limit_s(self) -> float:
-        """How long the end of the process may wait for it."""
+        """How long the end of the process may wait for the member."""
         return self._shutdown_timeout_s + _EXIT_MARGIN_S
 
     def _main(self) -> None:
         try:
-            with self._make_parts() as parts:
-                member_loop = MemberLoop(parts, self._mailbox)
+            with self._make_dependencies() as dependencies:
+                member_loop = MemberLoop(dependencies, self._mailbox)
                 member_loop.run()
                 self.made_way = member_loop.made_way
         except Exception as error:
@@ -152,10 +152,11 @@ class Members:
     """A registry of hosted members.
 
     Args:
-        call_on_shutdown: Has a function called when the process is told to end.
+        call_on_shutdown: Registers a function to call when the process is asked to end.
         clock: A monotonic clock.
-        patience_s: How long the tick that makes a member waits for what it takes on first, so that
-            the first runs are requested by this tick.
+        patience_s: How long the tick that makes a member waits for its first mail, so that it
+            requests
+            the first runs.
     """
 
     def __init__(
@@ -173,29 +174,27 @@ class Members:
         self._lock = threading.RLock()  # a signal may come while this very thread has it
 
     def get(self, key: Hashable) -> HostedMember | None:
-        """The member for a key, if there is one. A preview uses this: it starts nothing."""
+        """Return the member of a key, if there is one, for a preview."""
         with self._lock:
             return self._members.get(key)
 
     def tick(
-        self, key: Hashable, make: Callable[[], HostedMember], sign_of_seat: Callable[[], str] = str
+        self, key: Hashable, make: Callable[[], HostedMember], read_lease: Callable[[], str] = str
     ) -> tuple[Mail, list[str]]:
-        """Exchange a tick with the member for a key.
-
-        The registry makes a member if there is none, or the last one is over.
+        """Exchange a tick with the member of a key, and make the member if there is none.
 
         Args:
-            key: Names the member.
-            make: Makes one.
-            sign_of_seat: The last sign of the process that has the seat of the sensor; empty when
-                it is free.
+            key: The key of the member.
+            make: Makes a member.
+            read_lease: Reads the lease on the sensor; empty if it is free.
 
         Raises:
-            DagsterRebalanceError: The member has failed, or hangs. If that is for good, the next
-                tick makes another one.
+            DagsterRebalanceError: The member has failed or hangs. If it has ended, the next tick
+                makes
+                another one.
         """
-        if self._stands_back(key, sign_of_seat):
-            return Mail(summary=(_STANDS_BACK,)), []
+        if self._is_standby(key, read_lease):
+            return Mail(summary=(_STANDBY,)), []
         patience_s = 0.0
         with self._lock:
             member = self._members.get(key)
@@ -214,16 +213,16 @@ class Members:
                 del self._members[key]
         return member.tick(patience_s)
 
-    def _stands_back(self, key: Hashable, sign_of_seat: Callable[[], str]) -> bool:
-        """Tell whether another process of this code location is the member.
+    def _is_standby(self, key: Hashable, read_lease: Callable[[], str]) -> bool:
+        """Whether another process of this code location is the member.
 
-        That process is a replica, which gets every other tick.
+        That process is a replica, which receives every other tick.
         """
         member = self.get(key)
         left = member is not None and member.is_over and member.made_way
         if not left and key not in self._made_way:
             return False
-        sign, now = sign_of_seat(), self._clock()
+        sign, now = read_lease(), self._clock()
         with self._lock:
             made_way = self._made_way.get(key, HandoverBackoff(sign, now)).observe(sign, now)
             if left:
@@ -235,10 +234,7 @@ class Members:
         return True
 
     def retire(self) -> None:
-        """Ask all members to drain and leave, and make no others.
-
-        Does not wait: a handler of a signal calls this.
-        """
+        """Ask all members to drain and leave, and make no others. Called by a signal handler."""
         with self._lock:
             self._is_retired = True
             members = list(self._members.values())
@@ -251,7 +247,7 @@ class Members:
             self._call_on_shutdown = None
 
     def shut_down(self) -> None:
-        """Let all members drain and leave, within their time-outs."""
+        """Let all members drain and leave, within their timeouts."""
         self.retire()
         with self._lock:
             members = list(self._members.values())
@@ -263,6 +259,6 @@ class Members:
 MEMBERS = Members(call_on_shutdown, patience_s=_FIRST_TICK_S)
 """The members of this process."""
 
-# The end of the process waits for them. Daemon threads and `atexit` are the only clean-up that ran
-# in every graceful end of a code server.
+# The end of the process waits for the members. Daemon threads and `atexit` are the only clean-up
+# that runs in every graceful end of a code server.
 atexit.register(MEMBERS.shut_down)

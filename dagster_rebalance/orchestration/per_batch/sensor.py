@@ -1,8 +1,8 @@
-"""The sensor lets Dagster's daemon exchange ticks with the member in the code server.
+"""The sensor of per-batch runs, through which Dagster's daemon exchanges ticks with the member.
 
-A tick makes no network call: it reads a mailbox and returns the runs that the member wants. A tick
-may time out, be a preview, or resume a day later. So the sensor offers a run again until it exists,
-a preview touches nothing, and a run checks for itself whether it may still work.
+A tick makes no network call to Kafka: it reads a mailbox, and requests the runs that the member
+wants. A tick may time out, be a preview, or resume a day later. So the sensor requests a run until
+it exists, a preview changes nothing, and a run checks itself whether it may work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dagster_rebalance.orchestration.batch.validation import (
 )
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies, MemberLog
 from dagster_rebalance.orchestration.member.opentelemetry import meter_of
-from dagster_rebalance.orchestration.operators.rerun_scheduler import look_after_reruns
+from dagster_rebalance.orchestration.operators.rerun_scheduler import schedule_reruns
 from dagster_rebalance.orchestration.per_batch.members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
@@ -86,27 +86,29 @@ def build_kafka_batch_sensor(
 ) -> dg.SensorDefinition:
     """Build the sensor that makes its code location a member of a consumer group.
 
-    The sensor requests a run for each batch.
+    The sensor requests one run per batch.
 
     Args:
         name: The name of the sensor.
-        job: What processes a batch. Each of its steps needs a `KafkaBatch` under `batch_key`, and
-            the job `dg.in_process_executor`. Where one of its assets takes the value of another,
-            their IO manager must be `values_by_batch`.
+        job: The job that processes a batch. Each of its steps needs a `KafkaBatch` under
+            `batch_key`,
+            and the job `dg.in_process_executor`. If one of its assets takes the value of another,
+                their
+            IO manager must be `values_by_batch`.
         kafka_key: The resource key of the `KafkaConsumerResource`.
         batch_key: The resource key of the `KafkaBatch`.
-        spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
-            be stopped.
-        external_work: Ends what runs have begun elsewhere, as for `build_kafka_batch_defs`.
-        lag_within_records: When the check `lag_within` fails, as for `build_kafka_batch_defs`.
-        lag_within_s: Likewise, in seconds.
-        minimum_interval_seconds: Seconds between ticks; Dagster's daemon does not go below 5.
-        default_status: Whether the sensor runs without being turned on.
+        spark_key: The resource key of the `KafkaSparkResource`, to stop Spark jobs of dead runs.
+        external_work: Stops the external work of runs, as for `build_kafka_batch_defs`.
+        lag_within_records: The limit of the check `lag_within`, as for `build_kafka_batch_defs`.
+        lag_within_s: The limit of the check `lag_within` in seconds.
+        minimum_interval_seconds: Seconds between ticks. Dagster's minimum is 5.
+        default_status: Whether the sensor is on from the start.
 
     Raises:
-        ConfigurationError: The steps of the job run in processes of their own, one does not take
-            its batch or has a retry policy, a resource is configured at launch, or batches would
-            take the values of each other.
+        ConfigurationError: The steps of the job run in separate processes, a step does not take its
+            batch or has a retry policy, a resource is configured at launch, or batches would take
+                the
+            values of each other.
     """
     lag_limit = LagLimit(lag_within_records, lag_within_s)
     check_executor(name, job)
@@ -138,7 +140,7 @@ def build_kafka_batch_sensor(
         if not is_real_tick(context):
             return _preview(key)
         check_lease(name, kafka, minimum_interval_seconds)
-        seat = MemberLease(
+        lease = MemberLease(
             context.instance,
             GroupAssets.of(kafka.group_id),
             location_of(context),
@@ -154,7 +156,7 @@ def build_kafka_batch_sensor(
                 stop_work,
                 lag_limit=lag_limit,
             ),
-            seat.read,
+            lease.read,
         )
         for note in notes:
             context.log.info(note)
@@ -164,7 +166,7 @@ def build_kafka_batch_sensor(
             stop_work=stop_work,
         )
         location = location_of(context)
-        reruns = look_after_reruns(context, location, kafka.group_id, ledger, batch_key)
+        reruns = schedule_reruns(context, location, kafka.group_id, ledger, batch_key)
         dead = DeadRuns()
         if reruns.runs:
             dead = end_dead_runs(context, ledger, reruns.runs, kafka.engine_settings().pulse)
@@ -198,22 +200,17 @@ def _check_job(job: dg.JobDefinition, batch_key: str) -> None:
 
 
 def _checked_job(context: dg.SensorEvaluationContext, name: str, batch_key: str) -> str:
-    """Check the job with all that definitions that were merged bring. Returns its name."""
+    """Check the job with all resources of merged definitions, and return its name."""
     if context.repository_def is not None:
         _check_job(context.repository_def.get_job(name), batch_key)
     return name
 
 
 def check_lease(name: str, kafka: KafkaConsumerResource, minimum_interval_seconds: int) -> None:
-    """Check that a member outlives the time between two ticks.
-
-    Args:
-        name: The name of the sensor.
-        kafka: The group.
-        minimum_interval_seconds: Seconds between ticks.
+    """Check that the lease of a member is longer than some intervals of its sensor.
 
     Raises:
-        ConfigurationError: Its lease is too short.
+        ConfigurationError: The lease is too short.
     """
     lease_s = _LEASE_TICKS * minimum_interval_seconds
     if kafka.lease_s < lease_s:
@@ -248,7 +245,7 @@ def _host(
     *,
     lag_limit: LagLimit,
 ) -> HostedMember:
-    """Start a member for the sensor, checking first what can be checked without a broker."""
+    """Start the member of the sensor, after the checks that need no broker."""
     settings = kafka.engine_settings(has_local_spark=spark is not None and spark.is_local)
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
@@ -261,7 +258,7 @@ def _host(
     name = f"{host.location}:{host.sensor}"
 
     @contextmanager
-    def parts() -> Iterator[MemberDependencies]:
+    def dependencies() -> Iterator[MemberDependencies]:
         with ExitStack() as stack:
             instance = stack.enter_context(dg.DagsterInstance.from_ref(instance_ref))
             consumer = stack.enter_context(kafka.connect())
@@ -290,16 +287,16 @@ def _host(
             )
 
     return HostedMember(
-        f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s
+        f"{host.location}/{host.sensor}", dependencies, shutdown_timeout_s=kafka.shutdown_timeout_s
     )
 
 
 def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list[str]:
-    """Ask the streaming runs that this code location had for the group to leave, and say so.
+    """Ask the former streaming runs of this code location to leave, and return a note.
 
-    Their own sensor went with the code that made it, and nobody else would end them.
+    Their sensor went with its code, and nothing else would end them.
     """
-    # Not by the tag as well: that reads all runs that the group ever had.
+    # Not by tag: that query reads all runs that the group ever had.
     live = context.instance.get_runs(dg.RunsFilter(statuses=LIVE_STATUSES))
     mine = f"{location_of(context)}:"
     streams = [

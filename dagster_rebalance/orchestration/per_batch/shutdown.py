@@ -1,14 +1,10 @@
-"""How members learn at once that their code server is told to end.
+"""Handlers of the signals that end a code server, so that its members leave immediately.
 
-After a SIGTERM Dagster's code server lives on until the runs that it launched are over. Meanwhile
-it goes on answering ticks, but refuses to launch runs: each batch that a member offers by then is a
-failed run, and three of those stop a partition. `atexit`, and with it the end of the members, comes
-after all that (seen with Dagster 1.13.27). So the signal itself is watched. Handlers can only be
-set by the main thread, while members are made in ticks, which run in other threads: the main thread
-is asked to set them.
-
-Only adds to the handlers that it finds, and never sets one where the system's own would end the
-process.
+After a SIGTERM, Dagster's code server lives until its runs have ended. It still answers ticks but
+refuses to launch runs, so each batch that a member requests then is a failed run, and three of
+those stop a partition. `atexit` comes after that (seen with Dagster 1.13.27). Only the main thread
+may set handlers, while members are made in ticks in other threads, so the main thread is asked to.
+Existing handlers are kept, and none is set where the system's default would end the process.
 """
 
 from __future__ import annotations
@@ -27,14 +23,13 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PendingCall = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _pending: list[object] = []
-"""What the main thread was asked to call. It must not be collected before it is called, and there
-is one for each process."""
+"""The pending calls of the main thread, which must not be garbage-collected before."""
 
 
 def call_on_shutdown(action: Callable[[], None]) -> None:
-    """Call `action` in the main thread when this process gets a signal to end.
+    """Call `action` in the main thread when this process receives a signal to end.
 
-    The call comes before the handlers that the process has already.
+    The call precedes the existing handlers.
     """
 
     def install(_: object = None) -> int:

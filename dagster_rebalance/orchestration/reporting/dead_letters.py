@@ -1,8 +1,7 @@
-"""A dead letter is one JSON record for each range whose attempts are exhausted, keyed by the range.
+"""Dead letters: one JSON record per range whose attempts are exhausted, keyed by the range.
 
-This module owns the fields of the record, and which range a record that comes back may name: others
-may write to the topic as well. A dead letter holds no record of the range itself: those stay in
-their topic for as long as its retention lets them.
+A dead letter contains no record of the range: these stay in their topic within its retention.
+Others may write to the dead-letter topic, so a record that comes back is verified.
 """
 
 from __future__ import annotations
@@ -30,26 +29,21 @@ if TYPE_CHECKING:
 
 _RECORDS_PER_QUERY = 100
 MOST_ERROR_CHARACTERS = 8_000
-"""A stack trace may be as long as it likes; a record may not."""
+"""Limit of a stack trace in a record."""
 
 
 class Sender(Protocol):
-    """What sends the records: `kafka.producers.dead_letter_producer.DeadLetterProducer`."""
+    """The port to the producer, `kafka.producers.dead_letters.DeadLetterProducer`."""
 
     def send(self, key: str, value: str) -> None:
-        """Begin to send a record, unless one with its key is under way."""
+        """Send a record, unless one with its key is under way."""
 
     def deliveries(self) -> tuple[Delivery, ...]:
-        """The records that ended since the last call."""
+        """Return the deliveries since the last call."""
 
 
 class DeadLetters:
-    """The dead letters of one member.
-
-    Args:
-        sender: Sends them.
-        group_id: The consumer group.
-    """
+    """The dead letters of one member, sent by `sender`."""
 
     def __init__(self, sender: Sender, group_id: str) -> None:
         self._sender = sender
@@ -58,20 +52,20 @@ class DeadLetters:
         self._ended: deque[Delivery] = deque()
 
     def is_under_way(self, range_: OffsetRange) -> bool:
-        """Whether the letter of a range is on its way."""
+        """Whether the dead letter of a range is being sent."""
         return range_.key in self._under_way
 
     def store(self, letter: StoreDeadLetter, error: str) -> None:
-        """Begin to store a letter, with what its last run failed with. Does not wait."""
+        """Send a dead letter with the error of its last run, without waiting."""
         if not self.is_under_way(letter.range):
             value = self._value(letter, error)
             self._sender.send(letter.range.key, value)
             self._under_way[letter.range.key] = letter  # not if it raises: it is asked for again
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        """What became of the letters. Answers that are not taken come again with the next call.
+        """Yield the results. Those that are not taken come again with the next call.
 
-        Each letter is under way until its answer is taken, so that it is not asked for again.
+        A letter is under way until its result is taken, so it is not sent twice.
         """
         self._ended.extend(self._sender.deliveries())
         while self._ended:
@@ -103,19 +97,18 @@ class DeadLetters:
 def dead_lettered_range(
     instance: dg.DagsterInstance, kafka: KafkaConsumerResource, letter: str | bytes
 ) -> OffsetRange:
-    """Return the range that a dead letter names, if the group really recorded it.
+    """Return the range that a dead letter names, if the group has recorded it.
 
-    The caller may process that range again, under the same range. The letter alone proves nothing,
-    because whoever may write to its topic could name a range that is done, or one of another topic.
+    You may process that range again, under the same range. The letter alone proves nothing: anyone
+    who may write to its topic could name a range that is done, or a range of another topic.
 
     Args:
-        instance: Where the group records its commits.
+        instance: The instance in which the group records its commits.
         kafka: The group.
         letter: The value of the record.
 
     Raises:
-        BatchRefusedError: It is no dead letter of the group, or Dagster has no record of the
-            dead letter.
+        BatchRefusedError: This is no dead letter of the group, or Dagster has no record of it.
     """
     try:
         value = json.loads(letter)

@@ -1,8 +1,8 @@
-"""The settings of a group that its members leave in Dagster's storage, for operators' commands.
+"""The settings of a group that its members store in Dagster for the commands of operators.
 
-With them a command needs neither the code of the assets nor the brokers' address, and counts
-attempts as the members do. Nothing that may be a secret is among them. They are kept as the book of
-orders is: as a dynamic partition of no asset, which needs one query and is never deleted by itself.
+So a command needs neither the code of the assets nor the address of the brokers, and counts
+attempts as the members do. Secrets are not stored. As directives are, they are stored as a dynamic
+partition of no asset, which needs one query and never expires.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_BYTES = 2_000
 
 
 def public_settings(kafka: KafkaConsumerResource) -> str:
-    """The settings of a group that others may know, as a text."""
+    """Return the settings of a group that are no secrets, as a text."""
     kept: dict[str, Any] = {name: getattr(kafka, name) for name in _KEPT}
     for name in _KEPT_IF_SHORT:
         longer = {**kept, name: getattr(kafka, name)}
@@ -42,19 +42,14 @@ def public_settings(kafka: KafkaConsumerResource) -> str:
 
 
 class GroupSettings:
-    """What the members of one group have left.
-
-    Args:
-        instance: Keeps it.
-        name: The name that it is kept under.
-    """
+    """The stored settings of one group, under the name of its dynamic partitions."""
 
     def __init__(self, instance: dg.DagsterInstance, name: str) -> None:
         self._instance = instance
         self._name = name
 
     def keep(self, settings: str) -> None:
-        """Leave the settings in place of those that are there."""
+        """Replace the settings."""
         known = self._instance.get_dynamic_partitions(self._name)
         if list(known) != [settings]:
             self._instance.add_dynamic_partitions(self._name, [settings])
@@ -63,7 +58,7 @@ class GroupSettings:
                 self._instance.delete_dynamic_partition(self._name, old)
 
     def read(self) -> dict[str, Any]:
-        """The last settings; none of a group whose members have left none that can be read."""
+        """Return the settings; empty if there are none that can be read."""
         known = self._instance.get_dynamic_partitions(self._name)
         try:
             found = json.loads(known[-1]) if known else {}
@@ -71,8 +66,8 @@ class GroupSettings:
             return {}
         if not isinstance(found, dict):
             return {}
-        mine = {*_KEPT, *_KEPT_IF_SHORT}
-        return {name: value for name, value in found.items() if name in mine}
+        known_names = {*_KEPT, *_KEPT_IF_SHORT}
+        return {name: value for name, value in found.items() if name in known_names}
 
 
 def _text(settings: dict[str, Any]) -> str:

@@ -1,10 +1,9 @@
-"""The bodies of a streaming run: the user's assets, called once for each batch.
+"""Calls of the assets in a streaming run: each function is called once per batch.
 
-Owns that an asset needs nothing new to be streamed: its function gets the batch, its resources and
-a context as in a run of its own, and what it returns becomes a materialisation. Async functions run
-in the event loop of the run, as its async resources do: a client that one of them opens lives for
-all batches. What cannot work for many batches in one run is refused where it is defined
-(`asset_forms`).
+A function receives the batch, its resources and a context as in its own run, and its results become
+materializations. Async functions run in the event loop of the run, as async resources do, so a
+client of such a resource lives for all batches. `asset_forms` refuses assets that cannot process
+many batches in one run.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Body:
-    """One asset, or several that one function makes.
+    """The call of one asset, or of several that one function makes.
 
     Attributes:
         asset: The definition.
-        function: What the user wrote.
-        taken_keys: The resources that it takes as parameters, and the batch.
-        required_keys: All that it needs, also those that it takes from the context.
-        batch_key: What it calls the batch.
+        function: The function of the user.
+        taken_keys: The resources that are parameters, and the batch.
+        required_keys: All required resources, including those from the context.
+        batch_key: The name of the batch.
     """
 
     asset: dg.AssetsDefinition
@@ -55,10 +54,10 @@ class Body:
 
     @classmethod
     def of(cls, asset: dg.AssetsDefinition, batch_key: str) -> Body:
-        """The body of an asset.
+        """Return the call of an asset.
 
         Raises:
-            ConfigurationError: It cannot be called for each batch.
+            ConfigurationError: The asset cannot be called for each batch.
         """
         function = check_streamed(asset, batch_key)
         stored = {output.io_manager_key for output in asset.op.output_defs}
@@ -74,19 +73,18 @@ class Body:
             yield spec if batch is None else spec.replace_attributes(deps=deps)
 
     def __call__(self, step: dg.AssetExecutionContext, batch: KafkaBatch) -> Iterator[Made]:
-        """Process a batch; what it made, each asset once.
+        """Process a batch, and yield the results of each asset once.
 
         Raises:
-            ConfigurationError: It returned something that a streaming run cannot keep, or a result
-                of a check that is not found among its own.
+            ConfigurationError: A result cannot be kept in a streaming run, or belongs to no check.
         """
         context = OpContextOfAsset(step.op_execution_context, self.asset, {self.batch_key: batch})
-        said = list(self._said(context))
-        yield from Results(self.asset, context).take(said)
+        returned = list(self._returned(context))
+        yield from Results(self.asset, context).take(returned)
 
-    def _said(self, context: OpContextOfAsset) -> Iterator[object]:
+    def _returned(self, context: OpContextOfAsset) -> Iterator[object]:
         loop = context.get_step_execution_context().event_loop
-        # The resource itself: what the context has of it may be a client that it makes.
+        # The resource itself: the context may hold a client that it makes.
         resources = context.resources.original_resource_dict
         given = {key: resources[key] for key in self.taken_keys}
         shown = context if takes_op_context(self.asset) else ContextOfAsset(context)
@@ -101,10 +99,10 @@ class Body:
 
 
 def in_order(bodies: Sequence[Body]) -> tuple[Body, ...]:
-    """The bodies, each behind those that it depends on.
+    """Return the calls in the order of their dependencies.
 
     Raises:
-        ConfigurationError: Two depend on each other.
+        ConfigurationError: Two assets depend on each other.
     """
     made = {key: body for body in bodies for key in body.asset.keys}
     found: dict[int, Body] = {}
@@ -132,12 +130,12 @@ def in_order(bodies: Sequence[Body]) -> tuple[Body, ...]:
 
 
 def _finished(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the user returns
-    """Run an awaitable to its end. If it is interrupted, it does not go on with the next batch."""
+    """Run an awaitable to its end. An interruption cancels it, so the next batch is clean."""
     whole = _awaited(awaitable)
     try:
         return loop.run_until_complete(whole)
     finally:
-        # An interrupt may arrive before any name stands for the task.
+        # An interruption may arrive before a name is bound to the task.
         for task in asyncio.all_tasks(loop):
             if task.get_coro() is whole:
                 task.cancel()

@@ -1,9 +1,9 @@
-"""The context that an asset of a streaming run receives.
+"""The contexts that the functions of assets receive in a streaming run.
 
-All assets of the run are one step of Dagster, whose context describes that step. These contexts
-describe one asset, and keep what the asset adds for one batch. Run, log, instance, resources and
-event loop stay those of the step. Dagster's direct invocation is no alternative: its context has no
-run, writes to the console instead of the run's log, and refuses `add_asset_metadata`.
+All assets of the run are one step of Dagster. These contexts describe one asset, and keep what it
+adds for one batch; run, log, instance, resources and event loop are those of the step. Dagster's
+direct invocation does not fit: its context has no run, logs to the console, and refuses
+`add_asset_metadata`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 class Resources:
-    """The resources of a run, and those that each batch has of its own.
-
-    Args:
-        of_run: The resources of the step.
-        given: What they are for this batch.
-    """
+    """The resources of the run, with those of the batch in place of some."""
 
     def __init__(self, of_run: Any, given: Mapping[str, object]) -> None:  # noqa: ANN401 - Dagster makes a class for each step
         self._of_run = of_run
@@ -36,12 +31,12 @@ class Resources:
 
     @property
     def original_resource_dict(self) -> Mapping[str, object]:
-        """The resources themselves, also those that have another object in the context."""
+        """The resources themselves, where the context holds another object."""
         return {**self._of_run.original_resource_dict, **self._given}
 
 
 class OpContextOfAsset(dg.OpExecutionContext):
-    """The context of an asset whose function asks for an `OpExecutionContext`."""
+    """The context of an asset whose function takes an `OpExecutionContext`."""
 
     def __init__(
         self,
@@ -57,7 +52,7 @@ class OpContextOfAsset(dg.OpExecutionContext):
         self._needs_results = False
         self._missing_results: str | None = None
 
-    # What the asset has added
+    # Additions of the asset
 
     def metadata_of(self, key: dg.AssetKey) -> Mapping[str, Any]:
         """Return the metadata that was added to one asset."""
@@ -68,7 +63,7 @@ class OpContextOfAsset(dg.OpExecutionContext):
         return self._versions.get(key)
 
     def add_to_asset(self, key: dg.AssetKey | None, metadata: Mapping[str, Any]) -> None:
-        """Add metadata to one asset; the key may be left out if there is only one."""
+        """Add metadata to an asset. `key` is optional if there is only one."""
         if key is None and len(self._asset.keys) > 1:
             msg = f"{self._shown()} makes several assets: name the one that the metadata is for"
             raise ConfigurationError(msg)
@@ -107,14 +102,14 @@ class OpContextOfAsset(dg.OpExecutionContext):
 
     @property
     def typed_event_stream_error_message(self) -> str | None:
-        """What to do if a result is missing."""
+        """The advice for a missing result."""
         return self._missing_results
 
     def set_requires_typed_event_stream(self, *, error_message: str | None = None) -> None:
         """Require a result for each asset, as a Pipes session does."""
         self._needs_results, self._missing_results = True, error_message
 
-    # Which asset it is
+    # The asset
 
     @property
     def resources(self) -> Resources:
@@ -128,12 +123,12 @@ class OpContextOfAsset(dg.OpExecutionContext):
 
     @property
     def op_config(self) -> None:
-        """A batch has no run config."""
+        """None: a batch has no run config."""
         return
 
     @property
     def has_assets_def(self) -> bool:
-        """An asset has one."""
+        """True for an asset."""
         return True
 
     @property

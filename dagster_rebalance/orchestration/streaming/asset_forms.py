@@ -1,6 +1,6 @@
-"""The forms of assets that the definitions take, and why others are refused.
+"""The forms of assets that the definitions accept, and the reasons to refuse others.
 
-Each refusal names the asset and the alternative. `test_asset_table.py` plays every form that
+Each refusal names the asset and an alternative. `test_asset_table.py` covers every form that
 Dagster documents, and generates the table in docs/assets.md.
 """
 
@@ -23,11 +23,12 @@ _CONTAINERS = (list, tuple, Union)
 
 
 def check_makes_assets(name: str, assets: Iterable[object]) -> None:
-    """Check that each definition materializes assets of its own, in either form of run.
+    """Check that each definition materializes its own assets, in either form of run.
 
     Raises:
-        ConfigurationError: One is no asset, a check, an asset that no run materializes, or an asset
-            that another one materializes.
+        ConfigurationError: A definition is no asset, is a check, is never materialized, or repeats
+            the
+            asset of another one.
     """
     made: dict[str, dg.AssetKey] = {}
     for asset in assets:
@@ -54,7 +55,7 @@ def check_makes_assets(name: str, assets: Iterable[object]) -> None:
 
 
 def _check_is_new(name: str, key: dg.AssetKey, made: dict[str, dg.AssetKey]) -> None:
-    """Check that no definition before makes an asset of this key, or of the same name of its op."""
+    """Check that no earlier definition has this key, or a key with the same op name."""
     identifier = key.to_python_identifier()
     other = made.get(identifier)
     made[identifier] = key
@@ -82,7 +83,7 @@ def name_of(asset: dg.AssetsDefinition) -> str:
 
 
 def check_streamed(asset: dg.AssetsDefinition, batch_key: str) -> Callable[..., Any]:
-    """Check that the function of an asset can be called for each batch of a run, and return it.
+    """Return the function of an asset if it can be called for each batch of a run.
 
     Raises:
         ConfigurationError: It cannot be called.
@@ -116,7 +117,7 @@ def has_context(asset: dg.AssetsDefinition) -> bool:
 
 
 def takes_op_context(asset: dg.AssetsDefinition) -> bool:
-    """Whether the function asks for the context of an op."""
+    """Whether the function takes an `OpExecutionContext`."""
     return has_context(asset) and _compute(asset).get_context_arg().annotation in {
         dg.OpExecutionContext,
         dg.OpExecutionContext.__name__,
@@ -203,7 +204,7 @@ def _stored_values(asset: dg.AssetsDefinition) -> Iterator[str]:
 
 
 def _holds_value(annotation: object) -> bool:
-    """Whether an annotation names anything besides results, which Dagster shows as Any."""
+    """Whether an annotation includes anything besides results, which Dagster shows as Any."""
     if annotation in {Any, object, type(None)}:
         return False
     origin = get_origin(annotation)

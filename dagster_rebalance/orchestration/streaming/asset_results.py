@@ -1,7 +1,7 @@
-"""What the function of an asset returned or yielded for one batch, as results of its assets.
+"""The results of an asset's function for one batch.
 
-Owns the rules by which Dagster assigns results to assets and checks, as far as they need no IO
-manager: Dagster applies its own only within a step.
+They are assigned to assets and checks by Dagster's rules, as far as these need no IO manager:
+Dagster applies its own rules only within a step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Event = dg.AssetMaterialization | dg.AssetObservation | dg.ExpectationResult
 Made = dg.MaterializeResult[Any] | dg.AssetCheckResult | Event
 
 NO_VALUE = dg.MaterializeResult[Any]().value
-"""The value of a result without one: None is a value, and would go to the IO manager."""
+"""The value of a result without a value. None is a value for the IO manager."""
 
 _NO_NAME = dg.Output[None](None).output_name
 
 
 def each_of(returned: object) -> Iterator[object]:
-    """Return the results in what a function returned that is no generator."""
+    """Yield the results in the return value of a function that is no generator."""
     is_named_tuple = hasattr(returned, "_fields")
     if isinstance(returned, list | tuple | Iterator) and not is_named_tuple:
         yield from returned
@@ -40,12 +40,7 @@ def each_of(returned: object) -> Iterator[object]:
 
 
 class Results:
-    """The results of one function for one batch.
-
-    Args:
-        asset: What the function makes.
-        context: What the function has added to its context.
-    """
+    """The results of one function for one batch."""
 
     def __init__(self, asset: dg.AssetsDefinition, context: OpContextOfAsset) -> None:
         self._asset = asset
@@ -55,10 +50,11 @@ class Results:
         self._events: list[Event] = []
 
     def take(self, said: Iterable[object]) -> Iterator[Made]:
-        """Return the results in the order of the assets, each with its checks.
+        """Yield the results in the order of the assets, each with its checks.
 
         Raises:
-            ConfigurationError: One cannot be kept, is missing, or belongs to no asset or check.
+            ConfigurationError: A result cannot be kept, is missing, or belongs to no asset or
+                check.
         """
         for one in said:
             self._add(one)
@@ -71,7 +67,7 @@ class Results:
         yield from self._checks
 
     def _check_checks(self) -> None:
-        """Check that each check has one result: without, its last one would stay on show."""
+        """Require one result of each check: otherwise its last result would stay on show."""
         given = [*self._checks, *chain(*(one.check_results or () for one in self._made.values()))]
         times = Counter((check.asset_key, check.check_name) for check in given)
         optional = {out.name for out in self._asset.op.output_defs if not out.is_required}
@@ -137,14 +133,14 @@ class Results:
         )
 
     def _next_key(self) -> dg.AssetKey:
-        """Return the asset of a result without a name: a tuple has them in the assets' order."""
+        """Return the asset of an unnamed result: tuples follow the order of the assets."""
         keys = list(self._asset.keys_by_output_name.values())
         if len(self._made) >= len(keys):
             self._refuse("more results than it has assets")
         return keys[len(self._made)]
 
     def _implied(self, spec: dg.AssetSpec) -> dg.MaterializeResult[Any] | None:
-        """Return the result of an asset for which the function returned none."""
+        """Return the result of an asset without a returned one."""
         if spec.skippable:
             return None
         if self._context.requires_typed_event_stream:
@@ -156,7 +152,7 @@ class Results:
     def _complete(
         self, result: dg.MaterializeResult[Any], key: dg.AssetKey
     ) -> dg.MaterializeResult[Any]:
-        """Add what stands in the context, and the checks of the asset that came apart from it."""
+        """Add metadata and data version of the context, and the separate checks of the asset."""
         apart = [check for check in self._checks if check.asset_key == key]
         self._checks = [check for check in self._checks if check.asset_key != key]
         return result._replace(
@@ -166,7 +162,7 @@ class Results:
         )
 
     def _named(self, check: dg.AssetCheckResult, key: dg.AssetKey | None) -> dg.AssetCheckResult:
-        """Find in check_specs what a result of a check leaves out, as Dagster does."""
+        """Complete the result of a check from check_specs, as Dagster does."""
         fitting = [
             spec
             for spec in self._asset.check_specs

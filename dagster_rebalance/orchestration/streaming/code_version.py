@@ -1,9 +1,8 @@
-"""The version of the code of a streaming run: by it a sensor knows that its runs have old code.
+"""The version of the code of a streaming run, by which the sensor replaces runs with old code.
 
-Owns that the same code, loaded again, has the same version. It is a digest of the source files that
-the assets come from, of this package, of the settings that are no secrets, and of the image that
-Dagster runs. What else a team deploys (another library, a secret) it does not see: a team can give
-a version of its own.
+It is a digest of the source files of the assets, this package, the settings without secrets, and
+the image that Dagster runs, so the same code has the same version when it is loaded again. Other
+changes of a deployment (a library, a secret) need an explicit version.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _CHARACTERS = 12
 
 
 def code_version(functions: Iterable[Callable[..., object]], settings: str) -> str:
-    """The version of some functions and their settings.
+    """Return the version of some functions and their settings.
 
     Args:
         functions: Functions of the user.
-        settings: What else makes a difference. It must not have secrets in it.
+        settings: Further parts of the version, without secrets.
     """
     digest = hashlib.sha256(settings.encode())
     digest.update(os.environ.get(_IMAGE_VARIABLE, "").encode())
@@ -39,7 +38,7 @@ def code_version(functions: Iterable[Callable[..., object]], settings: str) -> s
 
 
 def _written(function: object) -> Any:  # noqa: ANN401 - a function or a class
-    """What stands in a source file: not a partial, nor an object that can be called."""
+    """Return the function or class in a source file behind a partial or a callable object."""
     found = inspect.unwrap(function) if callable(function) else function
     if isinstance(found, partial):
         return _written(found.func)
@@ -48,9 +47,9 @@ def _written(function: object) -> Any:  # noqa: ANN401 - a function or a class
 
 
 def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
-    """All source files of the package that a function comes from, or of its folder, by name.
+    """Yield all source files of the package of a function, or of its folder, by relative name.
 
-    The names are relative: a deploy may put the same files elsewhere.
+    A deployment may put the same files elsewhere.
     """
     found = _written(function)
     source = inspect.getsourcefile(found)

@@ -1,8 +1,7 @@
-"""Which code and which inputs made the materialisations of a streaming run.
+"""The code and the inputs of the materializations of a streaming run, as Dagster's tags.
 
-Dagster writes this into the tags of a materialisation when a step stores an output, which a
-streaming run does once in its life. From them it shows an asset as unsynced, and
-`AutomationCondition.data_version_changed()` fires.
+Dagster writes these tags when a step stores an output, which a streaming run does once in its life.
+It shows an asset as unsynced by them, and `AutomationCondition.data_version_changed()` fires.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _IS_OF_USER = "dagster/data_version_is_user_provided"
 _INPUT_VERSION = "dagster/input_data_version"
 _INPUT_EVENT = "dagster/input_event_pointer"
 _NEVER_RECORDED = ("INITIAL", "NULL")
-"""The data version and the event that Dagster notes for an input without any record."""
+"""Dagster's data version and event of an input without a record."""
 _LOOK_S = 1.0
-"""How old a look at an input may be. With many batches a second, each look of its own would cost
-more than a batch. A version that is too old shows the asset as unsynced until the next batch."""
+"""Maximum age of input versions. With many batches a second, reading them would cost more than a
+batch. An outdated version shows the asset as unsynced until the next batch."""
 
 
 class Provenance:
-    """The tags of the materialisations of one run.
+    """The tags of the materializations of one run.
 
     Args:
-        instance: Where the inputs are recorded.
-        run_id: The run: the code version of assets that have none, as Dagster has it.
+        instance: The instance with the records of the inputs.
+        run_id: The run: the code version of assets without one, as in Dagster.
         specs: All assets of the run.
     """
 
@@ -48,7 +47,7 @@ class Provenance:
         self._made: dict[dg.AssetKey, tuple[str, str]] = {}
 
     def look(self) -> None:
-        """Note which inputs a batch finds, before any asset works on it."""
+        """Read the versions of the inputs of a batch, before its assets are called."""
         if self._inputs and time.monotonic() - self._looked_at < _LOOK_S:
             return
         self._looked_at = time.monotonic()
@@ -63,13 +62,12 @@ class Provenance:
     def tags(
         self, key: dg.AssetKey, version: dg.DataVersion | None, batch_id: str
     ) -> dict[str, str]:
-        """Return the tags of a materialisation.
+        """Return the tags of a materialization.
 
         Args:
             key: The asset.
-            version: The data version that its function gave.
-            batch_id: The batch. Its records are an input that no asset stands for, so that the
-                version changes with each batch also while code and assets upstream do not.
+            version: The data version from its function.
+            batch_id: The batch. No asset represents its records, so the id is part of the version.
         """
         spec = self._specs[key]
         code = spec.code_version or self._run_id

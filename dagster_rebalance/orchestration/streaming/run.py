@@ -1,9 +1,8 @@
-"""A streaming run: a Dagster run that is a member of the group and works on batch after batch.
+"""A streaming run: a Dagster run that is a member of the group and processes batch after batch.
 
-The member lives in a thread of its own, so that membership depends on no batch. The main thread
-works, because Spark and signals belong there. Owns how the run ends: SIGTERM (a drained node) and a
-cancel that Dagster shows are requests to leave, which finish the batch at work; what must not go on
-is interrupted.
+The member lives in another thread, so membership depends on no batch. The main thread processes,
+because Spark and signals need it. SIGTERM (a drained node) and a cancel in Dagster ask the run to
+leave after its current batch; a batch that must not continue is interrupted.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _WAIT_S = 1.0
 _LOOK_S = 0.1
-"""How often the end of the log is looked up: a record waits for that."""
+"""How often the log end is read: a record waits for that."""
 _IDLE_LOOK_S = 0.5
 _PROGRESS_S = 60.0
 _MOST_REFUSALS = 5
@@ -82,16 +81,17 @@ _RANGES_SHOWN = 20
 
 
 class BatchInterruptedError(dg.DagsterExecutionInterruptedError):
-    """The batch at work must not go on.
+    """Raised in the current batch when it must not continue.
 
-    It is no `Exception`, so that a body's own handlers do not keep it, and it is what Dagster
-    raises in a run that is cancelled, so that a Pipes client ends its work.
+    It is not an `Exception`, so handlers in the asset do not catch it. Dagster raises its base
+    class in
+    a cancelled run, so a Pipes client ends its job.
     """
 
 
 @dataclass
 class Progress:
-    """What a streaming run has done since it was last told."""
+    """The batches of a streaming run since the last summary in its log."""
 
     since: float
     batches: int = 0
@@ -106,12 +106,12 @@ class StreamRun:
     """The work of one streaming run.
 
     Args:
-        context: The step that it is.
+        context: The step of the run.
         kafka: The group.
-        spark: Where the bodies work, if they use Spark.
-        bodies: What processes a batch, in order.
-        lag_limit: How much lag of the group is too much.
-        stopper: Stops what the bodies have begun elsewhere; None where they do not.
+        spark: The Spark session of the assets, if they use one.
+        bodies: The calls of the assets that process a batch, in order.
+        lag_limit: The limit of the check `lag_within`.
+        stopper: Stops the external work of the assets; None if they have none.
     """
 
     def __init__(
@@ -172,11 +172,12 @@ class StreamRun:
         self._heartbeat.on_cancel = partial(self._ask_to_leave, "its run is cancelled")
 
     def work(self) -> None:
-        """Work until the member has left.
+        """Process batches until the member has left.
 
         Raises:
-            ConfigurationError: This is a branch deployment without a group of its own.
-            DagsterExecutionInterruptedError: The run was cancelled, or others may do its work.
+            ConfigurationError: This is a branch deployment without its own group.
+            DagsterExecutionInterruptedError: The run was cancelled, or others may take its work
+                over.
             DagsterRebalanceError: The member failed; the message says why and what to do.
         """
         if self._kafka.why_not_to_join:
@@ -191,48 +192,48 @@ class StreamRun:
             closing(self._reader),
         ):
             member = threading.Thread(
-                target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
+                target=self._run_member, name=f"member of run {self._run.run_id}", daemon=True
             )
             member.start()
             try:
-                self._take_batches(member)
+                self._process_batches(member)
             finally:
                 self._is_over = True
                 self._mailbox.tell(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
                 self._wake()
                 member.join(_JOIN_LIMIT_S)
-                if self._work.untold:  # the last batch may have ended when the member had left
-                    self._say_at_last(partial(self._work.say, ()))
+                if self._work.untold:  # the last batch may have ended after the member left
+                    self._report_at_end(partial(self._work.say, ()))
         if self._was_asked_to_leave and self._failure is None and self._is_unwanted():
             self._failure = dg.DagsterExecutionInterruptedError()
         if self._failure is not None:
-            # The records are not at fault: what was at work is no failed attempt.
+            # The records are not at fault: the current batch is no failed attempt.
             record_run_event(instance, self._run, RunEvent.TAKEN_BACK)
             raise self._failure
 
     def _is_unwanted(self) -> bool:
         """Whether Dagster shows the run as cancelled.
 
-        A signal alone, as on a node that is drained, is no cancel and no failure: the run ends as
-        one that new code replaces, and the sensor starts the next one at once.
+        A signal alone, as on a drained node, is neither a cancel nor a failure: the sensor starts
+        the next run at once.
         """
         run = self._context.instance.get_run_by_id(self._run.run_id)
         return run is None or run.status is not dg.DagsterRunStatus.STARTED
 
-    def _take_batches(self, member: threading.Thread) -> None:
+    def _process_batches(self, member: threading.Thread) -> None:
         progress = Progress(time.monotonic())
         while member.is_alive():
             batch = self._work.next(_WAIT_S)
             self._is_at_work = batch is not None
             try:
                 if batch is not None and not self._has_left.is_set():
-                    if self._has_lost_spark(ask=False):
+                    if self._lost_spark(ask=False):
                         self._work.end(Outcome.DROPPED)
                     else:
                         self._process(batch, progress)
             finally:
                 self._is_at_work = False
-            progress = self._tell(progress)
+            progress = self._log_progress(progress)
 
     # The batch
 
@@ -256,14 +257,14 @@ class StreamRun:
         except BatchInterruptedError:
             self._is_in_body = False
             self._say(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
-        # Extensions in Rust and a cancelled task of asyncio raise what is no Exception.
+        # Extensions in Rust and a cancelled asyncio task raise no Exception.
         except BaseException as problem:  # whatever the user's code raises
             self._is_in_body = False  # first: an interrupt must not hit what follows
             if self._mailbox.is_abandoned:  # the run may work no longer, and ends
                 raise
             # A batch that did not end when it was interrupted, or that lost its Spark: the records
             # are not at fault.
-            if self._is_interrupted or self._has_lost_spark():
+            if self._is_interrupted or self._lost_spark():
                 said = text_of_error(problem)
                 self._say(self._context.log.warning, "batch %s ended with %s", batch.batch_id, said)
             else:
@@ -276,7 +277,7 @@ class StreamRun:
                 self._work.end(outcome, error)
 
     def _keep_error(self, batch: BegunBatch, failed: FailedAttempt) -> None:
-        """Show in Dagster what a batch has failed with, also when this run is replaced."""
+        """Show the error of a batch in Dagster, also for the runs that replace this one."""
         shown = ", ".join(map(str, batch.ranges[:_RANGES_SHOWN]))
         more = "" if len(batch.ranges) <= _RANGES_SHOWN else f" and {len(batch.ranges)} in all"
         text = "batch %s failed on %s%s (attempt %d): %s"
@@ -285,8 +286,8 @@ class StreamRun:
         notes = FailureNotes(self._context.instance, self._kafka.group_id)
         self._say(lambda *_: notes.write(batch.ranges, failed), text, *arguments)
 
-    def _has_lost_spark(self, *, ask: bool = True) -> bool:
-        """Whether the JVM of a local Spark has died. The run leaves, and a new one takes over."""
+    def _lost_spark(self, *, ask: bool = True) -> bool:
+        """Whether the JVM of a local Spark has died. Then the run asks to leave."""
         if not jvm_has_died(ask=ask):
             return False
         self._ask_to_leave("the JVM of its Spark has died")
@@ -312,7 +313,7 @@ class StreamRun:
                 raise dg.Failure(msg)
 
     def _report(self, made: Made, batch: KafkaBatch) -> list[dg.AssetCheckEvaluation]:
-        """Report what a body has made; returns the checks that this evaluates."""
+        """Report a result of an asset, and return the checks that it evaluates."""
         if isinstance(made, dg.AssetCheckResult):
             return [self._evaluate(made)]
         if not isinstance(made, dg.MaterializeResult):
@@ -341,20 +342,21 @@ class StreamRun:
         return found
 
     def _check_not_interrupted(self) -> None:
-        """Make sure that a body did not keep its interruption to itself.
+        """Raise the interruption that an asset has caught.
 
-        A Pipes client may: dagster-databricks cancels its job and returns as if it had succeeded.
+        A Pipes client may do that: dagster-databricks cancels its job and returns as if it had
+        succeeded.
         """
         signals.exit_if_fork_of(self._pid)
         if self._is_interrupted:
             raise BatchInterruptedError
 
     def _keep(self, report: Callable[[], None]) -> None:
-        """Report something to Dagster, which may be away for a while.
+        """Report to Dagster, with retries while its storage is unavailable.
 
-        The body is done, so this is no failed attempt. If Dagster stays away, the lease ends the
-        run. A report that is refused while signs of life are stored is at fault itself, and so is
-        the body that made it. A lost connection is no refusal: the next report opens a new one.
+        The asset is done, so an outage is no failed attempt; if it lasts, the lease ends the run.
+        If the storage refuses a report but takes heartbeats, the report is at fault, and so is the
+        asset. After a lost connection, the next report opens another one.
         """
         refusals = 0
         while (error := self._try_report(report)) is not None:
@@ -366,7 +368,7 @@ class StreamRun:
             time.sleep(_WAIT_S)
 
     def _try_report(self, report: Callable[[], None]) -> Exception | None:
-        """Report something once; return the error if Dagster's storage did not take it."""
+        """Report once, and return the error if the storage did not take the report."""
         try:
             with self._heartbeat.reporting():
                 report()
@@ -378,7 +380,7 @@ class StreamRun:
         return None
 
     def _try_beat(self) -> bool:
-        """Store a sign of life; False if Dagster's storage does not take it."""
+        """Store a heartbeat, and return whether the storage took it."""
         try:
             with self._heartbeat.reporting():
                 self._heartbeat.beat(self._context.instance)
@@ -387,7 +389,7 @@ class StreamRun:
         return True
 
     def _say(self, write: Callable[..., None], text: str, *arguments: object) -> None:
-        """Write to the log of the run, unless Dagster is away."""
+        """Write to the log of the run; if Dagster is unavailable, to the log of the process."""
         try:
             with self._heartbeat.reporting():
                 write(text, *arguments)
@@ -398,17 +400,17 @@ class StreamRun:
         try:
             settle_batch(batch_id, is_done=is_done)
             if self._spark is not None and not is_done:
-                # Also what the body began from records that it did not read through the batch.
+                # Also jobs on records that the asset did not read through the batch.
                 self._spark.interrupt_work()
         except Exception:
             logger.warning("the Spark work of %s could not be ended", batch_id, exc_info=True)
 
     def _wait_until_stopped(self, batch_id: str) -> bool:
-        """Wait until nothing that a body has begun elsewhere works any more.
+        """Wait until the external work of a batch has stopped: no other run may begin it before.
 
-        Until then the batch is at work: nobody may begin it again. When the run has to end before
-        that, the answer is False, the run ends as one that failed, and whoever comes next waits for
-        the same.
+        Returns:
+            False if the run had to end first. It then fails, and the next owner waits for the same
+                work.
         """
         tries, since = 0, time.monotonic()
         while self._stopper is not None:
@@ -428,7 +430,7 @@ class StreamRun:
             time.sleep(_WAIT_S)
         return True
 
-    def _tell(self, progress: Progress) -> Progress:
+    def _log_progress(self, progress: Progress) -> Progress:
         for note in self._mailbox.take_notes():
             self._say(self._context.log.info, "%s", note)
         if time.monotonic() - progress.since < _PROGRESS_S:
@@ -439,10 +441,10 @@ class StreamRun:
 
     # The member
 
-    def _be_member(self) -> None:
+    def _run_member(self) -> None:
         try:
-            with self._parts() as parts:
-                MemberLoop(parts, self._mailbox).run()
+            with self._dependencies() as dependencies:
+                MemberLoop(dependencies, self._mailbox).run()
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._failure = error
         finally:
@@ -451,16 +453,16 @@ class StreamRun:
             self._end_body()
 
     def _give_up(self) -> None:
-        """Leave the group at once, and end the process: an interrupted body does not end."""
+        """Leave the group and end the process, because an interrupted batch does not end."""
         if not self._gives_up:
             self._gives_up = True
             reason = "the batch at work was interrupted and does not end"
             self._mailbox.tell(LeaveRequested(reason, 0.0))
 
     def _end_body(self) -> None:
-        """Interrupt what is at work until it ends: nobody is there any more to commit it.
+        """Interrupt the current batch until it ends, because no member is left to commit it.
 
-        A body may keep its interruption to itself, or wait for a thread that nothing interrupts.
+        An asset may catch its interruption, or wait for a thread that nothing interrupts.
         """
         self._interrupt()
         patience_s = 0.0 if self._gives_up else self._kafka.heartbeat_timeout_s
@@ -469,7 +471,7 @@ class StreamRun:
             if time.monotonic() > until and process.is_of_one_run():
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
                 if not self._work.is_late:  # else the batch at work is a failed attempt
-                    self._say_at_last(
+                    self._report_at_end(
                         partial(
                             record_run_event, self._context.instance, self._run, RunEvent.TAKEN_BACK
                         )
@@ -479,14 +481,14 @@ class StreamRun:
             self._interrupt()
 
     @staticmethod
-    def _say_at_last(say: Callable[[], None]) -> None:
-        """Say something before the run ends; a storage that hangs keeps nobody."""
+    def _report_at_end(say: Callable[[], None]) -> None:
+        """Report before the run ends. A storage that hangs does not block the end."""
         last_word = threading.Thread(target=say, daemon=True)
         last_word.start()
         last_word.join(LAST_EVENT_LIMIT_S)
 
     @contextmanager
-    def _parts(self) -> Iterator[MemberDependencies]:
+    def _dependencies(self) -> Iterator[MemberDependencies]:
         kafka, run = self._kafka, self._run
         settings = kafka.engine_settings(streams=True).of_stream(run.run_id)
         settings = replace(
@@ -581,7 +583,7 @@ class StreamRun:
 
 
 class StreamCatalogue(Catalogue):
-    """Reports for the member of a streaming run, which has no seat and no successor of its own."""
+    """The catalogue of a streaming run, which has neither a lease nor a successor."""
 
     def __init__(
         self, instance: dg.DagsterInstance, kafka: KafkaConsumerResource, run: dg.DagsterRun
@@ -602,34 +604,34 @@ class StreamCatalogue(Catalogue):
         self._due: list[RunEvent] = []
 
     def keep_seat(self) -> None:
-        """Do nothing: a streaming run has no seat."""
+        """Do nothing: a streaming run has no lease."""
 
     def give_seat_up(self) -> None:
-        """Do nothing: a streaming run has no seat."""
+        """Do nothing: a streaming run has no lease."""
 
     def leave_wanted(self) -> LeaveRequested | None:
-        """Leave when the sensor has asked this very run to."""
-        self._set_due_marks()
+        """Return a request to leave if the sensor has asked this run to."""
+        self._record_due_events()
         if RunEvent.LEAVE not in run_events_of(self._instance, self._run.run_id):
             return None
         return LeaveRequested("another streaming run takes its place")
 
     def record_joined(self) -> None:
-        """Show that the member reads the group, and that this run may be given partitions."""
+        """Record that the member is ready: it may be assigned partitions."""
         self._due.append(RunEvent.READY)
         super().record_joined()
-        self._set_due_marks()
+        self._record_due_events()
 
     def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
-        """Show what was assigned, and the first time that this run has joined."""
+        """Record an assignment, and with the first one that the run has joined."""
         if not self._has_joined:
             self._has_joined = True
             self._due.append(RunEvent.JOINED)
         super().record_assigned(partitions, member_id)
-        self._set_due_marks()
+        self._record_due_events()
 
-    def _set_due_marks(self) -> None:
-        """Set the marks that Dagster has not taken yet: without them nobody is replaced."""
+    def _record_due_events(self) -> None:
+        """Record run events that the storage has not taken: without them no run is replaced."""
         while self._due:
             record_run_event(self._instance, self._run, self._due[0])
             del self._due[0]

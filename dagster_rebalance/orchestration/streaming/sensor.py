@@ -1,10 +1,9 @@
-"""The sensor that keeps streaming runs alive. It holds no member.
+"""The sensor that keeps streaming runs alive, without a member of its own.
 
-What it does in a tick follows from the runs that Dagster shows (`core.streaming.replicas`): so
-ticks, the daemon and the code server may be away without a batch being late. Dagster shows a run as
-live until somebody says that it is not, and its launcher may not notice that its process is gone.
-So the sensor looks at the signs of life as members do (`core.runs.liveness`), and ends what is
-dead. What it keeps in its cursor is for how long each sign has not changed.
+Each tick derives its actions from the runs in Dagster (`core.streaming.replicas`), so an outage of
+ticks, daemon or code server delays no batch. Dagster and its launchers may not notice that the
+process of a run is gone, so the sensor tracks heartbeats as members do (`core.runs.liveness`), and
+ends dead runs. Its cursor stores since when each heartbeat has not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dagster_rebalance.core.streaming.replicas import (
     reconcile,
 )
 from dagster_rebalance.orchestration.batch.validation import check_merged_resources
-from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, look_after_reruns
+from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, schedule_reruns
 from dagster_rebalance.orchestration.reporting.checks import stop_notes
 from dagster_rebalance.orchestration.reporting.member_tables import last_report
 from dagster_rebalance.orchestration.runs.external_jobs import stopping
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
 
 _NEWEST = 100
-"""A tick looks at this many of the newest runs, beside all that are live."""
+"""The newest runs that a tick reads, beside all live runs."""
 _QUEUED = {
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.MANAGED,
@@ -77,14 +76,13 @@ def build_kafka_stream_sensor(
     Args:
         name: The name of the sensor.
         job: The job of the streaming runs.
-        fleet: How many, and of which version.
+        fleet: The number and the version of the runs.
         rerun_key: The resource key of the batch of a rerun.
         kafka_key: The resource key of the `KafkaConsumerResource`.
-        spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
-            be stopped.
-        stopper: Stops what the runs have begun elsewhere.
+        spark_key: The resource key of the `KafkaSparkResource`, to stop Spark jobs of dead runs.
+        stopper: Stops the external work of the runs.
         minimum_interval_seconds: Seconds between ticks.
-        default_status: Whether the sensor runs without being turned on.
+        default_status: Whether the sensor is on from the start.
     """
 
     @dg.sensor(
@@ -115,11 +113,11 @@ def build_kafka_stream_sensor(
                 stop_work=stopping(spark, stopper),
             )
             location = location_of(context)
-            reruns = look_after_reruns(context, location, kafka.group_id, ledger, rerun_key)
+            reruns = schedule_reruns(context, location, kafka.group_id, ledger, rerun_key)
             runs = (*ledger.streams(live), *reruns.runs)
             dead = end_dead_runs(context, ledger, runs, kafka.engine_settings().pulse)
             live = [record for record in live if record.dagster_run.run_id not in dead.ended]
-        # A run that cannot be ended keeps no place: the next one waits for it, and says so.
+        # A run that cannot be ended frees its slot: its successor waits for it on its partitions.
         seen = [
             run for run in streams_of(context.instance, stream, live) if run.run_id not in dead.left
         ]
@@ -175,13 +173,7 @@ def _live(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
 def streams_of(
     instance: dg.DagsterInstance, stream: str, live: Iterable[dg.RunRecord]
 ) -> tuple[StreamingRun, ...]:
-    """The newest streaming runs of a sensor of a code location, and all that are live.
-
-    Args:
-        instance: Where they are.
-        stream: The sensor.
-        live: The live ones, as they were read before.
-    """
+    """Return all live runs of a sensor (`location:name`), as read before, and its newest runs."""
     newest = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream}), limit=_NEWEST)
     records = {record.dagster_run.run_id: record for record in (*live, *newest)}
     return tuple(_seen(instance, record) for record in records.values())
@@ -207,7 +199,7 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamingRun:
 
 
 def _cancelled_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> float | None:
-    """When a run that is being cancelled was; None for any other."""
+    """Return when the cancel of a run was requested; None for any other run."""
     if run.status is not dg.DagsterRunStatus.CANCELING:
         return None
     events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
@@ -215,15 +207,17 @@ def _cancelled_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> float | N
 
 
 def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
-    """Since when a run waits. One that was created and not submitted has no event that says it."""
+    """Return since when a run waits.
+
+    A run that was created and not submitted has no event.
+    """
     events = instance.all_logs(record.dagster_run.run_id, of_type=dg.DagsterEventType.RUN_ENQUEUED)
-    # Not when it was created: Postgres keeps that in the time zone of the connection, and does not
-    # say in which.
+    # Not its creation: Postgres stores that in the unknown time zone of the connection.
     return events[-1].timestamp if events else record.create_timestamp.timestamp()
 
 
 def _shown(seen: Sequence[StreamingRun], fleet: Replicas) -> str:
-    """The live runs in a sentence, by what each is about to do."""
+    """Return the live runs in a sentence, by their next step."""
     live = [run for run in seen if run.is_live]
     if not live:
         return "no streaming run is live"

@@ -1,18 +1,17 @@
 """The step of a streaming run: all assets of its batches together.
 
-A run of a rerun has the same job, so that it makes the same assets. It is no member: its batch is
-in its config, as in a run for each batch.
+A rerun uses the same job, so it materializes the same assets. Its run is no member of the group:
+the config contains the batch, as in a per-batch run.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotation of `context`.
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import dagster as dg
 
 from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
-from dagster_rebalance.orchestration.reporting.lineage import reading
 from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.orchestration.streaming.asset_calls import Body
@@ -22,11 +21,11 @@ from dagster_rebalance.orchestration.streaming.run import StreamRun
 
 
 class RerunKafkaBatch(KafkaBatch):
-    """The batch of a rerun. A streaming run has none: it takes its batches as a member."""
+    """The batch of a rerun; empty in a streaming run, which takes its batches as a member."""
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["KafkaBatch"]:
-        """Check that the run may work if it has a batch."""
+        """Check that the run may process its batch, if it has one."""
         if self.batch_id:
             with super().yield_for_execution(context) as batch:
                 yield batch
@@ -45,11 +44,11 @@ def stream_asset(
     stopper: WorkStopper | None,
     lag_limit: LagLimit,
 ) -> dg.AssetsDefinition:
-    """The assets as one step, which calls their functions for each batch until its run ends."""
+    """Return the assets as one step that calls their functions for each batch of its run."""
     needed = frozenset({kafka_key, rerun_key}).union(*(body.required_keys for body in bodies))
     # No asset is an output of the step: each batch logs its own materialisations.
     specs = [
-        reading(spec, topics).replace_attributes(skippable=True)
+        with_topics(spec, topics).replace_attributes(skippable=True)
         for body in bodies
         for spec in body.specs
     ]
@@ -71,14 +70,14 @@ def stream_asset(
         if not rerun.batch_id:
             if STREAM_TAG not in context.run.tags:
                 msg = (
-                    "This run was not started by its sensor, so nobody would look after it. "
+                    "This run was not started by its sensor, so nothing would monitor it. "
                     "Streaming runs of this job are started by its sensor, which also replaces "
                     "and ends them: turn it on. To process past ranges again, use "
                     "dagster-rebalance rerun or the job of the group for that."
                 )
                 raise dg.Failure(msg, allow_retries=False)
             StreamRun(context, kafka, spark, bodies, lag_limit, stopper=stopper).work()
-            # Dagster fails a step without them. What the checks found was told with each batch.
+            # Dagster requires these outputs. The checks were reported with each batch.
             for spec in check_specs:
                 yield dg.Output(None, output_name=spec.get_python_identifier())
             return
@@ -94,10 +93,10 @@ def stream_asset(
 
 
 def _own_resources(bodies: Sequence[Body]) -> dict[str, dg.ResourceDefinition]:
-    """The resources that the assets bring in `resource_defs`.
+    """Return the `resource_defs` of the assets.
 
     Raises:
-        ConfigurationError: Two assets bring different ones under one key.
+        ConfigurationError: Two assets define different resources under one key.
     """
     found: dict[str, dg.ResourceDefinition] = {}
     for body in bodies:
@@ -109,3 +108,9 @@ def _own_resources(bodies: Sequence[Body]) -> dict[str, dg.ResourceDefinition]:
                     "the run has one for all of its assets: give each resource a key of its own",
                 )
     return found
+
+
+def with_topics(spec: dg.AssetSpec, topics: Iterable[dg.AssetKey]) -> dg.AssetSpec:
+    """Return an asset with its topics upstream."""
+    known = {dep.asset_key for dep in spec.deps}
+    return spec.replace_attributes(deps=[*spec.deps, *(key for key in topics if key not in known)])

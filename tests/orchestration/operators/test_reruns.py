@@ -485,7 +485,7 @@ def test_one_code_location_looks_after_the_reruns(ground: Ground) -> None:
     ground.begin()
     assert ground.tick(location="blue").run_requests
     assert f"blue:{ground.name}_sensor looks after" in ground.tick(location="green").skip_message
-    ground.monkeypatch.setattr(rerun_scheduler, "_SEAT_LIMIT_S", -10.0)
+    ground.monkeypatch.setattr(rerun_scheduler, "_LEASE_S", -10.0)
     assert ground.tick(location="green").run_requests
 
 

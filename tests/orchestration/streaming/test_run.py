@@ -624,7 +624,7 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
     monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
     member = threading.Thread(target=run._end_body)
     works = SimpleNamespace(is_alive=lambda: not is_killed.is_set())
-    run._take_batches(works)  # type: ignore[arg-type]
+    run._process_batches(works)  # type: ignore[arg-type]
     assert is_killed.is_set()
     member.join(60)
     if is_late:
