@@ -36,10 +36,9 @@ from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.member_tables import utc
 from dagster_rebalance.orchestration.runs.queries import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
-from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
+from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore, RerunStore
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
