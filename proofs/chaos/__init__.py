@@ -1,4 +1,1 @@
-"""`python -m proofs chaos` does random faults to real parts.
-
-It counts what was lost or doubled, and what stood still.
-"""
+"""`python -m proofs chaos`: inject random faults into real processes; count losses and stalls."""

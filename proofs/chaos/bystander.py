@@ -1,8 +1,7 @@
-"""The bystander asks Dagster's storage what members ask, and notes when an answer took long.
+"""The bystander queries Dagster's storage as a member does, and notes slow answers.
 
-Its questions are those that members ask between two batches. Owns the delays that are the machine's
-fault. A busy processor or a busy storage that keeps the idle bystander waiting keeps a member
-waiting as well, and is no stall of the member.
+If a busy processor or storage delays the idle bystander, it delays members as well: such delays are
+no stalls of a member.
 """
 
 from __future__ import annotations
@@ -22,18 +21,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SLOW_S = 0.2
-"""On a machine that has time the answer takes a few hundredths of a second."""
+"""On an idle machine the answer takes a few hundredths of a second."""
 _PAUSE_S = 0.25
 _LONGEST_LOCK_S = 120.0
 SQLITE_FILES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
-"""The databases in the home folder of a Dagster instance without a server of its own."""
+"""The databases in the home folder of a Dagster instance with SQLite."""
 
 
 def wait_for_writes(home: Path) -> None:
-    """Wait until SQLite lets somebody write.
-
-    A process that is frozen in the middle of a write keeps all others waiting.
-    """
+    """Wait until SQLite allows a write; a process suspended inside a write blocks all others."""
     for name in SQLITE_FILES:
         with closing(
             sqlite3.connect(home / name, timeout=_LONGEST_LOCK_S, isolation_level=None)
@@ -43,10 +39,10 @@ def wait_for_writes(home: Path) -> None:
 
 
 class Bystander:
-    """Asks four times a second, in a thread of its own, from when it is entered.
+    """Queries four times a second in a thread, while it is entered.
 
     Args:
-        ask: Asks once. What it raises says nothing about time, and is left to the faults.
+        ask: Queries once. Its errors are ignored: faults cause them.
         clock: Seconds since 1970.
     """
 
@@ -58,11 +54,10 @@ class Bystander:
 
     @property
     def slow(self) -> list[Span]:
-        """When it waited longer than `SLOW_S` for an answer, oldest first."""
+        """The waits of more than `SLOW_S`, oldest first."""
         return list(self._slow)
 
     def look(self) -> None:
-        """Ask once."""
         began_at = self._clock()
         try:
             self._ask()

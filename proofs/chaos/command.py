@@ -1,7 +1,6 @@
-"""`python -m proofs chaos` does faults to real parts, and counts losses, doubles and stalls.
+"""`python -m proofs chaos`: the options, the printed lines and the exit code.
 
-Owns the options, the lines that a person sees, and the exit code. Everything that the command
-starts is gone when it ends, also after Ctrl-C, and when it is killed.
+All processes of the command end with it, also after Ctrl-C or a kill.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Protocol(enum.Enum):
 
 
 class Storage(enum.Enum):
-    """Where Dagster keeps its storage."""
+    """The storages of Dagster."""
 
     SQLITE = "sqlite"
     POSTGRES = "postgres"
@@ -70,7 +69,7 @@ def chaos(
         Sink, typer.Option(help="Where Spark writes; a table of delta or iceberg means --spark.")
     ] = Sink.PARQUET,
 ) -> None:
-    """Kill, freeze and break real brokers, members, runs and Dagster by random draw.
+    """Kill, suspend and break real brokers, members, runs and Dagster at random.
 
     The command then checks that nothing is lost or doubled.
     """

@@ -1,8 +1,7 @@
-"""The draw decides which fault comes when.
+"""The order and the pauses of the faults, from a seed.
 
-Each kind comes once in every round, and each round is in random order, so a few faults already are
-of many kinds. Owns the draw. The seed decides the order and the pauses; the effect on the parts is
-never the same twice.
+Each kind comes once in every round, in random order, so a few faults already have many kinds. The
+effect on real processes differs each time.
 """
 
 from __future__ import annotations
@@ -19,12 +18,7 @@ _WAITS_FOR_WORK = 0.6
 
 
 class Draw(Generic[_T]):
-    """Draws kinds of faults.
-
-    Args:
-        kinds: What there is.
-        chance: The source of chance.
-    """
+    """Draws kinds of faults."""
 
     def __init__(self, kinds: Sequence[_T], chance: random.Random) -> None:
         self._kinds = kinds
@@ -32,9 +26,9 @@ class Draw(Generic[_T]):
         self._round: list[_T] = []
 
     def next(self, strike: Callable[[_T], bool]) -> _T | None:
-        """Draw until `strike` takes one, which is returned; None when none can be done now.
+        """Draw until `strike` accepts a kind, and return it; None if none is possible now.
 
-        What could not be done stays first in line. It does not keep the next round from beginning.
+        Impossible kinds stay first in the queue, but do not block the next round.
         """
         kind = self._first(strike)
         if kind is None and len(self._round) < len(self._kinds):
@@ -50,12 +44,9 @@ class Draw(Generic[_T]):
         return None
 
     def pause_s(self) -> float:
-        """How long until the next one: now and then hardly at all, so that faults meet."""
+        """Return the pause before the next fault; sometimes almost none, so that faults overlap."""
         return self._chance.uniform(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
 
     def waits_for_work(self) -> bool:
-        """Whether the next fault comes only after a commit.
-
-        Faults to a heap of ruins would prove little.
-        """
+        """Return whether the next fault comes only after a commit, so the group recovers."""
         return self._chance.random() < _WAITS_FOR_WORK

@@ -1,7 +1,6 @@
-"""What the command and the runs that it plays with have in common: names, and a folder.
+"""The folder through which the command observes the runs and makes them fail.
 
-Owns how runs are seen at work, and how they are told to fail. Imports next to nothing: every run
-waits for it.
+Every run imports this module, so it imports almost nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SENSOR = f"{JOB}_sensor"
 SESSION_TIMEOUT_S = 10
 
 _NO_FILES = 3
-"""Below all files and sockets that a process has open: it can open no other one."""
+"""Limit of open files below those that a process has open, so it can open no other one."""
 
 FOLDER_VARIABLE = "CHAOS_FOLDER"
 BROKERS_VARIABLE = "KAFKA_BROKERS"
@@ -35,23 +34,19 @@ ROLE_VARIABLE = "CHAOS_ROLE"
 STREAMING = "streaming"
 """The role of a code location with streaming runs."""
 RUNS = 3
-"""How many streaming runs share the partitions."""
+"""Number of streaming runs."""
 HEARTBEAT_TIMEOUT_S = 20
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The folder that runs and faults share.
-
-    Attributes:
-        root: The folder.
-    """
+    """The folder that runs and faults share."""
 
     root: Path
 
     @property
     def output(self) -> Path:
-        """What the runs wrote."""
+        """Output of the runs."""
         return self.root / "output"
 
     @property
@@ -64,31 +59,28 @@ class Exchange:
 
     @property
     def noted(self) -> Path:
-        """What the second asset of the runs wrote."""
+        """Output of the second asset of the runs."""
         return self.root / "noted"
 
     @property
     def fleeting(self) -> Path:
-        """What the runs of the second group wrote since its topic was made."""
+        """Output of the second group since its topic was created."""
         return self.root / "fleeting"
 
     def turn_page(self, life: int) -> None:
-        """Move the output of the second group away.
-
-        Its topic has been made again, and ranges will have the same keys.
-        """
+        """Move the output of the second group away: ranges of the new topic have the same keys."""
         self.fleeting.rename(self.root / f"fleeting before {life}")
         self.fleeting.mkdir()
 
     def page(self) -> list[int]:
-        """The numbers in the output of the second group."""
+        """Return the numbers in the output of the second group."""
         return [
             int(line) for path in self.fleeting.glob("*.txt") for line in path.read_text().split()
         ]
 
     @property
     def bodies(self) -> Path:
-        """What the batches of each run noted of themselves."""
+        """Folder of the runs' journals."""
         return self.root / "bodies"
 
     @property
@@ -96,7 +88,7 @@ class Exchange:
         return self.root / "deploys"
 
     def deploy(self) -> str:
-        """Let the code have a new version from the next time on that it is loaded; which."""
+        """Set a new version of the code for its next load, and return it."""
         self._deploys.write_text(f"{self.version}+")
         return self.version
 
@@ -114,7 +106,7 @@ class Exchange:
         return self.root / "launches are refused"
 
     def make(self) -> None:
-        """Make its folders."""
+        """Create the folders."""
         for folder in (
             self.output,
             self.noted,
@@ -128,7 +120,7 @@ class Exchange:
 
     @contextmanager
     def at_work(self, run_id: str) -> Iterator[None]:
-        """Show that this process works on a run."""
+        """Register this process as the working process of a run."""
         self.show_process(run_id)
         try:
             yield
@@ -136,14 +128,11 @@ class Exchange:
             (self._working / run_id).unlink(missing_ok=True)
 
     def show_process(self, run_id: str) -> None:
-        """Show that this process is that of a run, also when it has ended.
-
-        So a reader has to look whether it lives.
-        """
+        """Register this process as that of a run, also after its end."""
         (self._working / run_id).write_text(f"{os.getpid()} {_began_at(os.getpid())}")
 
     def working(self) -> dict[str, int]:
-        """The process of each run that works."""
+        """Return the process of each working run."""
         found = {}
         for note in self._working.iterdir():
             with suppress(OSError, ValueError):  # it ended meanwhile, or has just begun
@@ -154,7 +143,7 @@ class Exchange:
         return found
 
     def send(self, run_id: str, number: signal.Signals) -> bool:
-        """Send a signal to the process of a run; False when it is gone."""
+        """Send a signal to the process of a run; return False if it is gone."""
         pid = self.working().get(run_id)
         if pid is None:
             return False
@@ -163,16 +152,16 @@ class Exchange:
         return True
 
     def kill(self, run_id: str) -> bool:
-        """End the process of a run at once; False when it is gone."""
+        """Kill the process of a run; return False if it is gone."""
         if not self.send(run_id, signal.SIGKILL):
             return False
         (self._working / run_id).unlink(missing_ok=True)
         return True
 
     def cut_off(self, run_id: str) -> bool:
-        """Keep the process of a run from opening any file or connection; False when it is gone.
+        """Prevent a run's process from opening files and connections; return False if it is gone.
 
-        What is open stays open.
+        Open files and connections stay open.
         """
         pid = self.working().get(run_id)
         if pid is None:
@@ -181,14 +170,14 @@ class Exchange:
         return _limit_files(pid, _NO_FILES)
 
     def reconnect(self, run_id: str) -> None:
-        """Let the process of a run open files again, if it is still there."""
+        """Let the process of a run open files again, if it still exists."""
         pid = self.working().get(run_id)
         if pid is not None:
             _limit_files(pid, None)
         (self._cut_off / run_id).unlink(missing_ok=True)
 
     def is_cut_off(self, run_id: str) -> bool:
-        """Whether a run is cut off. Opens no file."""
+        """Return whether a run is cut off, without opening a file."""
         return (self._cut_off / run_id).exists()
 
     def refuse_launches(self) -> None:
@@ -196,23 +185,23 @@ class Exchange:
         self._refusal.touch()
 
     def allow_launches(self) -> None:
-        """Let the launcher launch again."""
+        """Let the launcher launch runs again."""
         self._refusal.unlink(missing_ok=True)
 
     @property
     def refuses_launches(self) -> bool:
-        """Whether the launcher shall refuse."""
+        """Whether the launcher refuses runs."""
         return self._refusal.exists()
 
     def fail_next(self) -> None:
-        """Let the next run that comes to its end fail."""
+        """Let the next finishing run fail."""
         (self._failures / str(len(list(self._failures.iterdir())))).touch()
 
     def fail_if_wanted(self) -> None:
-        """End a run badly if that is wanted, once for each time.
+        """Raise an error if `fail_next` was called, once per call.
 
         Raises:
-            RuntimeError: It is.
+            RuntimeError: A failure was requested.
         """
         for wanted in self._failures.iterdir():
             with suppress(FileNotFoundError):  # another run took it
@@ -222,10 +211,7 @@ class Exchange:
 
 
 def _limit_files(pid: int, limit: int | None) -> bool:
-    """Set how many files a process may have open; False when the process is gone.
-
-    None sets the limit back to the process's hard limit.
-    """
+    """Set a process's limit of open files, or reset it; return False if it is gone."""
     try:
         _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard if limit is None else limit, hard))
@@ -235,5 +221,5 @@ def _limit_files(pid: int, limit: int | None) -> bool:
 
 
 def _began_at(pid: int) -> int:
-    """When a process began, in clock ticks since the machine was started."""
+    """Return the start of a process, in clock ticks since the machine's boot."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

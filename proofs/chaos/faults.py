@@ -1,8 +1,7 @@
-"""The faults: their kinds, and what becomes of each until it is mended.
+"""The kinds of faults, and the faults in progress until they are repaired.
 
-Owns the kinds and the list of what is under way. What a fault does to the parts is in `on_members`,
-`on_kafka`, `on_runs` and `on_storage`; which comes when is `draw.py`'s; what they explain is
-`reasons.py`'s.
+`on_members`, `on_kafka`, `on_runs`, `on_streams` and `on_storage` inject them, `draw` orders them,
+and `reasons` derives the idleness that they explain.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _LOOK_S = 0.2
 
 
 class Kind(enum.Enum):
-    """What can go wrong."""
+    """The kinds of faults."""
 
     MEMBER_KILLED = "member killed (SIGKILL), its runs live on"
     MEMBER_TERMINATED = "member terminated (SIGTERM), as in a deploy"
@@ -61,14 +60,14 @@ class Kind(enum.Enum):
 
 @dataclass
 class Fault:
-    """A fault that was done.
+    """An injected fault.
 
     Attributes:
-        kind: What.
-        target: To whom or what.
-        began_at: When, in seconds since 1970.
-        partitions: The numbers of the partitions that it may hold up; None for all.
-        mended_at: When it was over.
+        kind: The kind.
+        target: The affected process.
+        began_at: In seconds since 1970.
+        partitions: Numbers of the partitions that it may delay; None for all.
+        mended_at: Time of the repair.
     """
 
     kind: Kind
@@ -78,28 +77,28 @@ class Fault:
     mended_at: float | None = None
 
     def end(self, until: float) -> float:
-        """When it was over, or `until` if it is not."""
+        """Return the time of the repair, or `until` if there is none yet."""
         return until if self.mended_at is None else self.mended_at
 
 
 def at_once() -> bool:
-    """Due now."""
+    """Due immediately."""
     return True
 
 
 def nothing() -> None:
-    """Nothing to mend."""
+    """Repair nothing."""
 
 
 @dataclass
 class UnderWay:
-    """A fault that is to be mended.
+    """A fault in progress.
 
     Attributes:
-        fault: Which.
-        is_due: Whether it is time.
-        mend: What mends it.
-        mended_at: When that was done; its error, if something does not come back.
+        fault: The fault.
+        is_due: Returns whether the repair is due.
+        mend: Repairs it.
+        mended_at: Result of the repair: its time, or its error.
     """
 
     fault: Fault
@@ -110,14 +109,14 @@ class UnderWay:
 
 @dataclass
 class Ground:
-    """What a fault is done to, and what it has to know.
+    """The state that faults need.
 
     Attributes:
-        parts: Everything that runs.
+        parts: All processes.
         chance: Draws targets and durations.
-        owned: The numbers of the partitions that a member has.
-        under_way: The faults that are not mended yet.
-        deleted: The runs that were deleted, as they were before, each with the time.
+        owned: Returns the numbers of a member's partitions.
+        under_way: Faults in progress.
+        deleted: Deleted runs with the time of their deletion.
     """
 
     parts: Parts
@@ -127,30 +126,30 @@ class Ground:
     deleted: list[tuple[dg.RunRecord, float]] = field(default_factory=list)
 
     def suffers(self, *kinds: Kind) -> bool:
-        """Whether a fault of one of the kinds is under way."""
+        """Return whether a fault of one of the kinds is in progress."""
         return any(one.fault.kind in kinds for one in self.under_way)
 
     def member(self, *names: str) -> str | None:
-        """One of the code locations, at most two of which may be away at a time."""
+        """Draw a code location; at most two may be away at a time."""
         away = {one.fault.target for one in self.under_way} & set(MEMBERS)
         here = sorted(set(names) - away)
         return self.chance.choice(here) if here and len(away) < _MOST_MEMBERS_AWAY else None
 
     def after(self, shortest_s: float, longest_s: float) -> Callable[[], bool]:
-        """Due after a drawn time."""
+        """Return a condition that is true after a random time."""
         due_at = time.monotonic() + self.chance.uniform(shortest_s, longest_s)
         return lambda: time.monotonic() >= due_at
 
 
 class Faults:
-    """Does faults to the parts.
+    """Injects faults.
 
     Args:
-        ground: What they are done to.
-        strikes: How each kind is done.
+        ground: The state that faults need.
+        strikes: Injects each kind.
 
     Attributes:
-        done: Every fault so far, oldest first.
+        done: All faults, oldest first.
     """
 
     def __init__(
@@ -162,16 +161,14 @@ class Faults:
 
     @property
     def under_way(self) -> list[UnderWay]:
-        """The faults that are not mended yet."""
         return self._ground.under_way
 
     @property
     def deleted(self) -> list[tuple[dg.RunRecord, float]]:
-        """The runs that were deleted, as they were before, each with the time."""
         return self._ground.deleted
 
     def strike(self, kind: Kind) -> Fault | None:
-        """Do a fault; None when it cannot be done now."""
+        """Inject a fault; return None if it is not possible now."""
         one = self._strikes[kind](self._ground)
         if one is None:
             return None
@@ -185,10 +182,10 @@ class Faults:
         return one.fault
 
     def take_mended(self) -> list[Fault]:
-        """Return the faults that were mended since the last call.
+        """Return the faults that were repaired since the last call.
 
         Raises:
-            DagsterRebalanceError: Something does not come back.
+            DagsterRebalanceError: A process does not recover.
         """
         mended = [one for one in self.under_way if one.mended_at.done()]
         for one in mended:

@@ -1,8 +1,7 @@
-"""A second group loses its offsets or its topic, and a person then says where it goes on.
+"""The second group, which loses its offsets or its topic until an operator sets the offsets again.
 
-Its offsets vanish, or its topic is made anew. Owns the topic, its records and the checks: nothing
-may be committed before the person's word, and each record of the present topic must be in the
-output once. The group lives in a code location of its own, which suffers nothing else.
+Nothing may be committed before that, and each record of the current topic must be in the output
+once. The group has its own code location, which suffers no other fault.
 """
 
 from __future__ import annotations
@@ -46,19 +45,14 @@ RECORDS = 20
 _LIMIT_S = 300.0
 _REQUEST_S = 15.0
 _TEMPTATION_S = 15.0
-"""How long a group that must not move is watched."""
+"""Time to verify that the group does not move by itself."""
 
 
 class Fleeting:
     """The second group.
 
-    Args:
-        kafka: The brokers.
-        dagster: The deployment.
-        exchange: Where its output is.
-
     Attributes:
-        problems: What went wrong, in sentences.
+        problems: Violations, as sentences.
     """
 
     def __init__(self, kafka: KafkaCluster, dagster: DagsterDeployment, exchange: Exchange) -> None:
@@ -71,17 +65,14 @@ class Fleeting:
         self._life = 0
 
     def begin(self) -> None:
-        """Create the topic, and let the group work."""
+        """Create the topic, and start the group."""
         self._make_topic()
         self._produce()
         self._turn_on()
         self._work_off()
 
     def make_topic_anew(self) -> None:
-        """Delete the topic and make it again; then say where to go on.
-
-        The new topic has fewer records than the group has committed.
-        """
+        """Recreate the topic with fewer records than the committed offset; then set the offset."""
         delete = self._admin.delete_topics
         self._patiently(
             "the topic to be deleted",
@@ -98,7 +89,7 @@ class Fleeting:
         self._work_off()
 
     def delete_offsets(self) -> None:
-        """Delete the group while its sensor is off; then say where to go on.
+        """Delete the group while its sensor is off; then set the offset.
 
         Kafka does the same after a week without members.
         """
@@ -135,11 +126,7 @@ class Fleeting:
             raise DagsterRebalanceError(msg)
 
     def _say(self, offset: int) -> None:
-        """Do what the check tells people to do.
-
-        The person turns the sensors off, waits for the members to leave, resets the offset and
-        turns the sensors on.
-        """
+        """Reset the offset as the check's message says, with the sensors off."""
         self._patiently("the group to take an offset", partial(self._apart, _set_offset, offset))
         self._turn_on()
 
@@ -149,11 +136,12 @@ class Fleeting:
         )
 
     def _apart(self, ask: Callable[..., int | None], *wanted: object) -> None:
-        """Ask the coordinator of the group from a process of its own, with the sensor off.
+        """Send requests to the coordinator in a separate process, with the sensor off.
 
-        The sensor is turned off each time: a tick that ends just then writes the status that it had
-        read. librdkafka (2.16, issue 5315 and an assertion in rdkafka_queue.h) ends processes that
-        ask a coordinator by an `AdminClient` while brokers come and go.
+        The sensor is turned off before each attempt: a tick that ends at that moment writes back
+        the status that it had read. librdkafka (2.16, issue 5315 and an assertion in
+        rdkafka_queue.h) aborts processes that use an `AdminClient` for a coordinator while brokers
+        come and go.
         """
         self._dagster.ui.stop_sensor(LOCATION, SENSOR)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -196,11 +184,11 @@ class Fleeting:
             return None
 
     def _patiently(self, what: str, ask: Callable[[], object], *, done: int | None = None) -> None:
-        """Repeat a request until it is agreed to.
+        """Repeat a request until it succeeds, or fails with `done`.
 
-        Brokers and storage are away now and then, and a group with members is refused. A broker
-        that is killed may take the answer along: `done` is the error that then says that there is
-        nothing left to do.
+        Brokers and the storage are away now and then, and Kafka refuses a group with members. A
+        killed broker may lose the answer of a successful request: the next one then fails with
+        `done`.
         """
 
         def is_done() -> bool:
@@ -216,13 +204,13 @@ class Fleeting:
 
 
 def _delete_group(config: dict[str, str | int | float | bool]) -> int | None:
-    """Delete the group, and return the code of the error."""
+    """Delete the group, and return the error code."""
     admin = AdminClient(config)  # without a name it would be gone before the answer comes
     return _code_of(admin.delete_consumer_groups([GROUP])[GROUP])
 
 
 def _set_offset(config: dict[str, str | int | float | bool], offset: int) -> int | None:
-    """Commit an offset in the group's name, and return the code of the error."""
+    """Commit an offset for the group, and return the error code."""
     wanted = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0, offset)])
     admin = AdminClient(config)
     return _code_of(admin.alter_consumer_group_offsets([wanted])[GROUP])

@@ -1,8 +1,7 @@
-"""The journal of a run says when the function of its assets began and ended with which batch.
+"""The journal of a run: when its assets began and ended work on which batch.
 
-A streaming run has no Dagster run for each batch, and no member is asked. So the assets themselves
-write down when they work, and on what. Owns the form of the journal. Imports next to nothing: every
-run waits for it.
+The assets themselves write it, because a streaming run has one Dagster run for many batches. Every
+run imports this module, so it imports almost nothing.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ if TYPE_CHECKING:
 
 _BEGAN, _DONE, _LEFT = "began", "done", "left"
 _RESTS, _GOES_ON = "rests", "goes_on"
-"""Between two assets nothing is at work: a batch may be interrupted there."""
+"""A batch may be interrupted between two assets, so it counts as idle there."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodySeen:
-    """A batch at work, as its assets wrote it down.
+    """A batch in a journal.
 
     Attributes:
         run_id: The run.
         batch_id: The batch.
         keys: Its ranges, each as `topic-partition-start-until`.
-        began_at: When the first asset began, in seconds since 1970.
-        ended_at: When the last one was done, one raised, or one was done and no other followed;
-            None when nothing was written any more.
-        is_done: Whether all assets came to their end.
+        began_at: Start of the first asset, in seconds since 1970.
+        ended_at: End of the last asset, or of the last one that was followed by none; None if the
+            journal ends inside an asset.
+        is_done: Whether all assets succeeded.
     """
 
     run_id: str
@@ -45,11 +44,7 @@ class BodySeen:
 
 @dataclass
 class Journal:
-    """The journal of one run. It stays open: a run that can open no file any more writes on.
-
-    Attributes:
-        path: Its file, which is named after the run.
-    """
+    """The journal of one run. It stays open, so a run that can open no files still writes it."""
 
     path: Path
     _batch_id: str = field(init=False, default="")
@@ -59,7 +54,7 @@ class Journal:
 
     @contextmanager
     def step(self, batch_id: str, keys: Iterable[str], *, is_last: bool) -> Iterator[None]:
-        """Write down what becomes of one of the assets of a batch."""
+        """Write an event of one of the assets of a batch."""
         if batch_id != self._batch_id:
             self._batch_id = batch_id
             self._write(_BEGAN, batch_id, *keys)
@@ -77,7 +72,7 @@ class Journal:
 
 
 def read_journals(folder: Path) -> list[BodySeen]:
-    """All batches of all runs, those of each run in their order."""
+    """Return all batches of all runs, those of each run in order."""
     return [body for path in sorted(folder.iterdir()) for body in _read(path)]
 
 

@@ -1,8 +1,7 @@
-"""Launchers of runs: one that refuses runs while that is wanted, and one that stands for a cluster.
+"""Run launchers: one that refuses runs on request, and one that behaves like a cluster.
 
-Owns what a run has in common with whoever launched it. On a cluster, say Kubernetes, that is
-Dagster's storage alone: each run is the first process in a namespace of its own, has the
-environment that it was given, and nobody sends it signals.
+A run on a cluster shares only Dagster's storage with its launcher: it is the first process of its
+own pid namespace, has its own environment, and receives no signals.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _NAMESPACES = (
     ["unshare", "--pid", "--fork", "--mount-proc"],
     ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"],
 )
-"""Of process ids: as root, and as anybody. Not every machine allows it."""
+"""Commands for a pid namespace, as root and as another user. Not every machine allows them."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "PYTHONPYCACHEPREFIX")
 
 
 class RefusingLauncher(dg.DefaultRunLauncher):
-    """Launches runs as Dagster does by default, or refuses."""
+    """Launches runs as Dagster's default launcher does, or refuses."""
 
     def launch_run(self, context: Any) -> None:
         """Launch a run.
@@ -45,16 +44,16 @@ class RefusingLauncher(dg.DefaultRunLauncher):
 
 
 class DetachedLauncher(dg.DefaultRunLauncher):
-    """Launches each run as a process that shares nothing with anybody but Dagster's storage.
+    """Launches each run as a process that shares only Dagster's storage.
 
-    The process is the leader of a session, and the run in it the first process of a namespace where
-    the machine allows that: so nobody can prove by its process id that it is gone. A cancel is only
-    shown. Its log is `<folder>/<run id>.log`, and `<folder>/<run id>.pid` has its session.
+    The process leads a session and, if the machine allows it, has its own pid namespace, so no pid
+    proves its end. A cancellation is only recorded. The log is `<folder>/<run id>.log`, and
+    `<folder>/<run id>.pid` has the session.
 
     Args:
-        env: The environment of the runs.
-        folder: Where logs are written.
-        inst_data: What Dagster needs to build it again.
+        env: Environment of the runs.
+        folder: Folder of the logs.
+        inst_data: Dagster's data to rebuild the launcher.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class DetachedLauncher(dg.DefaultRunLauncher):
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
-        """What `dagster.yaml` says."""
         return {"env": dict, "folder": str}
 
     @classmethod
@@ -78,11 +76,9 @@ class DetachedLauncher(dg.DefaultRunLauncher):
         inst_data: Any,
         config_value: Any,
     ) -> DetachedLauncher:
-        """Build it as `dagster.yaml` says."""
         return cls(**config_value, inst_data=inst_data)
 
     def launch_run(self, context: Any) -> None:
-        """Launch a run."""
         run = context.dagster_run
         given = {
             "__class__": "ExecuteRunArgs",
@@ -108,7 +104,7 @@ class DetachedLauncher(dg.DefaultRunLauncher):
         threading.Thread(target=process.wait, name=f"end of run {run.run_id}", daemon=True).start()
 
     def terminate(self, run_id: str) -> bool:
-        """Show that the run is to end; nobody tells its process."""
+        """Record that the run shall end, without a signal to its process."""
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
             return False
@@ -118,7 +114,7 @@ class DetachedLauncher(dg.DefaultRunLauncher):
 
 @cache
 def _namespace() -> list[str]:
-    """The beginning of a command that runs in a namespace of process ids of its own."""
+    """Return the command prefix for a pid namespace."""
     for command in _NAMESPACES if shutil.which("unshare") else ():
         if not subprocess.run([*command, "true"], check=False, capture_output=True).returncode:  # noqa: S603
             return command

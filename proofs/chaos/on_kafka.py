@@ -1,4 +1,4 @@
-"""Faults to the brokers and to the topic, and to the Spark Connect server that reads it."""
+"""Faults of the brokers, of the topics and of the Spark Connect server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_PARTITIONS = 12
-"""As many as have a run of their own now and then, on two cores."""
+"""Maximum number of partitions, each with its own run now and then, on two cores."""
 
 
 def kill_broker(ground: Ground) -> UnderWay | None:
-    """End a broker at once."""
+    """Kill a broker."""
     if not _node_may_go(ground):
         return None
     kafka, node = ground.parts.kafka, ground.chance.choice(BROKERS)
@@ -30,7 +30,7 @@ def kill_broker(ground: Ground) -> UnderWay | None:
 
 
 def move_coordinator(ground: Ground) -> UnderWay | None:
-    """Shut the group's coordinator down in order."""
+    """Shut the group's coordinator down."""
     kafka, node = ground.parts.kafka, ground.parts.kafka.coordinator(GROUP)
     if node not in BROKERS or not _node_may_go(ground):
         return None
@@ -40,7 +40,7 @@ def move_coordinator(ground: Ground) -> UnderWay | None:
 
 
 def add_partition(ground: Ground) -> UnderWay | None:
-    """Give the topic one more partition."""
+    """Add a partition to the topic."""
     parts = ground.parts
     total = len(parts.producer.ends) + 1
     if total > MOST_PARTITIONS or not _node_may_go(ground):
@@ -53,12 +53,12 @@ def add_partition(ground: Ground) -> UnderWay | None:
 
 
 def delete_offsets(ground: Ground) -> UnderWay | None:
-    """Delete the second group, and later say where it goes on."""
+    """Delete the second group, and later set its offset."""
     return _of_fleeting(ground, Kind.OFFSETS_DELETED, Fleeting.delete_offsets)
 
 
 def make_topic_anew(ground: Ground) -> UnderWay | None:
-    """Make the topic of the second group anew, and later say where the group goes on."""
+    """Recreate the topic of the second group, and later set its offset."""
     return _of_fleeting(ground, Kind.TOPIC_MADE_ANEW, Fleeting.make_topic_anew)
 
 
@@ -70,7 +70,7 @@ def _of_fleeting(ground: Ground, kind: Kind, play: Callable[[Fleeting], None]) -
 
 
 def kill_spark(ground: Ground) -> UnderWay | None:
-    """End the Spark Connect server at once."""
+    """Kill the Spark Connect server."""
     spark = ground.parts.spark
     if spark is None or ground.suffers(Kind.SPARK_KILLED):
         return None

@@ -1,7 +1,4 @@
-"""These faults hit the members' code servers, and the daemon that sends them ticks.
-
-Code servers are killed, ended, frozen or reloaded.
-"""
+"""Faults of the members' code servers, and of Dagster's daemon."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ if TYPE_CHECKING:
 
 _DEPARTURE_LIMIT_S = 180.0
 _WITH_ONE_PROCESS = tuple(member for member in MEMBERS if member != RELOADED)
-"""The process of the one that can be reloaded is not its member: that is a child of it."""
+"""Locations whose member runs in the server's process; in a reloadable one it is a child."""
 
 
 def kill(ground: Ground) -> UnderWay | None:
-    """End the process of a member at once; its runs live on."""
+    """Kill the process of a member; its runs live on."""
     name = ground.member(*_WITH_ONE_PROCESS)
     if name is None:
         return None
@@ -33,7 +30,7 @@ def kill(ground: Ground) -> UnderWay | None:
 
 
 def terminate(ground: Ground) -> UnderWay | None:
-    """Tell a code server to end, as in a deploy."""
+    """Terminate a code server, as in a deploy."""
     name = ground.member(*MEMBERS)
     if name is None:
         return None
@@ -55,7 +52,7 @@ def terminate(ground: Ground) -> UnderWay | None:
 
 
 def freeze(ground: Ground) -> UnderWay | None:
-    """Suspend a member until after its session time-out."""
+    """Suspend a member beyond its session timeout."""
     name = ground.member(*_WITH_ONE_PROCESS)
     if name is None:
         return None
@@ -68,7 +65,7 @@ def freeze(ground: Ground) -> UnderWay | None:
 
 
 def kill_with_runs(ground: Ground) -> UnderWay | None:
-    """End a code server and all of its runs, as when a machine is gone."""
+    """Kill a code server and all of its runs, as in the loss of a machine."""
     name = ground.member(*MEMBERS)
     if name is None:
         return None
@@ -78,7 +75,7 @@ def kill_with_runs(ground: Ground) -> UnderWay | None:
 
 
 def reload(ground: Ground) -> UnderWay | None:
-    """Load the code of a location again."""
+    """Reload a location's code."""
     name = ground.member(RELOADED)
     if name is None:
         return None
@@ -88,7 +85,7 @@ def reload(ground: Ground) -> UnderWay | None:
 
 
 def kill_daemon(ground: Ground) -> UnderWay | None:
-    """End Dagster's daemon at once."""
+    """Kill Dagster's daemon."""
     if ground.suffers(Kind.DAEMON_KILLED):
         return None
     fault = Fault(Kind.DAEMON_KILLED, "the daemon")
@@ -101,7 +98,7 @@ def _of_member(ground: Ground, kind: Kind, name: str) -> Fault:
 
 
 def bring_back(parts: Parts, name: str) -> None:
-    """Start the code server of a location again."""
+    """Restart the code server of a location."""
     location = parts.dagster.locations[name]
     location.start(parts.dagster.home)
     location.wait_until_ready()

@@ -1,8 +1,4 @@
-"""These faults hit runs.
-
-Runs fail, their processes are killed or cut off, their launch is refused, and people do things to
-them in the UI.
-"""
+"""Faults of runs: failures, kills, lost connections, refused launches, and actions in the UI."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ FIRST_ASSET = "copied"
 
 
 def kill_worker(ground: Ground) -> UnderWay | None:
-    """End the process of a run at once."""
+    """Kill the process of a run."""
     run_id = run_at_work(ground)
     if run_id is None or not ground.parts.exchange.kill(run_id):
         return None
@@ -38,16 +34,15 @@ def kill_worker(ground: Ground) -> UnderWay | None:
 
 
 def fail(ground: Ground) -> UnderWay | None:
-    """Let the next run that comes to its end fail."""
+    """Let the next finishing run fail."""
     ground.parts.exchange.fail_next()
     return UnderWay(Fault(Kind.RUN_FAILED, "the next run", partitions=frozenset()))
 
 
 def cut_off(ground: Ground) -> UnderWay | None:
-    """Keep the process of a run from opening any connection or file.
+    """Prevent the process of a run from opening connections and files.
 
-    The run meanwhile works for longer than it would have to. A streaming run may be back before its
-    lease ends it.
+    The run works longer meanwhile. A streaming run may be reconnected before its lease expires.
     """
     run_id = run_at_work(ground)
     exchange = ground.parts.exchange
@@ -70,7 +65,7 @@ def refuse_launches(ground: Ground) -> UnderWay | None:
 
 
 def delete(ground: Ground) -> UnderWay | None:
-    """Delete a run, in whatever state it is; a streaming run while it is live."""
+    """Delete a run in any state, or a live streaming run."""
     record = any_run(ground, lambda run: run.status in _LIVE if ground.parts.is_streaming else True)
     if record is None:
         return None
@@ -82,7 +77,7 @@ def delete(ground: Ground) -> UnderWay | None:
 
 
 def force_terminate(ground: Ground) -> UnderWay | None:
-    """Mark a live run as cancelled at once, whatever its process does."""
+    """Mark a live run as cancelled, whatever its process does."""
     record = any_run(ground, lambda run: run.status in _LIVE)
     if record is None:
         return None
@@ -96,7 +91,7 @@ def force_terminate(ground: Ground) -> UnderWay | None:
 
 
 def re_execute_in_part(ground: Ground) -> UnderWay | None:
-    """Re-execute the first of the two assets of a failed run: it must not count for both."""
+    """Re-execute the first of the two assets of a failed run, which must not count for both."""
     record = any_run(ground, lambda run: run.status is dg.DagsterRunStatus.FAILURE)
     if record is None:
         return None
@@ -107,13 +102,13 @@ def re_execute_in_part(ground: Ground) -> UnderWay | None:
 
 
 def run_at_work(ground: Ground) -> str | None:
-    """One of the runs whose process can be met."""
+    """Draw a working run with a reachable process."""
     working = sorted(ground.parts.exchange.working())
     return ground.chance.choice(working) if working else None
 
 
 def any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.RunRecord | None:
-    """One of the newest runs of the group."""
+    """Draw one of the newest runs of the group."""
     found = ground.parts.instance.get_run_records(
         dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_RUNS_LOOKED_AT
     )
@@ -122,7 +117,7 @@ def any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.Ru
 
 
 def of_run(ground: Ground, kind: Kind, run_id: str, note: str = "") -> Fault:
-    """A fault to a run; a streaming run is a member, and may hold up what it has."""
+    """Return a fault of a run; a streaming run is a member and may delay its partitions."""
     if ground.parts.is_streaming:
         member = member_of(run_id)
         return Fault(kind, member, partitions=ground.owned(member))

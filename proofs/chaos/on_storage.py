@@ -1,6 +1,6 @@
-"""Faults to Dagster's storage: nobody can write to it, or it takes connections and never answers.
+"""Faults of Dagster's storage: blocked writes, or connections without answers.
 
-The play asks the same storage, so these faults end by the clock of a thread of their own.
+The play uses the same storage, so a timer thread ends these faults.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TABLES = ("runs", "run_tags", "event_logs", "asset_keys", "kvs", "jobs", "job_t
 
 
 def lock(ground: Ground) -> UnderWay | None:
-    """Keep all others from writing, as a backup or a long transaction would."""
+    """Block all other writers, as a backup or a long transaction does."""
     if ground.suffers(Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS):
         return None
     fault = Fault(Kind.STORAGE_LOCKED, "all databases")
@@ -32,7 +32,7 @@ def lock(ground: Ground) -> UnderWay | None:
 
 
 def hang(ground: Ground) -> UnderWay | None:
-    """Suspend the server: connections are taken by its system, and nobody ever answers."""
+    """Suspend the server: the kernel accepts connections, but there are no answers."""
     postgres = ground.parts.postgres
     if postgres is None or ground.suffers(Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS):
         return None
@@ -49,7 +49,7 @@ def _for_a_while(fault: Fault, end: Callable[[], None], seconds: float) -> Under
 
 
 def _lock_of(parts: Parts) -> Callable[[], None]:
-    """Lock the storage, and return what releases it."""
+    """Lock the storage, and return the function that unlocks it."""
     if parts.postgres is not None:
         return parts.postgres.lock_tables(DATABASE, _TABLES)
     is_over, is_locked = threading.Event(), threading.Event()

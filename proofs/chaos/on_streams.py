@@ -1,8 +1,4 @@
-"""These faults hit streaming runs, and the code location that starts them.
-
-Runs are frozen or cancelled, and replaced by a deploy. The code server ends alone, or together with
-all of its runs.
-"""
+"""Faults of streaming runs and of their code location."""
 
 from __future__ import annotations
 
@@ -27,17 +23,17 @@ _OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRun
 
 
 def freeze(ground: Ground) -> UnderWay | None:
-    """Suspend a run for less than its heartbeat time-out, but perhaps past its session time-out."""
+    """Suspend a run for less than its heartbeat timeout, possibly beyond its session timeout."""
     return _frozen(ground, Kind.RUN_FROZEN, 2, HEARTBEAT_TIMEOUT_S - 4)
 
 
 def freeze_long(ground: Ground) -> UnderWay | None:
-    """Suspend a run until others have taken it for dead."""
+    """Suspend a run until it counts as dead."""
     return _frozen(ground, Kind.RUN_FROZEN_LONG, HEARTBEAT_TIMEOUT_S + 2, 2 * HEARTBEAT_TIMEOUT_S)
 
 
 def cancel(ground: Ground) -> UnderWay | None:
-    """Cancel a run at work."""
+    """Cancel a working run."""
     run_id = _cancelled(ground)
     if run_id is None:
         return None
@@ -45,7 +41,7 @@ def cancel(ground: Ground) -> UnderWay | None:
 
 
 def refuse_launches(ground: Ground) -> UnderWay | None:
-    """Let the launcher refuse every run for a while, and cancel a run, so that one is wanted."""
+    """Let the launcher refuse every run for a while, and cancel a run, so a new one is required."""
     if ground.suffers(Kind.LAUNCH_REFUSED):
         return None
     ground.parts.exchange.refuse_launches()
@@ -58,7 +54,7 @@ def refuse_launches(ground: Ground) -> UnderWay | None:
 
 
 def deploy(ground: Ground) -> UnderWay | None:
-    """Load new code; mended when no run with older code is left."""
+    """Deploy new code; repaired when no run with older code is left."""
     if ground.suffers(Kind.CODE_DEPLOYED, Kind.CODE_SERVER_AWAY, Kind.CODE_SERVER_KILLED):
         return None
     version = ground.parts.exchange.deploy()
@@ -75,14 +71,14 @@ def deploy(ground: Ground) -> UnderWay | None:
 
 
 def kill_code_server(ground: Ground) -> UnderWay | None:
-    """End the code server at once; its runs live on."""
+    """Kill the code server; its runs live on."""
     return _without_code_server(
         ground, Kind.CODE_SERVER_AWAY, ground.parts.dagster.locations[STREAMS].server.kill
     )
 
 
 def kill_with_runs(ground: Ground) -> UnderWay | None:
-    """End the code server and all runs, as when a machine is gone."""
+    """Kill the code server and all runs, as in the loss of a machine."""
     return _without_code_server(
         ground, Kind.CODE_SERVER_KILLED, ground.parts.dagster.locations[STREAMS].stop_at_once
     )
@@ -112,7 +108,7 @@ def _frozen(ground: Ground, kind: Kind, shortest_s: float, longest_s: float) -> 
 
 
 def _cancelled(ground: Ground) -> str | None:
-    """Cancel a run; its id, or None when there is none."""
+    """Cancel a run and return its id, or None without one."""
     record = any_run(ground, lambda run: run.status is dg.DagsterRunStatus.STARTED)
     if record is None:
         return None

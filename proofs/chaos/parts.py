@@ -1,8 +1,6 @@
-"""Faults hit these parts: three brokers, Dagster with three members, a producer, and Spark.
+"""The processes under test: three brokers, Dagster with three members, a producer, and Spark.
 
-Each member has a process of its own: a code location, or a streaming run of one code location.
-Spark is there if wanted. Owns what is started, with which settings, and that all of it is gone
-afterwards.
+Each member is a process: a code location, or a streaming run of one code location.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ BROKERS = (1, 2, 3)
 RELOADED = "purple"
 MEMBERS = ("blue", "green", RELOADED)
 STREAMS = RELOADED
-"""The only code location when streaming runs are played: each of them is a member."""
+"""The only code location with streaming runs, each of which is a member."""
 
 DATABASE = "dagster"
 
@@ -94,25 +92,25 @@ def _spark_for(sink: Sink, output: Path, step: Callable[[str], None]) -> SparkCo
 
 
 def member_of(run_id: str) -> str:
-    """What the catalogue calls the member in a streaming run."""
+    """Return the catalogue's name of the member in a streaming run."""
     return f"{STREAMS}/{run_id[:8]}"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that runs.
+    """The running processes.
 
     Attributes:
         kafka: Three brokers.
         dagster: The deployment.
         instance: Its instance.
-        producer: Has begun to produce.
-        bystander: Has begun to ask Dagster's storage what members ask.
-        exchange: Where runs are seen and steered.
-        fleeting: A second group, whose offsets and topic do not last; None beside streaming runs.
+        producer: The running producer.
+        bystander: The running bystander.
+        exchange: The folder shared with the runs.
+        fleeting: The second group; None with streaming runs.
         spark: The Spark Connect server, if runs use Spark.
-        sink: Where the runs write with it.
-        postgres: The server of Dagster's storage, unless that is SQLite.
+        sink: The output format with Spark.
+        postgres: The server of Dagster's storage; None with SQLite.
         protocol: The group protocol.
         is_streaming: Whether streaming runs are the members.
     """
@@ -137,12 +135,12 @@ class Parts:
 
     @property
     def member_logs(self) -> list[Path]:
-        """The files with what the members of the group have to say."""
+        """The log files of the members."""
         return [self.dagster.locations[name].server.log for name in self.locations]
 
     @property
     def logs(self) -> list[Path]:
-        """The files with what the parts have to say."""
+        """All log files."""
         return [
             *self.dagster.home.glob("*.log"),
             *self.kafka.logs,
@@ -161,19 +159,18 @@ def all_parts(
     step: Callable[[str], None],
     at_end: Callable[[], None],
 ) -> Iterator[Parts]:
-    """Start everything, in order.
+    """Start all processes in order.
 
     Args:
         protocol: The group protocol.
         is_streaming: Whether streaming runs of one code location are the members.
-        sink: Where the runs write with Spark; None if they do not use Spark.
-        with_postgres: Whether Dagster's storage is on Postgres, and not on SQLite.
-        step: Gets a sentence before each part is started.
-        at_end: Called first when everything is to be ended.
+        sink: The output format with Spark; None without Spark.
+        with_postgres: Whether Dagster's storage is Postgres instead of SQLite.
+        step: Receives a sentence before each start.
+        at_end: Called first in the shutdown.
 
     Raises:
-        DagsterRebalanceError: A part did not start; the message says which, and holds the end of
-            its log.
+        DagsterRebalanceError: A process did not start; the message includes the end of its log.
     """
     folder = private_folder("chaos")
     exchange = Exchange(folder)
@@ -259,7 +256,7 @@ def all_parts(
 
 
 def _ask_as_members_do(runs: RunLedger, home: Path | None) -> None:
-    """Read runs, and wait until SQLite lets somebody write; `home` has SQLite's files, if any."""
+    """Read runs, and wait until SQLite allows a write; `home` is its folder, if any."""
     runs.read((), live_too=True)
     if home is not None:
         wait_for_writes(home)

@@ -1,7 +1,6 @@
-"""The play draws faults until there were enough, then keeps peace until all is worked off.
+"""The play: inject faults, then wait without faults until all records are processed.
 
-Owns the order: which part is struck when, and what must be so in between. The play stops when a
-part has ended by itself, or when peace does not help.
+It stops if a process has ended unexpectedly, or if the group does not recover.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ BEGIN_LIMIT_S = 180.0
 PEACE_LIMIT_S = 420.0
 WORK_LIMIT_S = 30.0
 STORAGE_LIMIT_S = 120.0
-"""A member that is suspended in the middle of a write keeps everybody from Dagster's storage, until
-it goes on."""
+"""A member that is suspended inside a write blocks Dagster's storage until it is resumed."""
 _LOOK_EVERY_S = 0.25
 _SAME_MOMENT_S = 5.0
 _ANY: dict[Kind, Callable[[Ground], UnderWay | None]] = {
@@ -63,7 +61,7 @@ STRIKES = _ANY | {
     Kind.OFFSETS_DELETED: on_kafka.delete_offsets,
     Kind.TOPIC_MADE_ANEW: on_kafka.make_topic_anew,
 }
-"""How each kind is done where a code location is a member."""
+"""The faults with code locations as members."""
 STREAMING_STRIKES = _ANY | {
     Kind.RUN_FROZEN: on_streams.freeze,
     Kind.RUN_FROZEN_LONG: on_streams.freeze_long,
@@ -73,17 +71,17 @@ STREAMING_STRIKES = _ANY | {
     Kind.CODE_SERVER_AWAY: on_streams.kill_code_server,
     Kind.CODE_SERVER_KILLED: on_streams.kill_with_runs,
 }
-"""How each kind is done where a streaming run is a member."""
+"""The faults with streaming runs as members."""
 _TOLD_EVERY_S = 20.0
 _LOAD_EVERY_S = 5.0
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
 class Assigned:
-    """Who has which partitions, by what members have said.
+    """Owners of partitions by the members' own reports.
 
-    What two members say within a moment may come in any order, and a member that is gone says
-    nothing more. So an assignment ends what another member was assigned long before it.
+    Reports of two members may arrive in any order, and a killed member reports nothing more, so an
+    assignment replaces an older one of another member.
     """
 
     def __init__(self) -> None:
@@ -91,15 +89,15 @@ class Assigned:
 
     @property
     def members(self) -> list[str]:
-        """Those that have some."""
+        """The members with partitions."""
         return [member for member, since in self._since.items() if since]
 
     def of(self, member: str) -> frozenset[int]:
-        """The numbers of the partitions of a member."""
+        """Return the numbers of a member's partitions."""
         return frozenset(int(name.rpartition("-")[2]) for name in self._since.get(member, ()))
 
     def take(self, event: Event) -> None:
-        """Take in what a member has said."""
+        """Apply a report."""
         mine = self._since.setdefault(event.member, {})
         if event.kind == "assigned":
             for since in self._since.values():
@@ -113,17 +111,17 @@ class Assigned:
 
 
 class Play:
-    """Faults and peace.
+    """Injects faults, and waits for the recovery.
 
     Args:
-        parts: Everything that runs.
-        seed: Of the draw.
-        say: Gets a sentence for everything that happens.
+        parts: All processes.
+        seed: Seed of the draw.
+        say: Receives a sentence for every event.
 
     Attributes:
-        faults: Those that were done.
-        catalogue: What Dagster shows of the group.
-        ends: When the partitions were seen to end where, oldest first.
+        faults: The injected faults.
+        catalogue: The records of the group in Dagster.
+        ends: Observed ends of the partitions over time.
     """
 
     def __init__(self, parts: Parts, seed: int, say: Callable[[str], None]) -> None:
@@ -150,8 +148,7 @@ class Play:
         """Play.
 
         Raises:
-            DagsterRebalanceError: A part has ended by itself, or not everything was worked off in
-                the end.
+            DagsterRebalanceError: A process has ended unexpectedly, or records remain at the end.
         """
         for location in self._parts.locations:
             self._parts.dagster.ui.start_sensor(location, SENSOR)
@@ -176,12 +173,12 @@ class Play:
         self._until("all runs to end", self._have_all_ended, PEACE_LIMIT_S)
 
     def _have_all_started(self) -> bool:
-        """Whether every live run works."""
+        """Return whether every live run works."""
         live = self._asked(self._live_runs)
         return live is not None and all(run.status is dg.DagsterRunStatus.STARTED for run in live)
 
     def _have_all_ended(self) -> bool:
-        """Whether no run is live. Streaming runs are cancelled, so that they leave in order."""
+        """Return whether no run is live. Streaming runs are cancelled to leave in order."""
         live = self._asked(self._live_runs)
         for run in live or () if self._parts.is_streaming else ():
             if run.run_id not in self._cancelled:
@@ -191,7 +188,7 @@ class Play:
         return live == []
 
     def _rest(self) -> None:
-        """Let some time go by before the next fault."""
+        """Wait before the next fault."""
         now = time.monotonic()
         pause_until = now + self._draw.pause_s()
         patience_until = now + WORK_LIMIT_S if self._draw.waits_for_work() else now
@@ -222,7 +219,7 @@ class Play:
         time.sleep(_LOOK_EVERY_S)
 
     def _asked(self, question: Callable[[], _T]) -> _T | None:
-        """What Dagster's storage answers; None while it does not."""
+        """Return an answer of Dagster's storage, or None in an outage."""
         try:
             answer = question()
         except Exception:  # whatever it raises
@@ -233,10 +230,9 @@ class Play:
         return answer
 
     def _load_what_is_broken(self) -> None:
-        """Do what a person does who sees an error in place of a code location.
+        """Reload code locations that show an error, as an operator does.
 
-        Dagster's code server shows one until it is reloaded when the storage was locked while it
-        started.
+        Dagster's code server keeps the error of a storage that was locked during its start.
         """
         is_storage_away = any(map(self._suffers, (Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS)))
         if is_storage_away or time.monotonic() < self._load_at:

@@ -1,8 +1,7 @@
-"""This code location of `python -m proofs chaos` has one group and an asset that copies records.
+"""The code location of `python -m proofs chaos`: an asset copies records into a file per range.
 
-The asset copies each record of its batch into a file of its range. Every code location that loads
-it is a member; in the role of streaming runs, each of its runs is one. Files from outside decide
-what a run suffers: whether it fails or is killed.
+Each code location, or each streaming run, is a member. Files of the exchange decide which runs fail
+or are killed.
 """
 
 import csv
@@ -67,7 +66,7 @@ READ_LIMIT_S = 60.0
 
 @cache
 def journal(run_id: str) -> Journal:
-    """What the run of this process writes down; its process can be met at any time from now on."""
+    """Return the journal of this run, and register its process."""
     if ROLE == STREAMING:
         EXCHANGE.show_process(run_id)
     return Journal(EXCHANGE.bodies / run_id)
@@ -75,7 +74,7 @@ def journal(run_id: str) -> Journal:
 
 @contextmanager
 def step(run_id: str, batch: KafkaBatch, *, is_last: bool) -> Iterator[None]:
-    """Write down what an asset does."""
+    """Write an event of an asset to the journal."""
     keys = [range_.key for range_ in batch.offset_ranges]
     with journal(run_id).step(batch.batch_id, keys, is_last=is_last):
         yield
@@ -83,9 +82,9 @@ def step(run_id: str, batch: KafkaBatch, *, is_last: bool) -> Iterator[None]:
 
 @contextmanager
 def at_work(run_id: str) -> Iterator[None]:
-    """Show that a run works, for somewhat longer than it would take.
+    """Register a run as working, longer than its work takes, so that faults can hit it.
 
-    Only then can a fault meet the run. A streaming run shows itself between its batches, too.
+    A streaming run is also registered between its batches.
     """
     with nullcontext() if ROLE == STREAMING else EXCHANGE.at_work(run_id):
         yield
@@ -101,7 +100,7 @@ def at_work(run_id: str) -> Iterator[None]:
 
 
 def numbers(range_: OffsetRange) -> Iterator[tuple[int, int]]:
-    """The offset and the number of each record of a range."""
+    """Yield the offset and the number of each record of a range."""
     settings = {
         "bootstrap.servers": os.environ[BROKERS_VARIABLE],
         "group.id": f"{GROUP}-reader",
@@ -125,7 +124,7 @@ def numbers(range_: OffsetRange) -> Iterator[tuple[int, int]]:
 
 @dg.asset(name="copied")
 def copied_by_hand(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
-    """Each record in the file of its range."""
+    """Copy the records with plain Python, into a file per range."""
     run_id = context.run.run_id
     with step(run_id, kafka_batch, is_last=False), at_work(run_id):
         for range_ in kafka_batch.offset_ranges:
@@ -143,7 +142,7 @@ def copied_by_hand(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -
 def copied_by_spark(
     context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, spark: KafkaSparkResource
 ) -> None:
-    """The same, read and written by Spark."""
+    """Copy the records with Spark."""
     run_id = context.run.run_id
     with step(run_id, kafka_batch, is_last=False), at_work(run_id):
         number = "from_json(string(value), 'number BIGINT').number AS number"
@@ -153,7 +152,7 @@ def copied_by_spark(
 
 @dg.asset
 def passed_on(fleeting_batch: KafkaBatch) -> None:
-    """The numbers of each range of the second group, in a file of their own."""
+    """Write the numbers of each range of the second group into a file."""
     for range_ in fleeting_batch.offset_ranges:
         part = EXCHANGE.fleeting / f"{range_.key}.part"
         part.write_text("\n".join(str(number) for _, number in numbers(range_)))
@@ -162,9 +161,9 @@ def passed_on(fleeting_batch: KafkaBatch) -> None:
 
 @dg.asset(deps=["copied"])
 def noted(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
-    """An empty file for each range: a success of the first asset alone must not commit it.
+    """Write an empty file per range: a success of the first asset alone must not commit.
 
-    Fails if that is wanted.
+    Fails on request.
     """
     with step(context.run.run_id, kafka_batch, is_last=True):
         EXCHANGE.fail_if_wanted()

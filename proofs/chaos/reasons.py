@@ -1,7 +1,6 @@
-"""Faults, holds, hand-overs and unevaluated sensors explain why nobody works on a partition.
+"""The reasons why no run works on a partition: faults, holds, hand-overs and missing ticks.
 
-Owns how far each reason reaches: a fault to one member explains nothing about the partitions of
-another.
+A fault of one member explains nothing about the partitions of another.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ LEAVING = {
 OF_BROKERS = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED}
 OF_STORAGE = {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}
 OF_DAGSTER = {*OF_STORAGE, Kind.LAUNCH_REFUSED}
-"""The tick that such a fault meets fails, and what it requested is requested again by the tick
-after the next."""
+"""The affected tick fails, and its requests are repeated by the tick after the next."""
 OF_RUNS = {
     Kind.RUN_WORKER_KILLED,
     Kind.RUN_DELETED,
@@ -48,42 +46,42 @@ OF_RUNS = {
     Kind.RUN_FROZEN,
     Kind.RUN_FROZEN_LONG,
 }
-"""Nobody may begin before the process of the run has stopped, or is known to be gone."""
+"""Work may begin only after the run's process has stopped or is known to be gone."""
 DEATH_LIMIT_S = 30.0
-"""By then the process of a run that ended in Dagster's eyes is known to be gone: its heartbeat
-time-out, and a tick or two."""
+"""Time until the process of a run that ended in Dagster is known to be gone: the heartbeat timeout
+and a tick or two."""
 AFTERMATH_S = 5.0
-"""What clients and databases take to find that a part is back."""
+"""Time of clients and databases to detect that a server is back."""
 TAKEN_OVER_S = SESSION_TIMEOUT_S + 5 / 4 * HEARTBEAT_TIMEOUT_S + AFTERMATH_S
-"""By then somebody else must work on what a streaming run had: Kafka misses its member after the
-session time-out. The next owner, who looks from then on whether the run lives, knows that it does
-not after the heartbeat time-out, at the next of its looks, which are a quarter of that apart."""
+"""Time until a partition of a streaming run has a new worker: Kafka detects the loss after the
+session timeout. The next owner then detects that the run is dead after the heartbeat timeout,
+with checks at a quarter of it."""
 LEASE_S = 2 / 3 * HEARTBEAT_TIMEOUT_S
-"""A streaming run that reaches Dagster's storage no more for so long stops itself."""
+"""A streaming run stops itself after this time without Dagster's storage."""
 GONE_LIMIT_S = 90.0
-"""By then Kafka must have given the partitions of a member that is away to others."""
+"""Time until Kafka has assigned the partitions of a lost member to others."""
 ON_ITS_WAY_S = 10.0
 START_LIMIT_S = 60.0
-"""By then a streaming run that the sensor has to start again has joined."""
+"""Time until the sensor has replaced a streaming run, and that has joined."""
 HEARTBEAT_S = 3.0
-"""Within this the members of a classic rebalance, which hear of it with their next heartbeats, have
-joined both of its phases."""
+"""Time until the members of a classic rebalance, which learn of it by heartbeats, have joined both
+phases."""
 PATIENCE_S = 15.0
-"""Without a tick for so long a member claims nothing: nobody would start the run
+"""After this time without a tick a member claims nothing, as no run would start
 (`EngineSettings.plan_patience_s`)."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of the time.
+    """The known events.
 
     Attributes:
-        faults: Those that were done.
+        faults: The injected faults.
         holds: The receipts.
-        assigned: When members said that they were assigned what.
-        left: When they said that they had left.
+        assigned: Reported assignments over time.
+        left: Reported departures.
         ticks: As in `stalls.judge`.
-        slow: When a bystander waited long for what members ask as well.
+        slow: Slow answers of the bystander.
         is_classic: Whether the group protocol is the classic one.
         is_streaming: Whether streaming runs are the members.
     """
@@ -104,7 +102,7 @@ class Evidence:
 
 
 def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> Iterator[Explained]:
-    """All that explains idleness, those that explain most first."""
+    """Return all reasons for idleness, the strongest first."""
     for history in histories:
         yield from _of_faults(evidence, history, until)
     for hold in evidence.holds:
@@ -151,9 +149,9 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
 
 
 def _end_beside_streams(fault: Fault, history: History, mended_at: float) -> float:
-    """Until when a fault may keep streaming runs from working on a partition.
+    """Return the end of a fault's effect on streaming runs.
 
-    The daemon, the code server and ticks are not needed for that.
+    They need no daemon, no code server and no ticks.
     """
     began_at = since = fault.began_at
     is_long = mended_at - began_at > LEASE_S
@@ -180,7 +178,7 @@ def _end_beside_streams(fault: Fault, history: History, mended_at: float) -> flo
 
 
 def _second_tick(evidence: Evidence, history: History, since: float) -> float:
-    """When the owner of a partition has ticked twice, or should have."""
+    """Return the time of the second tick of the owner of a partition."""
     ticks = evidence.ticks.get(history.owner_at(since) or "", ())
     following = [at for at in ticks if at > since][:2]
     return min([*following[1:], since + PATIENCE_S])
@@ -189,7 +187,7 @@ def _second_tick(evidence: Evidence, history: History, since: float) -> float:
 def _given_to_leaving_members(
     evidence: Evidence, history: History, until: float
 ) -> Iterator[Explained]:
-    """Kafka does not know that a member which still drains is about to leave, and gives it more."""
+    """Kafka assigns more partitions to a draining member that is about to leave."""
     for left in evidence.left:
         causes = [
             fault
@@ -216,7 +214,7 @@ def _given_to_leaving_members(
 def _given_to_dead_members(
     evidence: Evidence, history: History, until: float
 ) -> Iterator[Explained]:
-    """Kafka gives more to a member that has just gone, until it misses that member."""
+    """Kafka assigns more partitions to a dead member until it detects the loss."""
     for fault in evidence.faults:
         if fault.kind not in evidence.of_members:
             continue
@@ -237,10 +235,10 @@ def _given_to_dead_members(
 
 
 def _missed_by_kafka(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
-    """A member may be told as lost that Kafka misses only at the end of its session.
+    """Kafka may detect a loss only at the end of the session.
 
-    A commit that waits for a broker that is away keeps the heartbeats back that come behind it. The
-    client loses an answer with them, and joins again when the coordinator has forgotten it.
+    A commit that waits for a broker delays the heartbeats behind it. The client loses an answer
+    with them, and joins again after the coordinator has removed it.
     """
     for span, owner in history.owned(until):
         is_missed = owner is not None and history.owner_at(span.end) is None
@@ -255,10 +253,10 @@ def _missed_by_kafka(evidence: Evidence, history: History, until: float) -> Iter
 
 
 def _on_its_way(evidence: Evidence, history: History) -> Iterator[Explained]:
-    """Kafka has decided, and the member has not heard of it: it asks once a second.
+    """Kafka has decided, but the member learns it with its next heartbeat, once a second.
 
-    A broker fault may cost the answer to a heartbeat that holds the assignment. The coordinator
-    does not give it again before it moves, or the assignment changes.
+    A broker fault may lose the heartbeat's answer with the assignment. The coordinator does not
+    repeat it until it moves or the assignment changes.
     """
     told = [event.at for event in evidence.assigned if history.name in event.partitions]
     for since, owner in history.owners:
@@ -273,7 +271,7 @@ def _on_its_way(evidence: Evidence, history: History) -> Iterator[Explained]:
 
 
 def _is_answer_lost(evidence: Evidence, at: float) -> bool:
-    """Whether a broker was away when the coordinator gave a partition to somebody."""
+    """Return whether a broker was away when the coordinator assigned a partition."""
     return any(
         fault.kind in OF_BROKERS
         and fault.began_at <= at + HEARTBEAT_S
@@ -295,9 +293,9 @@ def _without_ticks(
 
 
 def _classic_rebalances(evidence: Evidence) -> Iterator[Span]:
-    """When members may wait in a rebalance, without an answer to any commit.
+    """Return the times in which classic members wait in a rebalance, and no commit is answered.
 
-    A rebalance waits until all members have joined it, also those that hold or are away.
+    A rebalance waits for all members, including those that hold or are away.
     """
     for hold in evidence.holds:
         yield Span(hold.ended_at - hold.seconds, hold.ended_at + HEARTBEAT_S)

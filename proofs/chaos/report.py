@@ -1,8 +1,4 @@
-"""The end of the play judges the output, Kafka and Dagster, and reports to people and programs.
-
-Owns what is counted. Each count has a witness that is no member: the output itself, Kafka's own
-log, or Dagster's runs.
-"""
+"""The report: counts from the output, Kafka's log and Dagster's runs, not from the members."""
 
 from __future__ import annotations
 
@@ -40,14 +36,14 @@ if TYPE_CHECKING:
 
 _TICKS = 10_000
 _AFTERWARDS_S = 10.0
-"""What a member that was held up, or its successor, takes for a write once that is over."""
+"""Time of a delayed member, or of its successor, to complete a write."""
 _PAGE = 500
 _TWICE = 2
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came out."""
+    """The result of the play."""
 
     faults: Mapping[str, int]
     output: Output
@@ -63,7 +59,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
     def as_json(self, played: Mapping[str, object], *, seconds: float) -> dict[str, Any]:
-        """The report for programs, with what was played."""
+        """Return the report with the settings of the play."""
         return {
             **played,
             "seconds": round(seconds, 1),
@@ -91,7 +87,7 @@ class Report:
 
 
 def make_report(parts: Parts, play: Play) -> Report:
-    """Read everything and judge it."""
+    """Read the output, Kafka and Dagster, and count."""
     until = time.time()
     play.catalogue.read()
     log = read_group(parts.kafka.bootstrap_servers, GROUP)
@@ -170,13 +166,13 @@ def make_report(parts: Parts, play: Play) -> Report:
 
 @dataclass(frozen=True)
 class Shown:
-    """What Dagster shows of the commits.
+    """Dagster's records of the commits.
 
     Attributes:
-        missing: Commits, or offsets, that it does not show.
-        extra: What it shows without its being committed, or more often.
-        repeated: Commits that it shows twice because of a fault.
-        problems: The first two, in sentences.
+        missing: Commits, or offsets, without a record.
+        extra: Records without a commit, or repeated ones.
+        repeated: Records that are repeated because of a fault.
+        problems: The first two problems, as sentences.
     """
 
     missing: int
@@ -193,14 +189,14 @@ class Shown:
         *,
         is_joined: bool,
     ) -> Shown:
-        """Compare them.
+        """Compare commits and records.
 
         Args:
-            made: The commits, as Kafka stored them.
-            recorded: What Dagster shows.
-            repeated: Commits that it shows twice because of a fault.
-            is_joined: Whether several commits may be joined. A late owner does not know where each
-                of them ended, so offsets are compared.
+            made: The commits in Kafka.
+            recorded: The records in Dagster.
+            repeated: Records that are repeated because of a fault.
+            is_joined: Whether a record may join commits. A late owner does not know their bounds,
+                so offsets are compared.
         """
         if is_joined:
             return cls._of_offsets(made, recorded, repeated)
@@ -236,7 +232,7 @@ class Shown:
 
 
 def _overlapping(recorded: Sequence[Recorded], name: str) -> list[Recorded]:
-    """The records of a partition that have offsets in common with another one."""
+    """Return the records of a partition that overlap another one."""
     its = [one for one in recorded if str(one.range.topic_partition) == name]
     return [
         one
@@ -266,7 +262,6 @@ def _rows(parts: Parts) -> Iterator[Row]:
 
 
 def _runs(instance: dg.DagsterInstance) -> Iterator[dg.RunRecord]:
-    """Every run of the group that Dagster has."""
     cursor = None
     while True:
         records = instance.get_run_records(
@@ -281,7 +276,7 @@ def _runs(instance: dg.DagsterInstance) -> Iterator[dg.RunRecord]:
 def _seen(
     record: dg.RunRecord, gone_at: float | None = None
 ) -> tuple[RunSeen, tuple[OffsetRange, ...]]:
-    """A run with its ranges; one that did not end was there until it was gone."""
+    """Return a run with its ranges; an unfinished one lasts until its process is gone."""
     run, ended_at = record.dagster_run, record.end_time if record.end_time is not None else gone_at
     # One that executes a part of another run again leaves the range to be done.
     is_whole = run.status is dg.DagsterRunStatus.SUCCESS and run.step_keys_to_execute is None
@@ -290,10 +285,7 @@ def _seen(
 
 
 def failures_in(log: Iterable[str]) -> list[str]:
-    """The members that ended with an error, each with its error.
-
-    No fault that is done to members here needs a person.
-    """
+    """Return the members that ended with an error; no fault here justifies one."""
     found: list[str] = []
     for line in log:
         if line.startswith("the member ") and line.endswith(" failed"):
@@ -308,10 +300,10 @@ def failures_in(log: Iterable[str]) -> list[str]:
 
 
 def shown_again(recorded: Sequence[Recorded], faults: Sequence[Fault]) -> list[OffsetRange]:
-    """The commits that Dagster shows twice because of a fault.
+    """Return the commits that Dagster shows twice because of a fault.
 
-    Their member was held up after it had looked for them, and before it recorded them. Its
-    successor recorded them late meanwhile, or as soon as the storage answered again.
+    Their member was delayed between its check and its record, and its successor recorded them
+    meanwhile.
     """
     by_range = defaultdict(list)
     for one in recorded:
@@ -328,7 +320,7 @@ def _is_repeated(its: Sequence[Recorded], faults: Sequence[Fault]) -> bool:
 
 
 def _holds_up(fault: Fault, member: str, at: float) -> bool:
-    """Whether a fault may have kept a member from ending a write until somebody else did it."""
+    """Return whether a fault may have delayed a write of a member beyond that of its successor."""
     its_own = fault.kind in {Kind.MEMBER_FROZEN, *FREEZES} and fault.target == member
     if not its_own and fault.kind not in {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}:
         return False
@@ -338,7 +330,7 @@ def _holds_up(fault: Fault, member: str, at: float) -> bool:
 def uncovered(
     ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartition, int]]
 ) -> list[str]:
-    """The offsets that are below what a partition has reached, and in none of the ranges."""
+    """Return the offsets below a partition's committed offset that are in none of the ranges."""
     ends: dict[TopicPartition, int] = {}
     for partition, until in reached:
         ends[partition] = max(until, ends.get(partition, 0))
@@ -357,7 +349,7 @@ def uncovered(
 
 
 def covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
-    """How many offsets of each partition are in more than one of the ranges."""
+    """Return the number of offsets of each partition that are in more than one range."""
     found = {}
     for partition, its_ranges in groupby(
         sorted(ranges, key=lambda one: (one.topic_partition, one.start)),
@@ -373,7 +365,7 @@ def covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
 
 
 def _ticks(parts: Parts, member: str) -> list[float]:
-    """When the ticks of a member's sensor that came to their end began."""
+    """Return the start of each completed tick of a member's sensor."""
     found = parts.dagster.ui.ticks(member, SENSOR, limit=_TICKS)
     return sorted(
         float(tick["timestamp"]) for tick in found if tick["status"] in {"SUCCESS", "SKIPPED"}
@@ -408,7 +400,7 @@ def _histories(
 
 
 def _claims(stored: Iterable[StoredOffset]) -> Iterator[tuple[float, int]]:
-    """When a range up to where was claimed for the first time."""
+    """Return the end and the first claim of each claimed range."""
     known = 0
     for one in stored:
         for claim in decode(OffsetAndMetadata(one.offset, one.metadata)).claims:

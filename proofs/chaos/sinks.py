@@ -1,7 +1,6 @@
-"""Where the runs write with Spark: to Parquet by range, or to a table of Delta Lake or Iceberg.
+"""Outputs with Spark: Parquet by range, or a table of Delta Lake or Iceberg.
 
-Owns the kinds, how a run writes, and what the table is called. Imports next to nothing: every run
-waits for it.
+Every run imports this module, so it imports almost nothing.
 """
 
 from __future__ import annotations
@@ -39,5 +38,5 @@ class Sink(enum.Enum):
             write_parquet_by_range(frame, str(output))
 
     def table(self, output: Path) -> str:
-        """What SQL calls the output, if it is a table."""
+        """Return the name of the output in SQL, if it is a table."""
         return "lake.chaos.numbers" if self is Sink.ICEBERG else f"delta.`{output / 'numbers'}`"

@@ -1,4 +1,4 @@
-"""Stretches of time, half-open, in seconds: what is left of some without others."""
+"""Differences of half-open time spans, in seconds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long."""
         return self.end - self.begin
 
 
 def without(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
-    """What of `spans`, which do not overlap, is in none of `holes`, which may."""
+    """Return the parts of the disjoint `spans` outside of all `holes`, which may overlap."""
     left = sorted(spans)
     for hole in holes:
         left = [piece for span in left for piece in _cut(span, hole) if piece.seconds > 0]
@@ -35,5 +34,5 @@ def _cut(span: Span, hole: Span) -> tuple[Span, ...]:
 
 
 def total_s(spans: Iterable[Span]) -> float:
-    """How long they are together."""
+    """Return their total length."""
     return sum(span.seconds for span in spans)

@@ -1,11 +1,10 @@
-"""In a stall a partition has something to read, nobody works on it, and nothing explains why.
+"""Detect stalls: a partition has records, no run works on it, and no reason explains it.
 
-Owns the judgement, from Kafka's log, Dagster's runs and ticks, and the faults; no member is asked.
-A partition is busy while a run of it is live, or while a batch of it waits for the next tick of its
-owner's sensor. Beside streaming runs it is busy while a batch of it is at work, or while it waits
-for its turn: its owner works on one batch at a time. Otherwise it is idle, and that has to be
-explained: by a fault to its owner or to what it needs, by a hold of it, by nobody having it, or by
-ticks that did not come.
+The judgement uses Kafka's log, Dagster's runs and ticks, and the faults. A partition is busy while
+it has a live run, or while a batch waits for the next tick of its owner's sensor. With streaming
+runs it is busy during its batches, and while its owner, which works on one batch at a time, works
+on others. Otherwise it is idle, which must be explained by a fault, a hold, a missing owner or
+missing ticks.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ if TYPE_CHECKING:
 
 STALL_S = 2.0
 TICKS_WAITED = 2
-"""The tick that a batch just missed, and the next one."""
+"""The missed tick of a batch, and the next one."""
 LONGEST_WAIT_S = 30.0
-"""For a tick: if none came for so long, that has to be explained."""
+"""A longer time without a tick must be explained."""
 REQUEST_S = 5.0
-"""What Dagster's daemon takes to make runs of the requests of a tick, on a machine that is busy."""
+"""Time of Dagster's daemon to create the runs that a tick requests, on a busy machine."""
 LONGEST_TURN_S = 10.0
-"""If its owner works on others for so long, that has to be explained."""
+"""A longer turn of its owner on other partitions must be explained."""
 NOBODY_S = 90.0
-"""By then a streaming run has the partition again, also when all of them were killed at once."""
+"""Time until a streaming run owns the partition again, also after all runs were killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """A run as Dagster shows it.
+    """A run in Dagster.
 
     Attributes:
-        created_at: When it was made.
-        ended_at: When it was over; None if never.
-        succeeded: Whether it did all of its job.
-        by: The member that it was the work of, where that is a streaming run.
+        created_at: Time of its creation.
+        ended_at: Time of its end; None if it never ended.
+        succeeded: Whether it completed all of its work.
+        by: The member of a streaming run.
     """
 
     created_at: float
@@ -54,16 +53,16 @@ class RunSeen:
 
 @dataclass(frozen=True)
 class History:
-    """What happened to one partition. All times are in seconds since 1970.
+    """The history of one partition, with times in seconds since 1970.
 
     Attributes:
         name: The partition.
-        ends: When it was seen to end where, oldest first.
-        commits: When its offset moved to where, oldest first.
-        claims: When a range up to where was claimed, oldest first.
-        runs: The runs that worked on it, oldest first.
-        owners: Since when which member, by its id, has had it; None for nobody.
-        turns: When its owner, a streaming run, worked on other partitions.
+        ends: Observed ends, oldest first.
+        commits: Committed offsets, oldest first.
+        claims: Ends of claimed ranges, oldest first.
+        runs: Its runs, oldest first.
+        owners: Member ids of the owners over time; None without an owner.
+        turns: Work of its owner, a streaming run, on other partitions.
     """
 
     name: str
@@ -75,24 +74,24 @@ class History:
     turns: Sequence[Span] = ()
 
     def owner_at(self, at: float) -> str | None:
-        """Who had it at a time."""
+        """Return the owner at a time."""
         return next((owner for since, owner in reversed(self.owners) if since <= at), None)
 
     def owned(self, until: float) -> Iterator[tuple[Span, str | None]]:
-        """Who had it, and for how long, until a time."""
+        """Return the owners with their spans, until a time."""
         for (since, owner), (end, _) in pairwise([*self.owners, (until, None)]):
             yield Span(since, end), owner
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A reason not to work.
+    """A reason for idleness.
 
     Attributes:
-        span: When.
-        why: In words.
-        partition: Which partition; None for all.
-        is_fault: Whether a batch that it kept from its run waits for the next ticks when it ends.
+        span: Its time.
+        why: Its description.
+        partition: The partition; None for all.
+        is_fault: Whether a delayed batch waits for the next ticks after it.
     """
 
     span: Span
@@ -103,13 +102,13 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A partition stood still.
+    """A stall.
 
     Attributes:
-        partition: Which.
-        span: When.
-        before: What had happened to it last.
-        after: What happened to it next.
+        partition: The partition.
+        span: Its time.
+        before: The last event before it.
+        after: The first event after it.
     """
 
     partition: str
@@ -127,13 +126,12 @@ class Stall:
 
 @dataclass
 class Judgement:
-    """What came out.
+    """The result.
 
     Attributes:
-        stalls: Those that nothing explains.
-        watched_s: Partition-seconds with something to read in which nothing would have explained
-            idleness.
-        idle_s: Partition-seconds of idleness by what explains them.
+        stalls: Unexplained idleness.
+        watched_s: Partition-seconds with records and without any reason for idleness.
+        idle_s: Partition-seconds of idleness, by reason.
     """
 
     stalls: list[Stall] = field(default_factory=list)
@@ -142,7 +140,7 @@ class Judgement:
 
 
 def clock(at: float) -> str:
-    """A time of day, as the brokers' logs have it."""
+    """Return a time of day as in the brokers' logs."""
     return datetime.fromtimestamp(at).strftime("%H:%M:%S")  # noqa: DTZ006 - the time that a person's clock shows
 
 
@@ -152,14 +150,14 @@ def judge(
     reasons: Sequence[Explained],
     until: float,
 ) -> Judgement:
-    """Find the stalls.
+    """Detect the stalls.
 
     Args:
         histories: The partitions.
-        ticks: When a tick of the sensor of each member, by its id, that came to its end began,
-            oldest first. None where streaming runs work, which need no ticks.
-        reasons: What explains idleness.
-        until: The end of what is judged.
+        ticks: Start of each completed tick of each member's sensor, by member id, oldest first;
+            None with streaming runs, which need no ticks.
+        reasons: The reasons for idleness.
+        until: End of the judged time.
     """
     judgement = Judgement()
     for history in histories:
@@ -182,7 +180,7 @@ def judge(
 
 
 def _behind(history: History, until: float) -> list[Span]:
-    """When the partition had something to read."""
+    """Return the times in which the partition had records to read."""
     changes = [(at, "end", end) for at, end in history.ends]
     changes += [(at, "committed", offset) for at, offset in history.commits]
     latest = {"end": 0, "committed": 0}
@@ -226,7 +224,7 @@ def _busy(
 
 
 def _waiting_for_turn(history: History, idle: Iterable[Span], until: float) -> list[Span]:
-    """When the partition waited while its owner worked on others, each time not for too long."""
+    """Return the turns in which the partition waited for its owner, if not too long."""
     found = []
     for span in idle:
         for owned, _ in history.owned(until):
@@ -241,13 +239,13 @@ def _waiting_for_turn(history: History, idle: Iterable[Span], until: float) -> l
 
 
 def _is_claimed(history: History, at: float) -> bool:
-    """Whether an owner that came then has found a claim."""
+    """Return whether a new owner finds a claim at that time."""
     claimed = max((until for since, until in history.claims if since <= at), default=0)
     return claimed > max((offset for since, offset in history.commits if since <= at), default=0)
 
 
 def _waits_for_a_run(history: History, at: float) -> bool:
-    """Whether a batch was claimed then of which no run had succeeded."""
+    """Return whether a batch was claimed at that time, and none of its runs had succeeded."""
     claimed_at = max((since for since, _ in history.claims if since <= at), default=at)
     return _is_claimed(history, at) and not any(
         run.succeeded and run.ended_at is not None and claimed_at <= run.ended_at <= at
@@ -256,7 +254,7 @@ def _waits_for_a_run(history: History, at: float) -> bool:
 
 
 def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence[float]]) -> float:
-    """Until when a batch waits for its run: until there is one, or should have been one."""
+    """Return the time by which a batch must have a run."""
     its_ticks = ticks.get(history.owner_at(wanted_at) or "", ())
     following = its_ticks[bisect.bisect_right(its_ticks, wanted_at) :][:TICKS_WAITED]
     last, waited = wanted_at, 0
@@ -270,7 +268,7 @@ def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence
 
 
 def _around(history: History, span: Span) -> tuple[str, str]:
-    """What happened to a partition last before a time, and first behind it."""
+    """Return the last event of a partition before a time, and the first one after it."""
     events = [(at, f"a commit up to {offset}") for at, offset in history.commits]
     events += [(at, f"a claim up to {offset}") for at, offset in history.claims]
     events += [(run.created_at, "a run was made") for run in history.runs]

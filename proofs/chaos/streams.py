@@ -43,7 +43,7 @@ TAKING_RUNS = {
     Kind.RUN_CANCELLED,
     Kind.LAUNCH_REFUSED,
 }
-"""Faults that take a run away from its partitions for good."""
+"""Faults that permanently take a run away from its partitions."""
 _OF_ALL = {
     Kind.CODE_SERVER_KILLED,
     Kind.BROKER_KILLED,
@@ -56,28 +56,28 @@ _ENDS_ALL = {
     Kind.STORAGE_HANGS,
     *FREEZES,
 }
-"""A process that is frozen in the middle of a write keeps all others from SQLite, and after a while
-they stop themselves."""
+"""A process that is suspended inside a write blocks SQLite for all others, which stop themselves
+after a while."""
 WAKING_S = 2.0
-"""A process that goes on after it was frozen needs a moment to find that its lease is over."""
+"""A resumed process needs a moment to detect that its lease has expired."""
 COMMIT_S = 30.0
-"""A fault that comes this long after the work may still have kept its commit back."""
+"""Time after the work in which a fault may still have prevented its commit."""
 
 
 def range_of(key: str) -> OffsetRange:
-    """The range of a key `numbers-3-120-240`."""
+    """Parse a key such as `numbers-3-120-240`."""
     topic, *numbers = key.rsplit("-", 3)
     partition, start, until = map(int, numbers)
     return OffsetRange(topic, partition, start, until)
 
 
 class Worked:
-    """A batch, and when it was at work.
+    """A batch with its working time.
 
     Args:
-        body: The batch as its journal has it.
-        gone_at: When its process ended at the latest.
-        faults: Those that were done.
+        body: The batch in its journal.
+        gone_at: The latest end of its process.
+        faults: The injected faults.
     """
 
     def __init__(self, body: BodySeen, gone_at: float, faults: Iterable[Fault]) -> None:
@@ -101,7 +101,7 @@ class Worked:
         return fault.target == self.member or fault.kind is Kind.CODE_SERVER_KILLED
 
     def was_disturbed_by(self, fault: Fault) -> bool:
-        """Whether a fault may have kept its commit back."""
+        """Return whether a fault may have prevented its commit."""
         return (
             (fault.target == self.member or fault.kind in _OF_ALL)
             and fault.began_at <= self.ended_at + COMMIT_S
@@ -110,7 +110,7 @@ class Worked:
 
 
 def runs_of(batches: Iterable[Worked], partition: int) -> list[RunSeen]:
-    """What worked on a partition, oldest first."""
+    """Return the batches of a partition, oldest first."""
     found = []
     for batch in batches:
         if any(range_.partition == partition for range_ in batch.ranges):
@@ -132,7 +132,7 @@ def turns_of(
     partition: int,
     owners: Iterable[tuple[Span, str | None]],
 ) -> list[Span]:
-    """When the owner of a partition worked on others, and not on it. Owners are named."""
+    """Return the work of the owners of a partition on other partitions."""
     found = []
     others = [
         batch
@@ -151,7 +151,7 @@ def turns_of(
 
 
 def at_once(batches: Sequence[Worked]) -> list[str]:
-    """A sentence for each pair of batches that worked on the same offsets at the same time."""
+    """Return a sentence for each pair of batches that overlapped in offsets and time."""
     found = []
     for range_, first, second in _meetings(batches):
         for one, other in product(first.spans, second.spans):
@@ -168,7 +168,7 @@ def at_once(batches: Sequence[Worked]) -> list[str]:
 
 
 def _meetings(batches: Iterable[Worked]) -> Iterator[tuple[OffsetRange, Worked, Worked]]:
-    """The pairs of batches that have offsets in common, with a range of the first one."""
+    """Return the pairs of batches with common offsets, with a range of the first one."""
     everything = sorted(
         ((range_, batch) for batch in batches for range_ in batch.ranges),
         key=lambda one: (one[0].topic_partition, one[0].start),
@@ -181,7 +181,7 @@ def _meetings(batches: Iterable[Worked]) -> Iterator[tuple[OffsetRange, Worked, 
 
 
 def done_again(batches: Iterable[Worked]) -> Iterator[tuple[OffsetRange, list[Worked]]]:
-    """The ranges that were done more than once, with who did them, oldest first."""
+    """Return the ranges that were processed more than once with their runs, oldest first."""
     done = sorted(
         ((range_, batch) for batch in batches if batch.body.is_done for range_ in batch.ranges),
         key=lambda one: (one[0].topic_partition, one[0].start, one[0].until, one[1].ended_at),
@@ -195,7 +195,7 @@ def done_again(batches: Iterable[Worked]) -> Iterator[tuple[OffsetRange, list[Wo
 def without_a_fault(
     again: Iterable[tuple[OffsetRange, list[Worked]]], faults: Sequence[Fault]
 ) -> list[str]:
-    """A sentence for each range that was done again although no fault kept its commit back."""
+    """Return a sentence for each range that was processed again without an explaining fault."""
     return [
         f"{range_} was done by {', '.join(batch.member for batch in by)}, and no fault explains it"
         for range_, by in again
@@ -204,7 +204,7 @@ def without_a_fault(
 
 
 def claimed_by(log: Iterable[object]) -> dict[StoredOffset, str]:
-    """Who stored an offset: the run whose batch is claimed with it for the first time."""
+    """Return the run whose batch first claims a range with this offset."""
     known: set[tuple[int, str]] = set()
     found = {}
     for record in log:
@@ -222,10 +222,7 @@ def claimed_by(log: Iterable[object]) -> dict[StoredOffset, str]:
 def taken_over_after_s(
     faults: Iterable[Fault], batches: Sequence[Worked]
 ) -> dict[str, list[float]]:
-    """How long the partitions of runs that were hit waited until another run worked on them.
-
-    By kind of fault, one figure for each partition, shortest first.
-    """
+    """Return how long partitions of hit runs waited for another run, by kind, shortest first."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for fault in faults:
         for number in fault.partitions or () if fault.kind in TAKING_RUNS else ():
@@ -239,7 +236,7 @@ def taken_over_after_s(
 
 
 def failed_without_a_fault(records: Iterable[dg.RunRecord], faults: Sequence[Fault]) -> list[str]:
-    """A sentence for each streaming run that has begun and ended badly although no fault hit it."""
+    """Return a sentence for each streaming run that failed without a fault."""
     found = []
     for record in records:
         run, began_at = record.dagster_run, record.start_time
@@ -257,12 +254,12 @@ def failed_without_a_fault(records: Iterable[dg.RunRecord], faults: Sequence[Fau
 
 @dataclass(frozen=True)
 class Streams:
-    """What streaming runs did.
+    """The work of the streaming runs.
 
     Attributes:
         batches: Their batches.
-        faults: The faults that were done.
-        failed: A sentence for each run that ended badly for no known reason.
+        faults: The injected faults.
+        failed: A sentence for each unexplained failure.
     """
 
     batches: Sequence[Worked]
@@ -281,9 +278,9 @@ class Streams:
 
         Args:
             journals: Their folder.
-            faults: The faults that were done.
-            records: The runs as Dagster shows them.
-            until: The end of what is judged.
+            faults: The injected faults.
+            records: The runs in Dagster.
+            until: End of the judged time.
         """
         gone_at = {
             member_of(record.dagster_run.run_id): record.end_time
@@ -300,12 +297,12 @@ class Streams:
         return cls(batches, faults, failed_without_a_fault(records, faults))
 
     def history(self, history: History, names: Mapping[str, str], until: float) -> History:
-        """What happened to a partition, with the batches that worked on it.
+        """Return the history of a partition with its batches.
 
         Args:
-            history: The same without them.
-            names: The name of each member, by the id that Kafka gave to it.
-            until: The end of what is judged.
+            history: The history without them.
+            names: Name of each member by its id in Kafka.
+            until: End of the judged time.
         """
         number = int(history.name.rpartition("-")[2])
         owned = ((span, names.get(owner or "")) for span, owner in history.owned(until))
@@ -317,13 +314,13 @@ class Streams:
 
     @property
     def problems(self) -> list[str]:
-        """What must not be, in sentences."""
+        """Return the violations, as sentences."""
         again = without_a_fault(done_again(self.batches), self.faults)
         return [*at_once(self.batches), *again, *self.failed]
 
     @property
     def figures(self) -> dict[str, object]:
-        """What the report says of them."""
+        """Return the figures for the report."""
         return {
             "batches": len(self.batches),
             "worked_on_at_once": len(at_once(self.batches)),

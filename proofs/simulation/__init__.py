@@ -1,8 +1,6 @@
-"""The simulator runs the real member against simulated parts, in virtual time.
+"""The simulator runs the real member loop, consumer lists and engine in virtual time.
 
-The real member is the member loop, the consumer lists and the engine; the simulated parts are
-coordinators, Dagster and processes. A schedule is one thread, seeded, without real parts:
-`schedule.play` plays one life of a group and checks what is promised after each step. `proof.prove`
-plays many schedules, on all cores. A schedule is its seed: the same seed gives the same trace,
-whoever plays it.
+Coordinators, Dagster and processes are simulated. A schedule is one thread with a seed: the same
+seed gives the same trace. `schedule.play` plays one schedule and checks the promises after each
+step. `proof.prove` plays many on all cores.
 """

@@ -1,9 +1,7 @@
-"""The classic protocol, written from its rules, has one generation for all members.
+"""The classic protocol from its rules: join, sync, one generation for all members.
 
-Members join and sync; the protocol is cooperative or eager. A rebalance waits for every known
-member to join, at most the rebalance time-out; a member that has not joined by then is thrown out.
-In cooperative mode a partition is taken from its owner in one generation and given to the next
-owner in a later one.
+A rebalance waits for every member to join, at most the rebalance timeout; late members are removed.
+In cooperative mode a partition is revoked in one generation and assigned in a later one.
 """
 
 from __future__ import annotations
@@ -19,18 +17,18 @@ if TYPE_CHECKING:
     from proofs.simulation.clockwork import Clockwork
 
 _COMPLETING_S = 0.3
-"""Between the last join and the leader's assignment; commits are refused meanwhile."""
+"""Time between the last join and the leader's assignment; commits are refused meanwhile."""
 
 
 class ClassicGroup(Coordinator):
-    """A group of the classic protocol.
+    """A group with the classic protocol.
 
     Args:
         clockwork: Time and chance.
-        partitions: How many partitions the topic has.
-        session_s: A member that is not heard of for so long is thrown out.
-        rebalance_s: So long a rebalance waits for its members.
-        is_eager: Whether members give everything back before they join.
+        partitions: Number of partitions.
+        session_s: Session timeout.
+        rebalance_s: Rebalance timeout.
+        is_eager: Whether members revoke everything before they join.
     """
 
     def __init__(
@@ -56,16 +54,17 @@ class ClassicGroup(Coordinator):
 
     @property
     def refuses_for_s(self) -> float:
-        """A rebalance waits for a member that hangs.
+        """Return how long a rebalance waits for a hanging member.
 
-        Who has not heard of the generation before it when it begins hears of none until it ends.
+        A member that has not received the previous generation when it begins receives none until it
+        ends.
         """
         return self.rebalance_s + _COMPLETING_S
 
     def join(self, member_id: str, owned: Collection[TopicPartition]) -> None:
-        """A member takes part in the next generation.
+        """Join the next generation.
 
-        Its heartbeats tell it the assignment (they stand for SyncGroup, too).
+        Heartbeats return the assignment; they also stand for SyncGroup.
         """
         seat = self.seats.setdefault(member_id, Seat(member_id, -1, self.clockwork.now))
         seat.seen_at = self.clockwork.now
@@ -78,10 +77,7 @@ class ClassicGroup(Coordinator):
         self._complete_if_all_joined()
 
     def heartbeat(self, member_id: str) -> Grant | Refusal | None:
-        """A member lives; it is told to join, or is told its assignment.
-
-        It is told nothing while the coordinator waits for the others.
-        """
+        """Handle a heartbeat: return the assignment, the request to join, or nothing in between."""
         seat = self.seats.get(member_id)
         if seat is None:
             return Refusal.UNKNOWN_MEMBER
@@ -93,13 +89,13 @@ class ClassicGroup(Coordinator):
         return Grant(seat.epoch, frozenset(seat.owned - seat.revoking))
 
     def refusal(self, member_id: str, epoch: int) -> Refusal | None:
-        """In the time between join and sync nobody commits."""
+        """Refuse commits between join and sync."""
         if member_id in self.seats and self._syncs_at is not None:
             return Refusal.REBALANCING
         return super().refusal(member_id, epoch)
 
     def look_at_clocks(self) -> None:
-        """Sessions, the rebalance time-out, and the leader's answer."""
+        """Apply sessions, the rebalance timeout, and the leader's answer."""
         super().look_at_clocks()
         now = self.clockwork.now
         if self._join_by is not None and now >= self._join_by:
@@ -112,13 +108,13 @@ class ClassicGroup(Coordinator):
             self._sync()
 
     def membership_changed(self) -> None:
-        """Everybody joins anew."""
+        """All members join again."""
         if not self.is_preparing:
             self._prepare()
         self._complete_if_all_joined()
 
     def metadata_changed(self) -> None:
-        """The leader joins anew, and with it everybody."""
+        """The leader joins again, and with it all members."""
         self.membership_changed()
 
     def _prepare(self) -> None:

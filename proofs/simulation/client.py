@@ -1,9 +1,8 @@
-"""A simulated member stands for librdkafka, `kafka.member.session` and `kafka.member.member`.
+"""A simulated member in place of librdkafka, `kafka.member.session` and `kafka.member.member`.
 
-It implements `GroupMember`, and does what those do with the coordinator's answers. Heartbeats
-go on in the background, as long as the process lives; the next poll tells what they bring. Nobody
-tells of a hold that went wrong; the client finds it out a little later. Owns what the member
-believes; it must never ask to commit what it was not told to own.
+It implements `GroupMember`. Heartbeats continue in the background while the process lives, and the
+next poll returns their results. As in librdkafka, nothing reports a lost hold: the client detects
+it later. It never commits partitions that it was not assigned.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class SimulatedMember:
     """One member.
 
     Args:
-        process: Where it lives: its clock, and the network between it and the coordinator.
-        group: Its coordinator.
+        process: Its process: the clock, and the network to the coordinator.
+        group: The coordinator.
     """
 
     def __init__(self, process: Process, group: ClassicGroup | ConsumerGroup) -> None:
@@ -65,27 +64,24 @@ class SimulatedMember:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether its hold was overtaken and it does not know yet."""
+        """Whether its hold is superseded, which it has not detected yet."""
         return self._undone is LostReason.SUPERSEDED
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """What this member believes to own."""
         return frozenset(self._owned)
 
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
-        """Take part."""
         self._subscribed = True
         self._polled_at = self._process.clockwork.now
 
     def unsubscribe(self, timeout_s: float) -> None:
-        """Leave the group."""
         self._subscribed = False
         self._leave()
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
-        """Tell what happened.
+        """Return the events.
 
-        Time goes on for this process only: a poll may take longer than was asked for.
+        Only the time of this process advances: a poll may take longer than its timeout.
         """
         self._polled_at = self._process.clockwork.now
         events: list[MemberEvent] = []
@@ -100,10 +96,10 @@ class SimulatedMember:
         return events
 
     def wake(self) -> None:
-        """No poll waits: time goes on in steps."""
+        """Do nothing: no poll waits."""
 
     def release(self) -> None:
-        """Give the held partitions back; nothing is sent for a hold that is not ours any more."""
+        """Release the held partitions, unless the hold is lost already."""
         if self._undone is not None:
             return
         self._process.check_drained()
@@ -113,7 +109,7 @@ class SimulatedMember:
         self._join_anew()
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Store, unless the coordinator refuses, or the request or its answer is lost."""
+        """Commit, unless the coordinator refuses or the request or its answer is lost."""
         for partition in sorted(offsets.keys() - self._owned):
             msg = f"{self._process} asks for a commit of {partition}, which it was told not to own"
             raise Violation(msg)
@@ -142,21 +138,19 @@ class SimulatedMember:
         )
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
-        """Store at once; the next poll tells."""
+        """Commit at once; the next poll returns the result."""
         ticket = next(self._tickets)
         self._answers.append(CommitAnswered(ticket, self.commit(offsets)))
         return ticket
 
     def settle(self, timeout_s: float = 10.0) -> bool:
-        """Nothing is ever on its way."""
+        """Return True: no commit is in flight."""
         return True
 
     def metrics(self) -> dict[str, Any]:
-        """There is no client that has any."""
         return {}
 
     def group_metadata(self) -> object:
-        """There is no client that a producer could vouch for."""
         return None
 
     def committed(
@@ -164,20 +158,19 @@ class SimulatedMember:
         partitions: Collection[TopicPartition],
         timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed; anybody is told."""
         self._process.must_reach("kafka")
         return {partition: self._group.stored.get(partition) for partition in partitions}
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Leave for good."""
         if not self._closed:
             self._closed = True
             self._leave()
 
     def topic_changed(self) -> None:
-        """The client sees new metadata.
+        """Refresh the metadata.
 
-        In the classic protocol that overtakes a hold: it joins anew, without the held partitions.
+        With the classic protocol that supersedes a hold: the member joins again without the held
+        partitions.
         """
         if (
             self._process.is_gone
@@ -240,7 +233,7 @@ class SimulatedMember:
         return self._group.heartbeat(self.member_id, self._epoch, self._owned)
 
     def _followed(self, answer: Grant | Refusal | None) -> bool:
-        """A superseded client goes on in the new generation."""
+        """Continue a superseded client in the new generation."""
         if isinstance(answer, Grant):
             self._epoch = answer.epoch
         return not isinstance(answer, Refusal) or answer is Refusal.REBALANCING

@@ -1,8 +1,7 @@
-"""Virtual time: a queue of what happens next, one source of chance, and the trace that people read.
+"""Virtual time: an event queue, one random generator, and the trace.
 
-Owns the order of things. A process that waits for an answer lets the others work meanwhile
-(`let_others`), so that anything can happen between a read and the write behind it. It must never
-read a real clock, and draws from one seeded generator only.
+A process that waits for an answer lets others work (`let_others`), so anything can happen between
+its read and its write. Nothing here reads a real clock.
 """
 
 from __future__ import annotations
@@ -20,20 +19,19 @@ if TYPE_CHECKING:
 
 _LINES_KEPT = 5_000
 _MOST_WAITING = 16
-"""With more actors that wait inside each other there would always be one more: the first would
-never get its answer. Then no run begins anything until one of them has its answer; members are few,
-and have to keep their limits."""
+"""Maximum depth of nested waits: beyond it the first actor would never get its answer. Then no run
+begins anything until one has its answer; members are few, and have to keep their deadlines."""
 
 
 class Violation(BaseException):
-    """A promise was broken."""
+    """A broken promise."""
 
 
 class Clockwork:
     """Time, chance and trace of one schedule.
 
     Args:
-        seed: Decides everything.
+        seed: Determines the schedule.
     """
 
     def __init__(self, seed: int) -> None:
@@ -48,23 +46,22 @@ class Clockwork:
         self._busy: list[object] = []
 
     def tell(self, who: object, what: str) -> None:
-        """Add a line to the trace."""
         self.trace.append(f"{self.now - 1000:9.2f} {who}: {what}")
 
     def after(self, seconds: float, actor: object, action: Callable[[], None]) -> None:
-        """Let an actor do something later.
+        """Schedule an action of an actor.
 
-        The actor is a run, by its id, or a part of a member, or None for the world. While the actor
-        waits for an answer, it does nothing else.
+        The actor is a run by its id, a part of a member, or None for the world. While it waits for
+        an answer, it does nothing else.
         """
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), actor, action))
 
     def within(self, low: float, high: float) -> float:
-        """A time, drawn."""
+        """Draw a duration."""
         return low + (high - low) * self.chance.random()
 
     def happens(self, probability: float) -> bool:
-        """Whether something happens, drawn."""
+        """Draw whether something happens."""
         return self.chance.random() < probability
 
     def run(self, seconds: float) -> None:
@@ -86,12 +83,12 @@ class Clockwork:
             heapq.heappush(self._queue, entry)
 
     def stop(self) -> None:
-        """End what still hangs: nothing happens any more."""
+        """Stop all hanging work."""
         for work in self.hanging:
             work.give_up()
 
     def let_others(self, actor: object, seconds: float) -> None:
-        """An actor waits; everybody else goes on."""
+        """Let the others work while an actor waits."""
         self._busy.append(actor)
         try:
             self.run(seconds)
@@ -99,10 +96,10 @@ class Clockwork:
             self._busy.remove(actor)
 
     def is_waiting(self, actor: object) -> bool:
-        """Whether an actor waits for an answer."""
+        """Return whether an actor waits for an answer."""
         return actor in self._busy
 
     @property
     def is_nested(self) -> bool:
-        """Whether somebody is in the middle of something."""
+        """Whether an actor is inside a wait."""
         return bool(self._busy)

@@ -1,5 +1,3 @@
-"""What a simulated process is told by the brokers about its topic (implements `ClusterView`)."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedCluster:
-    """The cluster, through the network of one process."""
+    """The view of the cluster (`ClusterView`) through the network of one process."""
 
     def __init__(self, process: Process, group: Coordinator) -> None:
         self._process = process
@@ -27,21 +25,18 @@ class SimulatedCluster:
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The first offset that exists."""
         self._process.must_reach("kafka")
         return {partition: self._group.starts[partition] for partition in partitions}
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The offset that the next record will get."""
         self._process.must_reach("kafka")
         return {partition: self._group.ends[partition] for partition in partitions}
 
     def log_ends(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, LogPosition]:
-        """The end offsets, with the leader epochs."""
         ends = self.end_offsets(partitions, timeout_s)
         return {
             partition: LogPosition(end, self._group.leader_epochs[partition])
@@ -51,13 +46,12 @@ class SimulatedCluster:
     def high_watermarks(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """The same as the end offsets: nobody writes in transactions."""
+        """Return the end offsets: there are no transactions."""
         return self.end_offsets(partitions, timeout_s)
 
     def truncated(
         self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, bool]:
-        """Whether the log lost records before a position."""
         self._process.must_reach("kafka")
         return {
             partition: self._group.has_lost(partition, position)
@@ -65,12 +59,11 @@ class SimulatedCluster:
         }
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
-        """It tells a topic from another one of the same name."""
         self._process.must_reach("kafka")
         return dict.fromkeys(topics, self._group.topic_id)
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """As `topic_ids`, answered at once: the member loop reads no records."""
+        """Return the result of `topic_ids`: the member loop reads no records."""
         return lambda: self.topic_ids(topics)
 
     def offsets_for_times(
@@ -78,12 +71,11 @@ class SimulatedCluster:
         timestamps: Mapping[TopicPartition, int],
         timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The simulated log has offsets and no records, so none of them has a time."""
+        """Return no offsets: simulated records have no timestamps."""
         self._process.must_reach("kafka")
         return dict.fromkeys(timestamps)
 
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
-        """The one topic."""
         return {
             TOPIC: [
                 PartitionInfo(TOPIC, partition.partition, 1, (1,), (1,))
@@ -92,7 +84,6 @@ class SimulatedCluster:
         }
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
-        """Its partitions."""
         return self.list_topics(timeout_s)[topic]
 
     def check(

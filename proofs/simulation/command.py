@@ -1,7 +1,6 @@
-"""`python -m proofs simulate` checks many lives of a group in virtual time against the promises.
+"""`python -m proofs simulate`: the options and the output.
 
-Owns the options, and what is shown and written. A violation is told with its seed and the end of
-its trace, and is exit code 1.
+A violation is printed with its seed and the end of its trace, with exit code 1.
 """
 
 from __future__ import annotations

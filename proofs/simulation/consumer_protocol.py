@@ -1,8 +1,7 @@
-"""In the consumer protocol (KIP-848) the coordinator assigns, and members reconcile by heartbeats.
+"""The consumer protocol (KIP-848) from its rules: members reconcile assignments by heartbeat.
 
-It is written from its rules; each member has an epoch of its own. A member that has something to
-give back keeps its epoch until a heartbeat no longer lists it; only then does the next owner get
-it. A member that does not give back within the rebalance time-out is thrown out.
+Each member has an epoch, which stays until a heartbeat no longer lists the revoked partitions; only
+then are they assigned again. A member that exceeds the rebalance timeout is removed.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ConsumerGroup(Coordinator):
-    """A group of the consumer protocol."""
+    """A group with the consumer protocol."""
 
     def join(self, member_id: str) -> Grant:
-        """Take a member in; it owns nothing yet."""
+        """Add a member without partitions."""
         self.seats[member_id] = Seat(member_id, self.epoch, self.clockwork.now)
         self.membership_changed()
         return self._reconciled(self.seats[member_id])
@@ -29,10 +28,10 @@ class ConsumerGroup(Coordinator):
     def heartbeat(
         self, member_id: str, epoch: int, owned: Collection[TopicPartition]
     ) -> Grant | Refusal:
-        """A member says what it owns, and is told what it may have.
+        """Handle a heartbeat with the owned partitions, and return the assignment.
 
-        An epoch behind the seat's is taken as long as the answer to the last heartbeat may have
-        been lost: then the member owns no more than it was granted.
+        An older epoch is accepted while the last answer may be lost, if the member owns no more
+        than it was granted.
         """
         seat = self.seats.get(member_id)
         if seat is None:
@@ -47,12 +46,10 @@ class ConsumerGroup(Coordinator):
         return self._reconciled(seat)
 
     def membership_changed(self) -> None:
-        """A new target for all."""
         self.epoch += 1
         self.rebalances += 1
 
     def metadata_changed(self) -> None:
-        """Likewise."""
         self.membership_changed()
 
     def _reconciled(self, seat: Seat) -> Grant:

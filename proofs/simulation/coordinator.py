@@ -1,9 +1,7 @@
-"""The group coordinator has the parts that both protocols share.
+"""The common parts of both group coordinators: members, sessions, fencing, offsets and logs.
 
-These are seats, sessions, fencing, committed offsets, and the log of each partition. Owns who is
-known to the group and what is stored. It checks the member and its epoch on a commit, never the
-ownership of the partition, as Kafka's coordinator does. The protocol (`classic`,
-`consumer_protocol`) decides what a rebalance is.
+As in Kafka, a commit is checked against the member and its epoch, not against the ownership of the
+partition. `classic` and `consumer_protocol` implement the rebalances.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ TOPIC = "orders"
 
 
 class Refusal(enum.Enum):
-    """Why the coordinator refuses a request."""
+    """Reasons of a refused request."""
 
     UNKNOWN_MEMBER = "unknown member"
     STALE = "stale generation or epoch"
@@ -35,7 +33,7 @@ class Refusal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a member may have, in an epoch."""
+    """The granted partitions in an epoch."""
 
     epoch: int
     partitions: frozenset[TopicPartition]
@@ -43,17 +41,17 @@ class Grant:
 
 @dataclass(slots=True)
 class Seat:
-    """A member, in the coordinator's eyes.
+    """A member in the coordinator's view.
 
     Attributes:
         member_id: Its id.
         epoch: Its generation or member epoch.
-        seen_at: When it was heard of last.
-        owned: What belongs to it: granted, and neither given back nor taken away.
-        revoking: What it was told to give back (consumer protocol).
-        revoke_by: Until when.
-        joined: Whether it takes part in the rebalance that is under way (classic).
-        claims: What it said to own when it joined (classic).
+        seen_at: Time of its last request.
+        owned: Its partitions: granted, and neither revoked nor removed.
+        revoking: Partitions that it has to revoke (consumer protocol).
+        revoke_by: Deadline for that.
+        joined: Whether it has joined the current rebalance (classic).
+        claims: Partitions that it reported when it joined (classic).
     """
 
     member_id: str
@@ -71,10 +69,9 @@ class Coordinator(ABC):
 
     Args:
         clockwork: Time and chance.
-        partitions: How many partitions the topic has.
-        session_s: A member that is not heard of for so long is thrown out.
-        rebalance_s: So long a member may take to give back what it was asked for
-            (`max.poll.interval.ms`).
+        partitions: Number of partitions.
+        session_s: Session timeout.
+        rebalance_s: Rebalance timeout (`max.poll.interval.ms`).
     """
 
     def __init__(
@@ -107,22 +104,19 @@ class Coordinator(ABC):
 
     @property
     def refuses_for_s(self) -> float:
-        """For how long others may keep a member from any commit."""
+        """Return how long others may block commits of a member."""
         return 0.0
 
     def owner(self, partition: TopicPartition) -> str | None:
-        """The member that a partition belongs to."""
         return next(
             (seat.member_id for seat in self.seats.values() if partition in seat.owned), None
         )
 
     def new_member_id(self) -> str:
-        """An id for a member that is about to join."""
         self._joined += 1
         return f"m{self._joined}"
 
     def add_partition(self) -> None:
-        """The topic gets one more partition."""
         added = TopicPartition(TOPIC, len(self.partitions))
         self.partitions = (*self.partitions, added)
         self.starts[added] = self.ends[added] = self.leader_epochs[added] = 0
@@ -131,14 +125,13 @@ class Coordinator(ABC):
         self.metadata_changed()
 
     def elect(self, partition: TopicPartition) -> None:
-        """A partition gets a new leader."""
         self.leader_epochs[partition] += 1
         end = self.ends[partition]
         known = [(epoch, start) for epoch, start in self._led_from[partition] if start <= end]
         self._led_from[partition] = [*known, (self.leader_epochs[partition], end)]
 
     def cut_off(self, partition: TopicPartition, at: int) -> None:
-        """The new leader lacks the last records, as in an unclean election."""
+        """Truncate the log, as in an unclean election."""
         self.clockwork.tell(
             "kafka", f"loses the records of {partition} from {at} to {self.ends[partition]}"
         )
@@ -148,10 +141,7 @@ class Coordinator(ABC):
         self.elect(partition)
 
     def make_topic_anew(self) -> None:
-        """The topic is deleted, and made again with as many partitions.
-
-        The offsets that groups have committed for it are deleted, too.
-        """
+        """Recreate the topic, without committed offsets."""
         self.topic_id += "-again"
         self.clockwork.tell("kafka", f"deletes the topic; it is made again as {self.topic_id}")
         self.stored.clear()
@@ -163,7 +153,7 @@ class Coordinator(ABC):
             self.ever_cut.add(partition)
 
     def has_lost(self, partition: TopicPartition, position: LogPosition) -> bool:
-        """Whether the log of a leader epoch does not reach an offset any more."""
+        """Return whether the log of a leader epoch no longer reaches an offset."""
         epoch = (
             self.leader_epochs[partition]
             if position.leader_epoch is None
@@ -176,7 +166,7 @@ class Coordinator(ABC):
         return end < position.offset
 
     def is_lost(self, partition: TopicPartition) -> bool:
-        """Whether the group has no offset, or committed or claimed records that the log lost."""
+        """Return whether the group has no offset, or committed or claimed records were lost."""
         stored = self.stored.get(partition)
         try:
             read = decode(stored) if stored is not None else None
@@ -189,7 +179,7 @@ class Coordinator(ABC):
     def commit(
         self, member_id: str, epoch: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> Refusal | None:
-        """Store offsets of a member that is known, in its present epoch."""
+        """Commit offsets of a known member in its current epoch."""
         refusal = self.refusal(member_id, epoch)
         if refusal is None:
             for partition, new in offsets.items():
@@ -200,26 +190,25 @@ class Coordinator(ABC):
         return refusal
 
     def refusal(self, member_id: str, epoch: int) -> Refusal | None:
-        """What the coordinator has against a commit, or None."""
+        """Return the reason to refuse a commit, or None."""
         seat = self.seats.get(member_id)
         if seat is None:
             return Refusal.UNKNOWN_MEMBER
         return None if epoch == seat.epoch else Refusal.STALE
 
     def throw_out(self, member_id: str, why: str) -> None:
-        """Forget a member: what it had is free at once, and it finds out later."""
+        """Remove a member and free its partitions; it detects that later."""
         if self.seats.pop(member_id, None) is not None:
             self.clockwork.tell("kafka", f"throws {member_id} out: {why}")
             self.membership_changed()
 
     def leave(self, member_id: str) -> None:
-        """A member says goodbye."""
         if self.seats.pop(member_id, None) is not None:
             self.clockwork.tell("kafka", f"{member_id} has left")
             self.membership_changed()
 
     def look_at_clocks(self) -> None:
-        """Apply the time-outs."""
+        """Apply the timeouts."""
         now = self.clockwork.now
         for seat in tuple(self.seats.values()):
             if now - seat.seen_at > self.session_s:
@@ -228,7 +217,7 @@ class Coordinator(ABC):
                 self.throw_out(seat.member_id, "it did not give back in time")
 
     def shares(self, wanted: Mapping[str, frozenset[TopicPartition]]) -> dict[TopicPartition, str]:
-        """A fair share for each member, with the fewest moves; `wanted` is what each has now."""
+        """Return an even share for each member with the fewest moves from `wanted`."""
         if not wanted:
             return {}
         members = sorted(wanted, key=lambda member_id: (-len(wanted[member_id]), member_id))

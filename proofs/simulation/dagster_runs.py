@@ -1,9 +1,7 @@
-"""Dagster, as far as the member sees it, has runs, their states, and what was recorded.
+"""Dagster's view of the runs, and its records; users and Dagster itself change runs.
 
-People and Dagster itself do things to runs. Owns the word of Dagster, which is an opinion: Dagster
-may show a run as ended whose process works, and as working whose process is gone. The processes,
-and what they wrote, are in `run_life`. A success that is not the only one on an offset is a
-`Violation`.
+Its view may be wrong: a run shown as ended may still work, and one shown as working may be dead.
+`run_life` has the processes and their output. A second success on an offset is a `Violation`.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 _ENDED_IN_DOUBT = frozenset({RunState.FAILED, RunState.CANCELED})
 _CLOCKS_APART = 1_000
-"""So many signs are the clocks of two processes apart: more than a schedule has."""
+"""Range of the clock offsets between processes, longer than a schedule."""
 
 
 class SimulatedDagster(RunLife):
@@ -54,7 +52,7 @@ class SimulatedDagster(RunLife):
     # What sensors do
 
     def request(self, batch_request: BatchRequest) -> None:
-        """A run request of a tick; a key of which there is a run starts no other."""
+        """Handle a run request of a tick; a known run key starts no run."""
         keyed = (
             run_id
             for run_id in self._by_batch.get(batch_request.batch_id, ())
@@ -79,11 +77,11 @@ class SimulatedDagster(RunLife):
         parent_id: str = "",
         assets: tuple[str, ...] = (),
     ) -> None:
-        """A run is created and submitted: for all assets of the job unless some are named."""
+        """Create and submit a run, for all assets of the job unless some are named."""
         self._submit(self.create(batch_id, ranges, parent_id=parent_id, assets=assets))
 
     def retry(self, run: RunSeen, assets: tuple[str, ...]) -> None:
-        """The same, by Dagster itself."""
+        """Re-execute a run as Dagster's own retries do."""
         self._submit(
             self.create(
                 run.batch_id, run.ranges, parent_id=run.run_id, is_automatic=True, assets=assets
@@ -100,9 +98,9 @@ class SimulatedDagster(RunLife):
         is_automatic: bool = False,
         assets: tuple[str, ...] = (),
     ) -> str:
-        """A run is created, and not submitted yet. Returns its id.
+        """Create a run without submitting it, and return its id.
 
-        A run that is executed again has the tags of the first one: its attempt, and its key.
+        A re-executed run has the tags of the first one: its attempt and its key.
         """
         run_id = f"r{len(self.runs) + 1}"
         if parent_id in self.runs:
@@ -137,7 +135,7 @@ class SimulatedDagster(RunLife):
     def seen(
         self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
     ) -> tuple[RunSeen, ...]:
-        """What a look-up finds; a run that was deleted, by the note of its work on a claim."""
+        """Return the runs of a query; a deleted run is known by the note of its work on a claim."""
         found = {run_id for batch_id in batch_ids for run_id in self._by_batch.get(batch_id, ())}
         if live_too:
             found |= {run.run_id for run in self.runs.values() if run.state in LIVE}
@@ -156,8 +154,8 @@ class SimulatedDagster(RunLife):
     def cancel(self, run_id: str, *, by_member: bool = True, only_unstarted: bool = False) -> None:
         """Cancel a run.
 
-        A run that waits is over at once, a run that works is asked to stop, and a run that is being
-        launched cannot be cancelled.
+        A waiting run ends at once, a working run is asked to stop, and a launching run cannot be
+        cancelled.
         """
         run = self.runs[run_id]
         if run_id in self.deleted or run.state not in {*NOT_BEGUN, RunState.STARTED}:
@@ -178,17 +176,14 @@ class SimulatedDagster(RunLife):
             self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
 
     def take_back(self, run_id: str, *, only_unstarted: bool) -> None:
-        """A member marks a run before it cancels it; it may never come to that."""
+        """Mark a run before its cancellation, which may never happen."""
         run = self.runs[run_id]
         may_cancel = {*NOT_BEGUN} if only_unstarted else {*NOT_BEGUN, RunState.STARTED}
         if run_id not in self.deleted and run.state in may_cancel:
             self.runs[run_id] = replace(run, is_taken_back=True)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
-        """See to it that nothing of a run works.
-
-        Its Spark work is stopped, and its process is killed where it is there.
-        """
+        """Make sure that nothing of a run works: stop its Spark work and kill its process."""
         process, run = self.processes[run_id], self.runs[run_id]
         if self._has_given_another(run_id, sign):
             return False
@@ -209,7 +204,7 @@ class SimulatedDagster(RunLife):
         return True
 
     def call_over(self, run_id: str, sign: str) -> bool:
-        """Mark a run as over, once it was ended."""
+        """Mark a run as over after it was ended."""
         if self._has_given_another(run_id, sign):
             return False
         self._must_be_dead(run_id)
@@ -237,7 +232,7 @@ class SimulatedDagster(RunLife):
             known.append(rest)
 
     def forget(self, partition: TopicPartition, at: int) -> None:
-        """The same, and of the letters what they say of the records from an offset on."""
+        """Forget work and dead letters of the records from an offset on."""
         super().forget(partition, at)
         mine = {range_ for range_ in self.letters if range_.topic_partition == partition}
         self.letters = {
@@ -249,18 +244,17 @@ class SimulatedDagster(RunLife):
     # What people and Dagster itself do
 
     def give(self, order: Directive) -> None:
-        """A person orders something; the time in the order is that of the person's clock."""
+        """Store a directive with the time of the operator's clock."""
         self.orders += (order,)
         self._ordered_at[order] = self._clockwork.now
 
     def ordered_at(self, order: Directive) -> float:
-        """When an order was given."""
         return self._ordered_at[order]
 
     def mark_ended(self, run_id: str, state: RunState) -> None:
-        """Dagster takes a run for ended, whatever the run's process does.
+        """Show a run as ended, whatever its process does.
 
-        A person force-terminates the run, or run monitoring or the code server takes it for failed.
+        A user force-terminates it, or run monitoring or the code server marks it as failed.
         """
         run = self.runs[run_id]
         if run.state in LIVE and run_id not in self.deleted:
@@ -270,7 +264,6 @@ class SimulatedDagster(RunLife):
             self._notice(run_id)
 
     def delete(self, run_id: str) -> None:
-        """A person deletes a run."""
         self._clockwork.tell("a person", f"deletes {run_id}")
         self.deleted.add(run_id)
         self._notice(run_id)
@@ -295,7 +288,7 @@ class SimulatedDagster(RunLife):
         )
 
     def _shown(self, run_id: str) -> RunSeen:
-        """A run as Dagster's storage has it, with the marks and signs of its process."""
+        """Return a run with the events and heartbeats of its process."""
         run, process = self.runs[run_id], self.processes[run_id]
         is_over = run.state not in _ENDED_IN_DOUBT or not process.has_begun or process.is_over
         is_known_gone = process.is_seen and process.is_gone and self._weather.same_machine

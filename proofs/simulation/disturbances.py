@@ -1,7 +1,6 @@
-"""Disturbances hit a group: processes crash or hang, networks fail, and people interfere.
+"""Disturbances: crashed and hanging processes, network failures, and interfering operators.
 
-Crashed processes are replaced. Owns the list of disturbances; the weather decides how often they
-come. A disturbance that finds nothing to disturb does nothing.
+The weather decides how often they come. One without a target does nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Disturbances:
             self._clockwork.chance.choice(self._all)()
 
     def calm(self) -> None:
-        """Undo what lasts."""
+        """Undo lasting disturbances."""
         for partition in tuple(self._foreign):
             self._repair(partition)
         for process in self._world.processes:
@@ -109,7 +108,7 @@ class Disturbances:
             process.pause(self._clockwork.chance.choice((2.0, 5.0, 12.0, 25.0)))
 
     def _a_pump_hangs(self) -> None:
-        """A call does not come back; ticks and heartbeats go on beside it."""
+        """A call hangs; ticks and heartbeats continue."""
         process = self._anyone()
         if process is not None and not process.stands_still:
             process.hang(self._clockwork.chance.choice((5.0, 12.0, 30.0)))
@@ -152,7 +151,7 @@ class Disturbances:
             )
 
     def _leaders_change(self) -> None:
-        """A broker restarts in good order: no log is cut off, but every member has to ask."""
+        """A broker restarts in order: no log is truncated, but every member has to ask."""
         group = self._world.group
         self._clockwork.tell("kafka", "elects new leaders")
         for partition in group.partitions:
@@ -172,7 +171,7 @@ class Disturbances:
     # People
 
     def _another_application_commits(self) -> None:
-        """Its text erases the claims; later a person puts them back."""
+        """The foreign metadata erases the claims; an operator restores them later."""
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
         stored = group.stored.get(partition)
@@ -191,7 +190,7 @@ class Disturbances:
             self._world.group.stored[partition] = before
 
     def _retention_is_faster(self) -> None:
-        """Unclaimed records are deleted; later a person moves the offset behind them."""
+        """Unclaimed records are deleted; an operator moves the offset later."""
         world, group = self._world, self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
         stored = group.stored.get(partition)
@@ -208,10 +207,7 @@ class Disturbances:
         )
 
     def _an_offset_vanishes(self) -> None:
-        """Kafka drops what a group has committed; later a person commits it again.
-
-        Kafka does so after its retention of offsets.
-        """
+        """Kafka drops committed offsets, as after retention; an operator commits them again."""
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
         stored = group.stored.get(partition)
@@ -233,11 +229,10 @@ class Disturbances:
         )
 
     def _a_log_is_cut_off(self) -> None:
-        """A replica that lacks the last records becomes the leader; new records get their offsets.
+        """A replica without the last records becomes the leader; new records get their offsets.
 
-        This does not happen before a member has looked at an offset that a person has set: that
-        offset names no epoch, as docs/limits.md says. It does not either while the text of another
-        application covers such an offset, which a person puts back.
+        Not before a member has read an offset set by an operator, which has no epoch
+        (docs/limits.md), nor while foreign metadata covers such an offset until it is restored.
         """
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
@@ -248,12 +243,11 @@ class Disturbances:
             self._world.cut_off(partition, self._clockwork.chance.randrange(start, end))
 
     def _the_topic_is_made_anew(self) -> None:
-        """By whoever does not know of the group."""
         if self._clockwork.happens(0.1) and not self._foreign and not self._clockwork.is_nested:
             self._world.make_topic_anew()
 
     def _a_right_is_taken_away(self) -> None:
-        """Kafka forbids the writes for one partition, until somebody gives the right back."""
+        """Kafka forbids the writes for one partition until the right is restored."""
         forbidden = self._world.group.forbidden
         partition = self._clockwork.chance.choice(self._world.group.partitions)
         self._clockwork.tell("kafka", f"takes no offset of {partition} any more")
@@ -271,14 +265,14 @@ class Disturbances:
         self._world.people.pause(self._clockwork.chance.choice(self._world.group.partitions))
 
     def _a_run_is_executed_again(self) -> None:
-        """From Dagster's page: whatever became of it, and although its batch may be done."""
+        """A user re-executes a run in any state, even if its batch is done."""
         ended = [run for run in self._shown() if run.state not in LIVE and run.ranges]
         run = self._any_of(ended[-5:])
         if run is not None:
             self._world.dagster.start(run.batch_id, run.ranges, parent_id=run.run_id)
 
     def _a_part_is_executed_again(self) -> None:
-        """A person selects one of the assets."""
+        """A user re-executes one of the assets."""
         run = self._any_of(
             [
                 run
@@ -293,19 +287,18 @@ class Disturbances:
             )
 
     def _a_run_is_force_terminated(self) -> None:
-        """A person lets Dagster show it as cancelled without waiting for its process."""
+        """Dagster shows a run as cancelled without waiting for its process."""
         run = self._any_of(run for run in self._shown() if run.state in LIVE)
         if run is not None:
             self._world.dagster.mark_ended(run.run_id, RunState.CANCELED)
 
     def _a_run_is_taken_for_failed(self) -> None:
-        """Run monitoring is wrong about a run."""
+        """Run monitoring marks a working run as failed."""
         run = self._any_of(self._world.dagster.working())
         if run is not None:
             self._world.dagster.mark_ended(run.run_id, RunState.FAILED)
 
     def _a_run_is_deleted(self) -> None:
-        """Any of the last ones, in any state."""
         run = self._any_of(self._shown()[-8:])
         if run is not None:
             self._world.dagster.delete(run.run_id)

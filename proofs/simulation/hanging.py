@@ -1,9 +1,7 @@
-"""Work that waits for an answer for long, while the thread that began it goes on.
+"""Work with a long wait that does not block its caller.
 
-What waits for a moment lets the others work meanwhile and comes back before them
-(`Clockwork.let_others`). That would keep whoever is in the middle of something from going on for as
-long as a hang takes, so what hangs has a real thread of its own. One thread works at any time: a
-seed gives the same again.
+`Clockwork.let_others` nests short waits, so a long one would block everything below it. Such work
+has a thread, and exactly one thread runs at any time, so a seed stays deterministic.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class GivenUpError(BaseException):
-    """Unwinds work that nobody waits for any more, at the end of a schedule."""
+    """Unwinds abandoned work at the end of a schedule."""
 
 
 class Hanging:
-    """Work that may wait without keeping anybody from going on.
+    """Work that may wait without blocking its caller.
 
     Args:
-        clockwork: Says when the waiting is over.
-        work: What is done.
-        resumed: Is called with what goes on with the work, each time.
+        clockwork: Ends the waits.
+        work: The function.
+        resumed: Called with the continuation, at each wait.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Hanging:
         threading.Thread(target=self._run, name="simulated hang", daemon=True).start()
 
     def go_on(self) -> None:
-        """Work until it waits again, or is over."""
+        """Work until the next wait or the end."""
         self._resumed(self._switch)
 
     def wait(self, seconds: float) -> None:
@@ -58,7 +56,7 @@ class Hanging:
             raise GivenUpError
 
     def give_up(self) -> None:
-        """End the thread, whatever it waits for."""
+        """End the thread."""
         self._is_given_up = True
         self._may_go_on.release()
 

@@ -1,4 +1,4 @@
-"""`python -m proofs life`: one schedule of the simulator again, with all that happened in it."""
+"""`python -m proofs life`: replay one schedule of the simulator with its trace."""
 
 from __future__ import annotations
 

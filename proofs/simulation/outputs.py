@@ -1,8 +1,7 @@
-"""The outputs say, range by range, which simulated run made which asset.
+"""Outputs of simulated runs, by range and asset.
 
-A range is done once all of its assets are there. Owns that a success is the only one on its
-offsets: a second one is a `Violation`. Work on records that are gone says nothing about those that
-have come in their place.
+A range is done once all of its assets are there. A second success on its offsets is a `Violation`.
+Work on lost records does not count for the records that replace them.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ class Outputs:
     """The outputs of the job of one group.
 
     Args:
-        deleted: The runs that people have deleted, as they come: what those have done is not known
-            any more.
+        deleted: Deleted runs, whose work is unknown.
     """
 
     def __init__(self, deleted: Collection[str]) -> None:
@@ -36,7 +34,7 @@ class Outputs:
         self._forgotten: list[tuple[TopicPartition, int, frozenset[str]]] = []
 
     def succeed(self, run: RunSeen, asked: Collection[str], assets: Collection[str]) -> None:
-        """A run has made the assets that it was asked for, of all assets of the job."""
+        """A run has made its requested assets, out of all assets of the job."""
         for range_ in run.ranges:
             if self._until_where_records_are(range_, run.run_id) == range_.until:
                 self._made |= {(range_, asset): run.run_id for asset in asked}
@@ -50,9 +48,9 @@ class Outputs:
         spoilt: Collection[str],
         assets: Collection[str],
     ) -> None:
-        """A run has made some of its assets, and has spoilt others, one at most.
+        """A run has made some of its assets, and has corrupted at most one other.
 
-        What it has made may be all that a run has left out that succeeded.
+        It may have made all that a successful run had left out.
         """
         self._made |= {(range_, asset): run.run_id for range_ in run.ranges for asset in made}
         self._made |= {(range_, asset): None for range_ in run.ranges for asset in spoilt}
@@ -61,11 +59,11 @@ class Outputs:
 
     @property
     def losses(self) -> int:
-        """How often logs have lost records."""
+        """Return how often logs have lost records."""
         return len(self._forgotten)
 
     def left_of(self, range_: OffsetRange, losses: int) -> OffsetRange | None:
-        """What later losses than so many have left of the records of a range."""
+        """Return the remaining records of a range after later losses."""
         lost = [
             at
             for partition, at, _ in self._forgotten[losses:]
@@ -75,9 +73,9 @@ class Outputs:
         return replace(range_, until=until) if until > range_.start else None
 
     def forget(self, partition: TopicPartition, at: int, begun: Iterable[str]) -> None:
-        """The records from an offset on are gone, and work on them does not count.
+        """Drop the records from an offset on, and the work on them.
 
-        Neither does the work that the runs in `begun` are doing on them.
+        The work of the runs in `begun` does not count either.
         """
         self._forgotten.append((partition, at, frozenset(begun)))
         self._made = {
@@ -100,7 +98,7 @@ class Outputs:
     def _complete(
         self, run: RunSeen, range_: OffsetRange, made: Collection[str], assets: Collection[str]
     ) -> None:
-        """A range is done if each asset is made, by a run that is known."""
+        """Return whether known runs have made all assets of a range."""
         makers = [
             self._made.get((range_, asset), run.run_id if asset in made else None)
             for asset in assets

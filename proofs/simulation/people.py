@@ -1,9 +1,7 @@
-"""People move committed offsets and execute runs again where partitions are stopped.
+"""Operators: they move offsets, commit dropped offsets again, re-execute runs, and give directives.
 
-They also commit again what Kafka dropped. They act a while after the harm was done, and never in
-the middle of what a member does. Where records or offsets are gone, nothing may go on without their
-word; the end checks that, by what has been done with the records that are there. And they pause,
-stop and resume partitions.
+They act some time after a fault, and never inside a step of a member. Lost records or offsets stop
+a partition until they act, which the final check verifies.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 5.0
 _AGAIN_S = 2.0
 _CLOCK_ERRORS_S = (0.0, 120.0, -300.0, 7200.0, -3600.0)
-"""By how much the clocks of the people are wrong who order one after the other."""
+"""Clock errors of operators who give directives one after the other."""
 
 
 class People:
-    """Those who look after one group."""
+    """The operators of one group."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -36,7 +34,7 @@ class People:
         self._look()
 
     def move_behind_what_is_deleted(self, partition: TopicPartition) -> None:
-        """Move the committed offset behind deleted and done records, once nothing works there."""
+        """Move the committed offset after deleted and processed records, once nothing works."""
         group, dagster = self._world.group, self._world.dagster
         stored, start = group.stored.get(partition), group.starts[partition]
         if stored is None or stored.offset >= start:
@@ -56,14 +54,14 @@ class People:
         self._move(partition, moved)
 
     def commit_again(self, partition: TopicPartition) -> None:
-        """Commit what Kafka has dropped, with the claims behind it."""
+        """Commit the offset that Kafka dropped, with the claims."""
         stored = self._world.vanished.pop(partition, None)
         if stored is not None and partition not in self._world.group.stored:
             self._clockwork.tell("a person", f"commits {partition} {stored.offset} again")
             self._world.group.stored[partition] = stored
 
     def pause(self, partition: TopicPartition) -> None:
-        """Somebody wants a partition to stand, or all of them; a while later it goes on."""
+        """Pause one or all partitions, and resume them later."""
         clockwork = self._clockwork
         action = clockwork.chance.choice((Action.PAUSE, Action.STOP))
         selector = clockwork.chance.choice((selector_of(partition), EVERYTHING))
@@ -72,7 +70,7 @@ class People:
         clockwork.after(clockwork.within(2, 25), None, lambda: self._order(Action.RESUME, again))
 
     def resume_all(self) -> None:
-        """Nobody wants anything to stand any more."""
+        """Resume everything."""
         if self._world.dagster.orders:
             self._order(Action.RESUME, EVERYTHING)
 
@@ -84,10 +82,7 @@ class People:
         dagster.give(order)
 
     def _look(self) -> None:
-        """Somebody acts on stopped partitions once the cause is mended.
-
-        Failed runs or lost records stop a partition.
-        """
+        """Repair stopped partitions after failed runs or lost records."""
         for process in self._world.processes:
             for owned in process.engine.partitions.values():
                 blocked = (
@@ -134,10 +129,7 @@ class People:
         self._clockwork.tell("a person", f"moves {partition} to {moved}")
 
     def _execute_again(self, run_id: str) -> None:
-        """Execute a run again as Dagster's page does it, with all ranges of the run.
-
-        Some of the ranges may be done, or were skipped by moving an offset.
-        """
+        """Re-execute a run as Dagster's page does, with all ranges: some may be done or skipped."""
         dagster = self._world.dagster
         run = dagster.runs[run_id]
         batch = dagster.seen([run.batch_id], live_too=False)

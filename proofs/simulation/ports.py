@@ -1,7 +1,6 @@
-"""Dagster's side of a process gives the member loop the runs, the catalogue and the dead letters.
+"""Dagster's ports for the member loop of a simulated process: runs, catalogue and dead letters.
 
-The process is simulated. Each call goes over the network of its process: it may fail, take its
-time, or be carried out without an answer.
+Each call goes over the network of its process: it may fail, be slow, or succeed without an answer.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedRuns:
-    """Plays `RunsPort`."""
+    """Implements `RunsPort`."""
 
     def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
         self._process = process
@@ -51,9 +50,9 @@ class SimulatedRuns:
         live_too: bool = False,
         claims: Iterable[Claimed] = (),
     ) -> tuple[RunSeen, ...]:
-        """All runs of the batches, and all live ones if wanted.
+        """Return the runs of the batches, and optionally all live ones.
 
-        The runs are as they were before the answer was on its way.
+        The answer has their state before it was sent.
         """
         self._process.must_reach("dagster")
         found = self._dagster.seen(batch_ids, live_too=live_too, claims=claims)
@@ -61,12 +60,11 @@ class SimulatedRuns:
         return found
 
     def why_failed(self, run_id: str, batch_id: str) -> str:
-        """What a run failed with."""
         self._process.must_reach("dagster")
         return "it failed"
 
     def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
-        """Note how the work on claims ended, for whoever finds them."""
+        """Store the outcome of the work on claims."""
         self._process.must_reach("dagster")
         self._dagster.left |= outcomes
 
@@ -74,7 +72,6 @@ class SimulatedRuns:
         """Nothing to keep: it is for people."""
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Cancel a run."""
         self._process.ask_launcher()
         self._process.must_reach("dagster")
         if self._process.weather.torn:
@@ -83,7 +80,7 @@ class SimulatedRuns:
         self._dagster.cancel(run_id, only_unstarted=only_unstarted)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
-        """End a run without another sign of life, before that or after it."""
+        """End a run, unless it gives another heartbeat."""
         self._process.ask_launcher()
         self._process.must_reach("dagster")
         if not self._dagster.end_dead(run_id, sign):
@@ -93,7 +90,7 @@ class SimulatedRuns:
 
 
 class SimulatedCatalogue:
-    """Plays `CataloguePort`."""
+    """Implements `CataloguePort`."""
 
     def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
         self._process = process
@@ -106,7 +103,6 @@ class SimulatedCatalogue:
     def last_recorded(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, LastRecorded]:
-        """The last recorded commit of each partition."""
         self._process.must_reach("dagster")
         recorded = self._dagster.recorded
         last = {
@@ -120,22 +116,19 @@ class SimulatedCatalogue:
         }
 
     def record_commit(self, commit: RecordCommit) -> None:
-        """Record a commit once."""
         self._process.must_reach("dagster")
         self._dagster.record(commit)
         self._process.must_reach("dagster")
 
     def record_hold(self, hold: ShowHold) -> None:
-        """Tell it."""
         self._process.tell(str(hold))
 
     def record_receipt(self, receipt: Receipt) -> None:
-        """Tell it, and count."""
         self._process.tell(str(receipt))
         self.receipts += 1
 
     def orders(self) -> tuple[Directive, ...]:
-        """What people have ordered, as it was before the answer was on its way."""
+        """Return the directives, as of before the answer was sent."""
         if not self._process.has_orders:
             return ()
         self._process.must_reach("dagster")
@@ -144,7 +137,7 @@ class SimulatedCatalogue:
         return orders
 
     def show_stopped(self, standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
-        """Show what is stopped, and what people have paused."""
+        """Record stopped and paused partitions."""
         self._process.must_reach("dagster")
         self._dagster.stopped = {**standing.ordered, **standing.stopped}
         stopped = standing.stopped
@@ -152,17 +145,14 @@ class SimulatedCatalogue:
         self._dagster.stopped_said_by = self._process.incarnation
 
     def shown_stops(self) -> ShownStops:
-        """What is shown as stopped."""
         self._process.must_reach("dagster")
         return self._dagster.shown_stops
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
-        """Tell it."""
         self._process.must_reach("dagster")
         self._process.tell(str(lag))
 
     def record_joined(self) -> None:
-        """This process is the newest."""
         self._dagster.joined.append(self._process.incarnation)
 
     def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
@@ -172,19 +162,19 @@ class SimulatedCatalogue:
         """Nothing to keep."""
 
     def keep_seat(self) -> None:
-        """A sign for the other replica; a side without replicas has nobody who stands back."""
+        """Renew the lease; without replicas there is no other holder."""
         if self._process.is_replica:
             self._process.must_reach("dagster")
             self._dagster.seats.keep(self._process.incarnation, self._process.clockwork.now)
 
     def give_seat_up(self) -> None:
-        """Free it, unless another process has it by now."""
+        """Release the lease, unless another process holds it."""
         if self._process.is_replica:
             self._process.must_reach("dagster")
             self._dagster.seats.give_up(self._process.incarnation)
 
     def leave_wanted(self) -> LeaveRequested | None:
-        """A newer process of the same code location has joined."""
+        """Return whether a newer process of the same code location has joined."""
         if self._process.work is not None:  # its sensor asks it, once another run has joined
             return None
         mine = self._process.incarnation
@@ -203,7 +193,7 @@ class SimulatedCatalogue:
 
 
 class SimulatedDeadLetters:
-    """Plays `DeadLettersPort`."""
+    """Implements `DeadLettersPort`."""
 
     def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
         self._process = process
@@ -213,15 +203,13 @@ class SimulatedDeadLetters:
 
     @property
     def under_way(self) -> int:
-        """How many letters are not answered. A member that has left takes no answers any more."""
+        """Return the number of unanswered letters; a member that has left receives no answers."""
         return len(self._under_way) - len(self._ended)
 
     def is_under_way(self, range_: OffsetRange) -> bool:
-        """Whether the letter of a range is on its way."""
         return range_.key in self._under_way
 
     def store(self, letter: StoreDeadLetter, error: str) -> None:
-        """Begin to store a letter."""
         self._process.check_may_begin("makes a dead letter of", letter.range.topic_partition)
         for run_id in letter.run_ids:
             self._must_be_an_attempt(letter, run_id)
@@ -241,7 +229,6 @@ class SimulatedDeadLetters:
             raise Violation(msg)
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        """What became of the letters."""
         ended, self._ended = self._ended, []
         for answer in ended:
             del self._under_way[answer.letter.range.key]

@@ -1,8 +1,7 @@
-"""A code-server process has the real member loop, consumer and engine on simulated ports.
+"""A code-server process: the real member loop, consumer and engine on simulated ports.
 
-Its sensor ticks, and its network fails. Owns when the process works, waits, is paused or dies.
-While the process waits for an answer all others go on, so whatever can happen between two of its
-requests does.
+Its sensor ticks, and its network fails. While it waits for an answer all others continue, so
+anything can happen between two of its requests.
 """
 
 from __future__ import annotations
@@ -53,44 +52,42 @@ _CONFIG = {
 _LONG_S = 1.0
 _HANGS_S = (5.0, 20.0, 130.0)
 _CLOCKS_APART_S = 4096.0
-"""Each process has a monotonic clock of its own, which says nothing to another one."""
+"""Offsets between the monotonic clocks of processes."""
 _ABANDONED_AFTER_S = 9.0
-"""Longer than a request takes, and sooner than Kafka throws the member out, as on real parts."""
+"""Longer than a request, and shorter than Kafka's session timeout."""
 _ANSWERED_WITHIN_S = 10.0
-"""An answer that takes longer never comes: the connection was lost."""
+"""A later answer never comes: the connection is lost."""
 _HANG_IS_BORNE_S = 80.0
-"""After so long a member has to go on over a new connection."""
+"""After this time a member must use a new connection."""
 
 
 class ProcessKilledError(BaseException):
-    """Unwinds whatever the process was doing; nothing may catch it."""
+    """Unwinds a killed process; must not be caught."""
 
 
 class _SteppedPump(MemberLoop):
-    """The real member loop, turned from outside."""
+    """The real member loop, stepped from outside."""
 
     has_orders = True
 
     def begin(self) -> None:
-        """What `run` does before its first turn."""
+        """Run the part of `run` before its first turn."""
         self.dependencies.consumer.subscribe(list(self.dependencies.topics))
         self._show(self.dependencies.catalogue.record_joined)
 
     def turn(self) -> None:
-        """One turn."""
         self._turn()
         if self._mailbox.is_abandoned:
             self._leave(self._left or "another member has taken its place")
 
     def _answer(self, command: commands.Command) -> events.Event | None:
-        """Where nobody orders anything, that is no question: it would only take chances away."""
+        """Without directives this is no query, which would consume random numbers."""
         if isinstance(command, commands.ReadDirectives) and not self.has_orders:
             return events.DirectivesRead((), command.epoch)
         return super()._answer(command)
 
     @property
     def left(self) -> str | None:
-        """Why it has left, once it has."""
         return self._left
 
 
@@ -98,16 +95,15 @@ class Process:
     """One member and its sensor.
 
     Args:
-        incarnation: `<side>.<number>`: a newer process of the same side is the successor of an
-            older one.
+        incarnation: `<side>.<number>`: a newer process of a side succeeds an older one.
         clockwork: Time and chance.
         group: The coordinator.
         dagster: Dagster.
-        weather: How rough it is.
-        new_batch_id: Names batches.
-        has_orders: Whether people pause partitions.
-        is_streaming: Whether the process is a streaming run, and no code server.
-        is_replica: Whether its ticks come from outside: it shares them with another replica.
+        weather: The weather.
+        new_batch_id: Returns batch ids.
+        has_orders: Whether operators pause partitions.
+        is_streaming: Whether the process is a streaming run instead of a code server.
+        is_replica: Whether it shares its ticks with another replica.
     """
 
     def __init__(
@@ -202,16 +198,15 @@ class Process:
         return f"member {self.incarnation}"
 
     def clock(self) -> float:
-        """This process's clock: a poll that waits moves it ahead of the others."""
+        """The clock of this process, which a waiting poll advances."""
         return self.clockwork.now + self.skew + self.clock_base
 
     def tell(self, what: str) -> None:
-        """Add a line to the trace."""
         self.clockwork.tell(self, what)
 
     @property
     def is_served(self) -> bool:
-        """Whether ticks come, and all its backends are there."""
+        """Whether ticks come, and all of its backends respond."""
         is_borne = (
             self._hangs_since is not None
             and self.clockwork.now - self._hangs_since < _HANG_IS_BORNE_S
@@ -221,12 +216,12 @@ class Process:
 
     @property
     def stands_still(self) -> bool:
-        """Whether its member loop does nothing: the process is suspended, or a call of it hangs."""
+        """Whether its member loop is suspended, or hangs in a call."""
         return self.is_paused or self.is_hung
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has hung for so long that another member has to take its place."""
+        """Whether it has hung so long that another member has to replace it."""
         return not self.is_gone and self.mailbox.silent_s > _ABANDONED_AFTER_S
 
     @property
@@ -235,7 +230,7 @@ class Process:
         return self.member_loop.left is not None and not self._killed
 
     def gauges(self) -> dict[str, int]:
-        """What must return to zero."""
+        """Return the counters that must return to zero."""
         of_driver = {
             "holds": len(self.engine.holds),
             "batch_requests": len(self.engine.batch_requests),
@@ -251,9 +246,9 @@ class Process:
         }
 
     def expects_drain(self, held: frozenset[TopicPartition]) -> None:
-        """From now on the runs that are known to work on these are waited for.
+        """Start to require the drain of the known runs on these partitions.
 
-        A partition that is given up before it was taken in waits for nothing.
+        A partition that was not restored yet needs no drain.
         """
         owned = [
             self.engine.partitions[partition].asked_back()
@@ -266,9 +261,9 @@ class Process:
         self._drains_until = self.clockwork.now + self.clock_base + drains_s
 
     def check_drained(self) -> None:
-        """No partition is given back before the deadline while a run works on it.
+        """Check that no partition is released before the deadline while a run works on it.
 
-        The rule does not hold when a person meddled, or when the member is leaving.
+        Not checked after an operator's interference, or while the member leaves.
         """
         if self.engine.leaving is not None or self.clock() >= self._drains_until:
             return
@@ -281,9 +276,9 @@ class Process:
                 raise Violation(msg)
 
     def check_may_begin(self, what: str, partition: TopicPartition) -> None:
-        """Nothing is begun of what people have paused, once the member knows of it.
+        """Check that no work begins on a paused partition once the member has read the directive.
 
-        It knows of what was ordered before the partition was assigned to it.
+        It has read directives that are older than the assignment.
         """
         order = in_force(self.engine.orders, partition)
         actual = in_force(self._dagster.orders, partition)
@@ -296,7 +291,7 @@ class Process:
             raise Violation(msg)
 
     def check_claimed(self, partition: TopicPartition) -> None:
-        """A claim that is written was decided on before the member knew that it is not wanted."""
+        """Check that a claim was decided before the member had read the pause."""
         owned = self.engine.partitions.get(partition)
         order = in_force(self.engine.orders, partition)
         if owned is None or owned.pending is None or order is None:
@@ -306,17 +301,14 @@ class Process:
             self.check_may_begin("claims offsets of", partition)
 
     def _assigned_after(self, partition: TopicPartition) -> float:
-        """When the turn began in which a partition was assigned, or a later one."""
+        """Return the start of the turn in which a partition was assigned, or a later one."""
         owned = self.engine.partitions.get(partition)
         if owned is None:
             return float("-inf")
         return self._assigned.get((partition, owned.epoch), self._turn_began_at)
 
     def look_at_orders(self) -> None:
-        """After a turn: note since when it has its partitions, and knows what is paused.
-
-        Nothing of that may be offered.
-        """
+        """Note when partitions were assigned and directives read; no request follows."""
         for batch_request in self.mailbox.mail.batch_requests:
             for range_ in batch_request.ranges:
                 self.check_may_begin("requests a run for", range_.topic_partition)
@@ -333,14 +325,12 @@ class Process:
     # What disturbs it
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.tell("is killed")
         self.end()
         if self.work is not None:
             self._dagster.die(self.work.run_id)
 
     def end(self) -> None:
-        """Be gone, by whatever means."""
         self._killed = self.is_gone = True
 
     def cancel(self) -> None:
@@ -348,12 +338,12 @@ class Process:
         self.mailbox.tell(LeaveRequested("its run is cancelled", 8.0))
 
     def lose_storage(self, seconds: float) -> None:
-        """Be cut off from Dagster's storage for a while."""
+        """Disconnect from Dagster's storage for a while."""
         self.has_storage = False
         self.clockwork.after(seconds, None, lambda: setattr(self, "has_storage", True))
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT later: a zombie, if that was too long."""
+        """SIGSTOP, and SIGCONT later: a zombie after a long pause."""
         self.tell(f"is paused for {seconds:.0f} s")
         self.is_paused = True
         if self.work is not None:
@@ -361,7 +351,7 @@ class Process:
         self.clockwork.after(seconds, None, self._resume)
 
     def hang(self, seconds: float) -> None:
-        """A call of the member loop hangs; ticks come, and heartbeats are sent by librdkafka."""
+        """A call of the member loop hangs; ticks and librdkafka's heartbeats continue."""
         self.tell(f"hangs for {seconds:.0f} s")
         self.is_hung = True
         self.clockwork.after(seconds, None, self._goes_on)
@@ -371,17 +361,16 @@ class Process:
         self.tell("hangs no more")
 
     def retire(self) -> None:
-        """The code location was reloaded: no more ticks come."""
+        """Reload of the code location: no more ticks come."""
         self.tell("gets no more ticks")
         self.is_retired = True
 
     def leave(self) -> None:
-        """SIGTERM."""
         self.is_retired = True
         self.mailbox.tell(LeaveRequested("it was asked to", 8.0))
 
     def replaced(self) -> None:
-        """Another streaming run has joined, and takes its place."""
+        """Another streaming run has joined, and replaces it."""
         self.mailbox.tell(LeaveRequested("another run takes its place"))
 
     def _resume(self) -> None:
@@ -392,9 +381,9 @@ class Process:
     # The network
 
     def reaches(self, backend: str, *, wait: bool = True) -> bool:
-        """Whether a request or its answer arrives.
+        """Return whether a request and its answer arrive.
 
-        Meanwhile the others go on, and this process may be stopped or killed.
+        The others continue meanwhile, and this process may be stopped or killed.
         """
         if self._hanging is not None:
             return self._reaches_late(self._hanging)
@@ -411,7 +400,7 @@ class Process:
         return is_there and not self.clockwork.happens(self.weather.lost_requests)
 
     def must_reach(self, backend: str) -> None:
-        """The same, as the member loop hears of it."""
+        """Raise the error of the member loop if a request or its answer is lost."""
         if not self.reaches(backend):
             if backend == "kafka":
                 msg = "Kafka did not answer"
@@ -432,7 +421,7 @@ class Process:
     # Storage and launchers that hang
 
     def ask_launcher(self) -> None:
-        """Wait for a launcher, which may take its time to answer, or never answer."""
+        """Wait for a launcher, whose answer may be late or never come."""
         seconds = self.weather.answering()
         if not seconds:
             return
@@ -445,7 +434,7 @@ class Process:
             raise ProcessKilledError
 
     def _begin_work(self, name: str, work: Callable[[], None]) -> None:
-        """The member loop does not wait for the storage; only a late answer makes a difference."""
+        """The member loop does not wait for the storage; only a late answer matters."""
         if (
             name == "storage"
             and self._hangs_since is None
@@ -471,7 +460,7 @@ class Process:
             self._hanging = before
 
     def _reaches_late(self, hanging: Hanging) -> bool:
-        """Whether an answer comes at all; the first one takes long."""
+        """Return whether a late answer comes at all."""
         seconds = 0.0
         if self._hangs_since == self.clockwork.now and hanging not in self._launcher_hangs:
             seconds = self.clockwork.chance.choice(_HANGS_S)
@@ -526,7 +515,7 @@ class Process:
             self.tell("could not free its seat")
 
     def _tick(self) -> None:
-        """A tick finds the member, or starts another one if this one has left the group."""
+        """A tick finds the member, or starts another one if it has left."""
         if self.is_retired or (self._killed and self.work is None):
             return
         if self.is_gone:
@@ -541,9 +530,9 @@ class Process:
             self.request(batch_request)
 
     def request(self, batch_request: BatchRequest) -> None:
-        """A tick may be thrown away, or be resumed much later.
+        """Request runs; a tick may be lost, or be resumed much later.
 
-        The run key is of no help then, nor for a second sensor.
+        The run key does not help then, nor with a second sensor.
         """
         clockwork = self.clockwork
         if clockwork.happens(self.weather.late_requests):

@@ -1,9 +1,8 @@
-"""What an owned partition with lag waits for: what the member says, compared with what is so.
+"""What an owned partition with lag waits for: its explanation, compared with the facts.
 
-Owns who has to act. Where a run works, a person has to mend something, or there is no room, the
-member may wait for as long as that is true, and must say so. All else is its own duty, and has a
-limit. It must never believe the member: the runs and offsets are looked up in the simulated Dagster
-and Kafka themselves.
+If a run works, an operator must act, or there is no free run, the member may wait, and must say so.
+Everything else is its own duty, with a deadline. The facts come from the simulated Dagster and
+Kafka.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ if TYPE_CHECKING:
 
 FOR_OTHERS = float("inf")
 _TRIES = 15
-"""So often the requests of a duty may be lost and made again after `retry_s`."""
+"""How often the requests of a duty may be lost and repeated after `retry_s`."""
 _LATE_REQUESTS_S = 40.0
-"""So long after its tick a run may be requested, and several ticks in a row may have that."""
+"""Maximum delay of a run request after its tick; several ticks in a row may be late."""
 _BROKEN_REQUESTS_S = 30.0
-"""So long a run may be created only: several ticks in a row may be lost, or break before they
-submit it."""
+"""Time in which several ticks in a row may be lost, or fail between creation and submission of a
+run."""
 
 ORDERS_KNOWN_WITHIN_S = 60.0
-"""So long after an order was given every member has read it: each look may be lost."""
+"""Time until every member has read a directive; each read may fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +57,9 @@ class Wait:
     """One thing that a partition waits for.
 
     Attributes:
-        said: Words that the member's explanation of the partition must hold.
-        limit_s: For how long; for ever where others have to act.
-        is_half_done: Tells two waits apart that follow each other, and that the member cannot tell
-            apart.
+        said: Required words of the member's explanation.
+        limit_s: Its deadline; infinite where others have to act.
+        is_half_done: Tells apart two successive waits that look the same to the member.
     """
 
     said: str
@@ -70,7 +68,7 @@ class Wait:
 
 
 class Progress:
-    """What is so, for all members of one world."""
+    """The facts for all members of one world."""
 
     def __init__(self, group: Coordinator, dagster: SimulatedDagster, weather: Weather) -> None:
         self._group = group
@@ -79,7 +77,7 @@ class Progress:
         self._slack_s = _TRIES * weather.settings.retry_s
 
     def waits_of(self, engine: Engine, owned: OwnedPartition, now: float) -> tuple[Wait, ...]:
-        """What a partition waits for at a time of its member's clock; nothing without lag."""
+        """Return what a partition waits for, at a time of its member's clock."""
         if self._group.ends[owned.partition] <= (owned.ledger.next_offset if owned.ledger else 0):
             return ()
         match owned.phase:
@@ -114,7 +112,7 @@ class Progress:
         return Wait("asks Dagster for the runs", self._slack_s)
 
     def _of_paused(self, owned: OwnedPartition, order: Directive) -> Iterable[Wait]:
-        """It may stand for as long as people want it to; what is done is committed."""
+        """A paused partition may wait without a deadline; completed work is committed."""
         is_right = in_force(self._dagster.orders, owned.partition) == order
         yield Wait("; resume with `", FOR_OTHERS if is_right else ORDERS_KNOWN_WITHIN_S)
         if owned.ledger is not None and owned.ledger.committable is not None:
@@ -189,9 +187,9 @@ class Progress:
         return Wait(what, self._slack_s if has_room else FOR_OTHERS)
 
     def _limit_of_runs(self, run_ids: Iterable[str]) -> float:
-        """For as long as one of them lives.
+        """Return the deadline while one of the runs lives.
 
-        One whose process gives no more signs is to be ended by the member.
+        The member must end a run without heartbeats.
         """
         if any(self._dagster.gives_signs(run_id) for run_id in run_ids):
             return FOR_OTHERS
@@ -231,7 +229,7 @@ class Progress:
 
 
 def _said_of(progress: InFlight, span: str) -> str:
-    """What a partition has to say of the runs of one of its ranges."""
+    """Return the required words about the runs of one range."""
     run_ids, waiting = set(progress.run_ids), set(progress.waiting)
     if run_ids <= waiting:
         return f"for {span} waits in Dagster's queue"
@@ -254,7 +252,7 @@ def _is_offered(engine: Engine, entry: Entry) -> bool:
 
 
 def is_foreign(stored: OffsetAndMetadata | None) -> bool:
-    """Whether another application has committed an offset."""
+    """Return whether another application has committed an offset."""
     if stored is None:
         return False
     try:

@@ -1,7 +1,4 @@
-"""A proof plays many schedules, and reports violations with their seeds.
-
-It also says whether every transition of the table was taken.
-"""
+"""Play many schedules; report violations with their seeds, and the transitions that were taken."""
 
 from __future__ import annotations
 
@@ -22,21 +19,20 @@ if TYPE_CHECKING:
 
 _SEEDS = 10**10
 _CHUNK = 20
-"""So many schedules take about a second: short enough to stop, long enough to be worth a message
-between processes."""
+"""Schedules per message between processes: about a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What many schedules showed.
+    """The result of many schedules.
 
     Attributes:
-        seed: The seed of the first schedule; the others follow it.
-        schedules: How many were played.
-        violations: Those in which a promise was broken.
-        transitions: How often each transition of the ownership table was taken.
-        rebalances: How many rebalances there were.
-        commits: How many commits were recorded.
+        seed: Seed of the first schedule; the others follow.
+        schedules: Number of schedules.
+        violations: Schedules with a broken promise.
+        transitions: Count of each transition of the ownership table.
+        rebalances: Number of rebalances.
+        commits: Number of recorded commits.
     """
 
     seed: int
@@ -48,11 +44,10 @@ class Proof:
 
     @property
     def not_taken(self) -> tuple[str, ...]:
-        """The transitions that never happened."""
+        """The transitions that were never taken."""
         return tuple(name for name, count in self.transitions.items() if not count)
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         report = {
             "schedules": self.schedules,
@@ -69,10 +64,7 @@ class Proof:
 
 
 def fresh_seed() -> int:
-    """A seed from the clock, so that each time schedules are played that nobody has played.
-
-    Whoever uses it must show it.
-    """
+    """Return a seed from the clock for new schedules; the caller must print it."""
     return time.time_ns() // 1_000_000 % _SEEDS
 
 
@@ -83,14 +75,13 @@ def prove(
     told: Callable[[Played], None] = lambda _: None,
     workers: int | None = None,
 ) -> Proof:
-    """Play schedules with the seeds from `seed` on.
+    """Play the schedules with the seeds from `seed` on.
 
     Args:
-        schedules: How many.
-        seed: The seed of the first.
-        told: Hears of each, in the order of the seeds. Only one with a violation comes with its
-            trace.
-        workers: How many processes play; one for each core unless it says otherwise.
+        schedules: Number of schedules.
+        seed: Seed of the first.
+        told: Receives each result in the order of the seeds; only violations include traces.
+        workers: Number of processes; by default one per core.
     """
     violations = []
     rebalances = commits = 0
@@ -116,11 +107,7 @@ def prove(
 
 
 def _play_all(seeds: range) -> tuple[list[Played], Taken]:
-    """Play a chunk of schedules, and drop the trace of each one without a violation.
-
-    The answer comes from another process and has to be small: thousands of lines for a schedule in
-    which nothing happened are of no use.
-    """
+    """Play a chunk, and drop the traces without violations, which are large messages."""
     with counted() as taken:
         chunk = [play_all_of(seed) for seed in seeds]
     return [played if played.violation else replace(played, trace=()) for played in chunk], taken

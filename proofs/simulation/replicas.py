@@ -1,8 +1,7 @@
-"""Two replicas of a code server: two processes that share the ticks of one sensor.
+"""Two replicas of a code server that share the ticks of one sensor.
 
-Each has the real registry of members. Owns who gets which tick, and the check that the two settle:
-the one that made way for the other stays out while that one lives. A member whose call hangs is
-abandoned by its registry, and the next tick makes another one.
+Each has the real registry of members. A replica that made way must stay out while the other one
+lives. A member whose call hangs is abandoned, and the next tick starts another one.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from proofs.simulation.seats import Seats
 
 _FRESH_S = 40.0
-"""A seat whose sign is younger belongs to somebody: less than the patience of who made way."""
+"""A younger heartbeat of the lease is valid; less than the patience of the waiting replica."""
 
 
 class _Hosted(HostedMember):
-    """The real one, without a thread: its member is turned from outside."""
+    """The real registry without a thread: its member is stepped from outside."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -35,17 +34,15 @@ class _Hosted(HostedMember):
 
     @property
     def is_over(self) -> bool:
-        """Whether its member has left."""
         return self._process.is_gone
 
     @property
     def made_way(self) -> bool:  # type: ignore[override]  # the real one notes it when its thread ends
-        """Whether that was for a successor."""
         return self._process.made_way
 
     @property
     def is_lost(self) -> bool:
-        """Whether another member has to take its place."""
+        """Whether another member has to replace it."""
         return self._process.is_lost
 
 
@@ -58,7 +55,6 @@ class _Replica:
 
     @property
     def is_killed(self) -> bool:
-        """Whether its process is gone, and all that its registry knew with it."""
         return self.process is not None and self.process.is_gone and not self.process.has_left
 
 
@@ -68,8 +64,8 @@ class Replicas:
     Args:
         side: The side.
         clockwork: Time and chance.
-        seats: The seats of all sides.
-        make: Makes a member of the side.
+        seats: The leases of all sides.
+        make: Creates a member of the side.
         goes_on: Whether ticks come.
     """
 
@@ -92,13 +88,13 @@ class Replicas:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the sensor was switched off: no ticks come."""
+        """Whether the sensor is off."""
         return any(
             replica.process is not None and replica.process.is_retired for replica in self._replicas
         )
 
     def _tick(self) -> None:
-        """The replicas get the ticks in turn; one that was killed was started anew."""
+        """The replicas get the ticks in turn; a killed one is restarted."""
         if not self._goes_on(self) or self.is_silent:
             return
         self._clockwork.after(self._clockwork.within(1.0, 4.0), None, self._tick)

@@ -1,8 +1,7 @@
-"""Simulated runs are launched, look whether they may work, work, and end in many ways.
+"""Life of simulated runs: launch, start check, work, and all ways to end.
 
-Some are cut off or frozen. Owns what their processes do and what they wrote, and raises a
-`Violation` as soon as two of them work on the same offset. The reports of a process reach Dagster
-only while the process can reach the storage.
+The module has the processes and their output, and raises a `Violation` as soon as two work on the
+same offset. A process reports to Dagster only while it reaches the storage.
 """
 
 from __future__ import annotations
@@ -61,19 +60,17 @@ class RunLife:
     def seen(
         self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
     ) -> tuple[RunSeen, ...]:
-        """What a look-up finds."""
         raise NotImplementedError
 
     def retry(self, run: RunSeen, assets: tuple[str, ...]) -> None:
-        """Dagster executes some assets of a run again, by itself."""
+        """Re-execute some assets of a run by Dagster's retries."""
         raise NotImplementedError
 
     def mark_ended(self, run_id: str, state: RunState) -> None:
-        """Dagster takes a run for ended."""
         raise NotImplementedError
 
     def working(self) -> list[RunSeen]:
-        """The runs at work."""
+        """Return the working runs."""
         return [
             self._at_work(run_id)
             for run_id, process in self.processes.items()
@@ -81,20 +78,19 @@ class RunLife:
         ]
 
     def _at_work(self, run_id: str) -> RunSeen:
-        """A run, with the batch that it works on if it is a streaming run."""
+        """Return a run, with the batch of a streaming run."""
         run, batch = self.runs[run_id], self.at_work.get(run_id)
         return run if batch is None else replace(run, batch_id=batch.batch_id, ranges=batch.ranges)
 
     def works_on(self, run_id: str, partition: TopicPartition) -> bool:
-        """Whether a run works on a partition."""
         return self.processes[run_id].is_working and any(
             range_.topic_partition == partition for range_ in self._at_work(run_id).ranges
         )
 
     def is_busy(self, partition: TopicPartition) -> bool:
-        """Whether any run may still work on a partition.
+        """Return whether any run may still work on a partition.
 
-        One that nobody has submitted refuses itself, should it ever start.
+        A run that was never submitted refuses itself if it starts.
         """
         return any(self.works_on(run_id, partition) for run_id in self.at_work) or any(
             (
@@ -113,9 +109,9 @@ class RunLife:
         )
 
     def gives_signs(self, run_id: str) -> bool:
-        """Whether a run has a process that lives and shows it, or is about to get one.
+        """Return whether a run has a living process with heartbeats, or will get one.
 
-        A process is about to come from the queue, or as a retry.
+        From the queue, or by a retry.
         """
         run = self.runs[run_id]
         is_coming = (
@@ -126,9 +122,9 @@ class RunLife:
         return run_id not in self.deleted and (run.awaits_retry or is_coming)
 
     def forget(self, partition: TopicPartition, at: int) -> None:
-        """The records from an offset on are gone, and so is the work of runs on them.
+        """Drop the records from an offset on, and the work of runs on them.
 
-        The claim of such a run may be gone, too.
+        The claim of such a run may be lost, too.
         """
         begun = [
             run_id
@@ -153,10 +149,7 @@ class RunLife:
         self.outputs.forget(partition, at, works)
 
     def is_in_doubt(self, run_id: str) -> bool:
-        """Whether a run may be taken for one that works.
-
-        The doubt ends when its member has seen to it that nothing of the run works.
-        """
+        """Return whether a run may count as working, until its member has ended it."""
         run, process = self.runs[run_id], self.processes[run_id]
         return (
             run.state is not RunState.SUCCEEDED
@@ -167,9 +160,9 @@ class RunLife:
     # What breaks processes
 
     def die(self, run_id: str) -> None:
-        """The process of a run is killed.
+        """Kill the process of a run.
 
-        With Spark Connect its work goes on; the code server may notice its end.
+        With Spark Connect its work continues; the code server may notice the end.
         """
         process = self.processes[run_id]
         if process.is_gone:
@@ -183,11 +176,11 @@ class RunLife:
         self._may_be_noticed(run_id)
 
     def cut_off(self, run_id: str, seconds: float) -> None:
-        """The process cannot reach Dagster's storage for a while."""
+        """Disconnect the process from Dagster's storage for a while."""
         self._lose(run_id, "is cut off from the storage", seconds)
 
     def freeze(self, run_id: str, seconds: float) -> None:
-        """The process is suspended for a while; its Spark work is not."""
+        """Suspend the process for a while, but not its Spark work."""
         if self.processes[run_id].has_begun and self.processes[run_id].is_heard:
             self.processes[run_id].is_frozen = True
             self._lose(run_id, "is frozen", seconds)
@@ -254,9 +247,9 @@ class RunLife:
             )
 
     def _notice(self, run_id: str) -> None:
-        """A process finds that its run has ended or was deleted, and stops.
+        """A process detects that its run has ended or was deleted, and stops.
 
-        Before its first sign the process finds it out when it looks whether it may work.
+        Before its first heartbeat it detects that in the start check.
         """
         process = self.processes[run_id]
         if process.has_begun and process.is_heard:
@@ -347,7 +340,7 @@ class RunLife:
         self._clockwork.after(takes_s, run_id, partial(self._end, run_id))
 
     def _is_lost_within(self, run_id: str, seconds: float) -> bool:
-        """Whether the process is cut off or frozen within the time; if so, see to it."""
+        """Return whether the process gets cut off or suspended within the time, and schedule it."""
         is_lost = self._clockwork.happens(self._weather.runs_hang)
         if is_lost:
             lose = self._clockwork.chance.choice((self.cut_off, self.freeze))
@@ -370,7 +363,7 @@ class RunLife:
                 raise Violation(msg)
 
     def _is_out_of_sight(self, run: RunSeen) -> bool:
-        """Whether a run is only found by its claim, and that may be gone with its records."""
+        """Return whether a run is known only by its claim, which may be lost with its records."""
         process = self.processes[run.run_id]
         has_ended = run.run_id in self.deleted or run.state not in LIVE
         return run.run_id in self.bereft and has_ended and not process.is_heard
@@ -407,7 +400,7 @@ class RunLife:
             )
 
     def _report(self, run_id: str, state: RunState) -> None:
-        """The output is there, or not; Dagster hears of it once the storage can be reached."""
+        """Write the output or not; Dagster receives the result once the storage is reachable."""
         process = self.processes[run_id]
         if process.is_gone:
             return
@@ -444,7 +437,7 @@ class RunLife:
             self._move(run_id, RunState.CANCELED)
 
     def _will_retry(self, run_id: str) -> bool:
-        """Whether Dagster retries a run: what failed and what it did not come to."""
+        """Return whether Dagster retries a run's failed and skipped assets."""
         retries = self._clockwork.happens(self._weather.runs_retry)
         if retries:
             self._clockwork.after(
@@ -484,7 +477,7 @@ class RunLife:
         self._clockwork.after(_AGAIN_S, run_id, partial(action, run_id))
 
     def _end_member(self, run_id: str) -> None:
-        """The process of a streaming run is a member, which ends with it."""
+        """End the member of a streaming run with its process."""
         for reaction in (self.on_cancel, self.on_freeze, self.on_cut_off):
             reaction.pop(run_id, None)
         end = self.on_gone.pop(run_id, None)

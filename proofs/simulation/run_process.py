@@ -1,7 +1,7 @@
-"""The process of a simulated run: what is physically so, whatever Dagster shows.
+"""The process of a simulated run, independent of Dagster's view of it.
 
-Owns the lease, as the real heartbeat keeps it: a process that can give no sign of life stops itself
-before anybody may take it for dead.
+Its lease works as with the real heartbeat: without heartbeats it stops itself before it can count
+as dead.
 """
 
 from __future__ import annotations
@@ -9,31 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BEAT_S = 2.0
-"""A sixth of the heartbeat time-out of all schedules."""
+"""A sixth of the heartbeat timeout of all schedules."""
 LEASE_S = 4 * BEAT_S
-"""After so long without a sign, a process stops itself: two thirds of the time-out."""
+"""A process stops itself after this time without a heartbeat: two thirds of the timeout."""
 STOPPING_S = (0.1, BEAT_S)
-"""How long a process that was interrupted still works, before it ends hard."""
+"""How long an interrupted process still works."""
 LOOK_S = 0.4
-"""How often a process looks at its run."""
+"""Interval in which a process reads its run."""
 
 
 @dataclass(slots=True)
 class RunProcess:
-    """The process of a run, which Dagster knows only from what it reports.
+    """The process of a run.
 
     Attributes:
-        is_working: It writes its output, or its Spark work does, which may outlive it.
-        is_gone: It does not exist (any more).
-        has_begun: It has given a sign of life, which it does before it looks whether it may work.
-        silent_since: When it was cut off from Dagster's storage, was frozen or ended.
-        is_frozen: It is suspended: it does nothing, but its Spark work goes on.
-        has_finished: It has said that it is finished.
-        is_over: It refused itself, or a member has seen to it that nothing of it works.
-        has_signed: Its first sign is written, and it was killed before the mark that it has begun.
-        has_refused: It has found that it must not work, whether or not its tags say so.
-        signs_from: The number of a sign at the beginning of time: each process has a clock of its
-            own.
+        is_working: It, or its Spark work, writes the output.
+        is_gone: It does not exist.
+        has_begun: It has given its first heartbeat, before its start check.
+        silent_since: When it was disconnected from the storage, was suspended, or ended.
+        is_frozen: It is suspended; its Spark work continues.
+        has_finished: It has reported its end.
+        is_over: It refused itself, or a member has ended it.
+        has_signed: It was killed between its first heartbeat and the event of its start.
+        has_refused: Its start check failed, whether or not its tags say so.
+        signs_from: Number of the heartbeat at time 0, as each process has its own clock.
     """
 
     is_working: bool = False
@@ -49,22 +48,21 @@ class RunProcess:
 
     @property
     def is_heard(self) -> bool:
-        """Whether it lives, and Dagster's storage hears it."""
         return not self.is_gone and self.silent_since is None
 
     def beat(self, now: float) -> int:
-        """The number of its last sign."""
+        """Return the number of its last heartbeat."""
         return int((now if self.silent_since is None else self.silent_since) / BEAT_S)
 
     def sign(self, now: float) -> str:
-        """Its last sign, as Dagster's storage has it."""
+        """Return its last heartbeat as stored in Dagster."""
         return str(self.signs_from + self.beat(now))
 
     @property
     def is_seen(self) -> bool:
-        """Whether it has given a sign."""
+        """Whether it has given a heartbeat."""
         return self.has_begun or self.has_signed
 
     def is_leased(self, now: float) -> bool:
-        """Whether it may still work, by its own clock."""
+        """Return whether its lease is valid by its own clock."""
         return now - self.beat(now) * BEAT_S < LEASE_S

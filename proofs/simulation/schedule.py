@@ -1,6 +1,6 @@
-"""A schedule is a rough time, then a calm one, and then everybody leaves.
+"""A schedule: a rough phase, a calm phase, and the departure of all members.
 
-In the calm time everything must be worked off. The same seed gives the same trace, on every
+In the calm phase all records must be processed. The same seed gives the same trace on every
 machine.
 """
 
@@ -26,20 +26,20 @@ _LEAVING_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 3.0
 _SHOWN_WITHIN_S = 60.0
 _FRAMES = 10_000
-"""Those who wait for an answer wait inside each other. With Python's usual limit of 1,000 frames an
-action could fail for that alone, and where it did would depend on the caller."""
+"""Waits nest: with Python's limit of 1,000 frames an action could fail for that alone, depending on
+the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What became of a schedule.
+    """The result of a schedule.
 
     Attributes:
-        seed: Plays it again.
-        violation: What was broken; empty when nothing was.
-        trace: What happened, one line each.
-        rebalances: How many there were.
-        commits: How many commits were recorded.
+        seed: Its seed.
+        violation: The broken promise, or empty.
+        trace: The events, one line each.
+        rebalances: Number of rebalances.
+        commits: Number of recorded commits.
     """
 
     seed: int
@@ -50,22 +50,22 @@ class Played:
 
 
 def has_streams(seed: int) -> bool:
-    """Whether the schedule of a seed has streaming runs, beside sensors: every third one."""
+    """Return whether a seed has streaming runs beside sensors: every third one."""
     return seed % 3 == 0
 
 
 def has_orders(seed: int) -> bool:
-    """Whether people pause partitions in the schedule of a seed: in every second one."""
+    """Return whether operators pause partitions: in every second schedule."""
     return seed % 2 == 0
 
 
 def has_torn(seed: int) -> bool:
-    """Whether writes are torn, and launchers hang: in every fifth schedule."""
+    """Return whether writes are torn and launchers hang: in every fifth schedule."""
     return seed % 5 == 1
 
 
 def has_replicas(seed: int) -> bool:
-    """Whether code servers have two replicas, and pumps hang: in some without streaming runs."""
+    """Return whether code servers have two replicas, and member loops hang."""
     return seed % 4 == 1 and not has_streams(seed)
 
 
@@ -79,11 +79,7 @@ def play(
     torn: bool = False,
     replicas: bool = False,
 ) -> Played:
-    """Play the schedule of a seed.
-
-    Perhaps with streaming runs, with people who pause, with people who execute parts of runs again
-    all the time, with torn writes, and with two replicas of each code server.
-    """
+    """Play the schedule of a seed, with the chosen features."""
     world = World(seed, streams=streams, orders=orders, parts=parts, torn=torn, replicas=replicas)
     violation = ""
     try:
@@ -104,7 +100,7 @@ def play(
 
 
 def play_all_of(seed: int) -> Played:
-    """Play the schedule of a seed with all that it has."""
+    """Play the schedule of a seed with all of its features."""
     return play(
         seed,
         streams=has_streams(seed),
@@ -154,7 +150,7 @@ def _play(world: World, rough_s: float) -> None:
 
 @contextmanager
 def _deep() -> Iterator[None]:
-    """Let actors wait inside each other."""
+    """Raise the recursion limit for nested waits."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, _FRAMES))
     try:
@@ -165,7 +161,7 @@ def _deep() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the log: the trace has it, without the stacks of requests that were made to fail."""
+    """Silence the log: the trace has the requests that fail on purpose."""
     logger = logging.getLogger("dagster_rebalance")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -1,7 +1,4 @@
-"""Seats say which replica of a code server is the member; the other one stands back meanwhile.
-
-One value for each side, which its member writes over and over, as in Dagster's storage.
-"""
+"""Leases of the sides: which replica of a code server is the member."""
 
 from __future__ import annotations
 
@@ -10,12 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A sign of the member that has a seat.
-
-    Attributes:
-        incarnation: The member.
-        at: When it was written.
-    """
+    """The heartbeat of a lease: the member, and the time of the write."""
 
     incarnation: str
     at: float
@@ -25,23 +17,20 @@ class Sign:
 
 
 class Seats:
-    """The seats of all sides."""
-
     def __init__(self) -> None:
         self._signs: dict[str, Sign] = {}
 
     def keep(self, incarnation: str, now: float) -> None:
-        """The member of a side gives a sign."""
         self._signs[_side(incarnation)] = Sign(incarnation, now)
 
     def give_up(self, incarnation: str) -> None:
-        """A member frees its seat, unless another one has it by now."""
+        """Release a lease, unless another member holds it."""
         taken = self.taken(_side(incarnation))
         if taken is not None and taken.incarnation == incarnation:
             del self._signs[_side(incarnation)]
 
     def taken(self, side: str) -> Sign | None:
-        """The last sign of the member that has the seat of a side; None when it is free."""
+        """Return the last heartbeat of a side's lease; None if it is free."""
         return self._signs.get(side)
 
 

@@ -1,10 +1,8 @@
-"""Simulated streaming runs: what they work on, and how that ends.
+"""Simulated streaming runs: the work, and its end.
 
-Such a run has two halves. Its process is a member of the group (`process`), with the real engine
-and member loop. Its work is here: batches are begun by the member and take their time, may fail,
-hang or die with the process, and their Spark work may outlive it. Owns that a batch is alone on its
-offsets, like any other run, and that an offset counts as done once it is committed: what a killed
-run had in hand is done again.
+The process of such a run is a member with the real engine and member loop (`process`). Here its
+batches take their time, may fail, hang or die with the process, and their Spark work may outlive
+it. A batch must be alone on its offsets, and an offset counts as done once it is committed.
 """
 
 from __future__ import annotations
@@ -34,26 +32,26 @@ _AGAIN_S = 0.5
 
 
 class StreamingMember(Protocol):
-    """The member of a streaming run, as what happens to the run reaches it."""
+    """Applies events of a streaming run to its member."""
 
     def end(self) -> None:
         """End at once."""
 
     def cancel(self) -> None:
-        """Finish the batch at work, and leave: its sensor starts another run."""
+        """Finish the current batch, and leave: the sensor starts another run."""
 
     def pause(self, seconds: float) -> None:
         """Be suspended."""
 
     def lose_storage(self, seconds: float) -> None:
-        """Be cut off from Dagster's storage."""
+        """Disconnect from Dagster's storage."""
 
 
 class StreamingDagster(SimulatedDagster):
-    """A Dagster instance that has streaming runs, too."""
+    """A Dagster instance with streaming runs."""
 
     def begin_stream(self, member: StreamingMember) -> str:
-        """A streaming run starts: its process joins the group."""
+        """Start a streaming run: its process joins the group."""
         run_id = f"r{len(self.runs) + 1}"
         self.runs[run_id] = RunSeen(run_id, "", (), RunState.STARTED)
         self.processes[run_id] = RunProcess(has_begun=True)
@@ -63,7 +61,6 @@ class StreamingDagster(SimulatedDagster):
         return run_id
 
     def end_stream(self, run_id: str) -> None:
-        """It has left the group in order."""
         self._gone(run_id)
         self.processes[run_id].has_finished = True
         is_cancelled = self.runs[run_id].state is RunState.CANCELING
@@ -71,7 +68,6 @@ class StreamingDagster(SimulatedDagster):
             self._move(run_id, RunState.CANCELED if is_cancelled else RunState.SUCCEEDED)
 
     def begin_batch(self, run_id: str, batch: BegunBatch, ended: Callable[[Outcome], None]) -> None:
-        """It works on a batch."""
         self.at_work[run_id] = batch
         self._must_be_alone(self._at_work(run_id))
         self.processes[run_id].is_working = True
@@ -81,7 +77,7 @@ class StreamingDagster(SimulatedDagster):
         self._clockwork.after(takes_s, run_id, partial(self._body_ends, run_id, batch, ended))
 
     def interrupt(self, run_id: str, ended: Callable[[Outcome], None]) -> None:
-        """The batch at work must not go on."""
+        """Interrupt the current batch."""
         batch = self.at_work.get(run_id)
         if batch is not None:
             self._clockwork.after(
@@ -93,7 +89,7 @@ class StreamingDagster(SimulatedDagster):
     def committed(
         self, partition: TopicPartition, before: OffsetAndMetadata, new: OffsetAndMetadata
     ) -> None:
-        """A range that a streaming run has done counts as done, once it is committed for it."""
+        """Count a range as done once it is committed."""
         last = decode(new).last_commit
         for range_, batch_id in decode(before).ranges(partition):
             batch = StreamBatch.read(batch_id)
@@ -111,13 +107,13 @@ class StreamingDagster(SimulatedDagster):
     def seen(
         self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
     ) -> tuple[RunSeen, ...]:
-        """The runs, and the streaming runs that have made claims."""
+        """Return the runs, and the streaming runs with claims."""
         known = tuple(claims)
         found = super().seen(batch_ids, live_too=live_too, claims=known)
         return (*self._of_claims(known), *found)
 
     def freeze(self, run_id: str, seconds: float) -> None:
-        """The process is suspended; that of a streaming run with its member."""
+        """Suspend the process, and its member."""
         pause = self.on_freeze.get(run_id)
         if pause is None:
             super().freeze(run_id, seconds)
@@ -125,17 +121,17 @@ class StreamingDagster(SimulatedDagster):
             pause(seconds)
 
     def freeze_work(self, run_id: str, seconds: float) -> None:
-        """The work of a streaming run, while its member is suspended."""
+        """Suspend the work of a streaming run, while its member is suspended."""
         super().freeze(run_id, seconds)
 
     def cut_off(self, run_id: str, seconds: float) -> None:
-        """The process cannot reach the storage; neither can its member."""
+        """Disconnect the process, and its member, from the storage."""
         super().cut_off(run_id, seconds)
         if run_id in self.on_cut_off:
             self.on_cut_off[run_id](seconds)
 
     def call_over(self, run_id: str, sign: str) -> bool:
-        """The same; of a deleted streaming run, its number is forgotten."""
+        """Mark a run as over; forget the number of a deleted streaming run."""
         is_over = super().call_over(run_id, sign)
         if is_over and run_id in self.deleted:
             self.processes[run_id].is_over = True
@@ -174,7 +170,7 @@ class StreamingDagster(SimulatedDagster):
     def _tell_end(
         self, run_id: str, batch: BegunBatch, outcome: Outcome, ended: Callable[[Outcome], None]
     ) -> None:
-        """A success is materialised first: that waits for the storage."""
+        """Materialise a success before its report, which waits for the storage."""
         process = self.processes[run_id]
         if process.is_gone or self.at_work.get(run_id) is not batch:
             return
@@ -192,14 +188,14 @@ class StreamingDagster(SimulatedDagster):
 
 
 class SimulatedWork(StreamWorker):
-    """The real one; its batches are worked on by the simulated process.
+    """The real worker; the simulated process works on its batches.
 
     Args:
         run_id: The run.
         others: The runs of others.
         dagster: Dagster.
-        reach: Fails when the storage cannot be reached.
-        may_begin: Fails when a partition must not be begun.
+        reach: Raises if the storage cannot be reached.
+        may_begin: Raises if a partition must not be started.
     """
 
     def __init__(
@@ -228,7 +224,7 @@ class SimulatedWork(StreamWorker):
         claimed: Collection[str],
         log_of: Callable[[TopicPartition], Log],
     ) -> RunsRead | None:
-        """Begin a batch if none is at work."""
+        """Begin a batch, unless one is running."""
         seen = super().begin(batch_requests, claimed, log_of)
         batch = self.next(0.0)
         if batch is not None:
@@ -238,7 +234,7 @@ class SimulatedWork(StreamWorker):
         return seen
 
     def _say_there(self) -> None:
-        """A sign of life arrives or not; and its answer."""
+        """Send a heartbeat, which may be lost, as may its answer."""
         self._reach()
         self._dagster.said[self.run_id] = self.may_work_on
         self._reach()

@@ -1,9 +1,7 @@
-"""Processes of runs are killed between two of their writes, and writes of tags overtake each other.
+"""Torn writes: processes of runs are killed between two writes; writes of tags overtake others.
 
-A run has no transaction: its first sign, its marks, the events of its steps, its output and its
-status are writes of their own, in this order. Owns what is there when only the first of them came
-to pass. Nothing of it may count for more than it is: the output of a run that nobody shows as
-succeeded is done again.
+A run has no transaction: heartbeat, events, outputs and status are separate writes in this order. A
+prefix of them must not count for more than it is: output without a recorded success is replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Torn:
-    """Tears what the runs of one Dagster instance write."""
+    """Tears the writes of the runs of one Dagster instance."""
 
     def __init__(self, life: RunLife, clockwork: Clockwork, weather: Weather) -> None:
         self._life = life
@@ -26,28 +24,28 @@ class Torn:
         self._weather = weather
 
     def kills(self, run_id: str) -> bool:
-        """Whether a process is killed between the writes that it is about to make."""
+        """Draw whether a process is killed between its next writes."""
         return self._happens(run_id, "is killed between two of its writes")
 
     def loses_last_word(self, run_id: str) -> bool:
-        """Whether a process cannot say that it is finished: the storage hangs, and it ends."""
+        """Draw whether a process ends without its last report, because the storage hangs."""
         return self._happens(run_id, "cannot say that it is finished")
 
     def loses_tag(self, run_id: str) -> bool:
-        """Whether the tag that announces a retry is lost: another writer read the tags before."""
+        """Draw whether the tag of a retry is lost to another writer."""
         return self._happens(run_id, "loses the tag that announces its retry")
 
     def refuse_in_part(self, run_id: str, why_not: str) -> None:
-        """The mark of a refusal is written, and perhaps its tags; the run is shown as started."""
+        """Write the event of a refusal, and perhaps its tags; the run stays started."""
         if self._clockwork.happens(0.5):
             run = self._life.runs[run_id]
             self._life.runs[run_id] = replace(run, is_refused=True, refusal=why_not)
 
     def end_in_part(self, run_id: str) -> None:
-        """Some assets are made and recorded; the status is that of a run at work.
+        """Record some assets; the run stays started.
 
-        All may be recorded, and the mark and the event of the success be there as well. Whether the
-        one that was begun is there as a whole is for nobody to know, so it is done again.
+        All may be recorded, with the event of the success. The last asset may be incomplete, so it
+        is processed again.
         """
         life, chance = self._life, self._clockwork.chance
         run, process = life.runs[run_id], life.processes[run_id]

@@ -1,4 +1,4 @@
-"""Counts how often each transition of the ownership table is taken, without the core knowing."""
+"""Count how often each transition of the ownership table is taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Taken = dict[str, int]
 
 
 def name_of(step: tuple[state_machine.Phase, state_machine.Change]) -> str:
-    """A transition as it stands in the report: `owned, stop caused`."""
+    """Return the name of a transition for the report: `owned, stop caused`."""
     return f"{step[0].value}, {step[1].value}"
 
 
@@ -35,7 +35,7 @@ class _Counted(dict[tuple[state_machine.Phase, state_machine.Change], state_mach
 
 @contextmanager
 def counted() -> Iterator[Taken]:
-    """Count while the context lasts."""
+    """Count within the context."""
     table = state_machine.TRANSITIONS
     taken = {name_of(step): 0 for step in table}
     state_machine.TRANSITIONS = _Counted(table, taken)

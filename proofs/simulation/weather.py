@@ -1,7 +1,7 @@
-"""The weather says how rough a schedule is; the seed draws all of it.
+"""The weather: how rough a schedule is, drawn from its seed.
 
-It has the protocol and settings, how often things fail, and how long they take. Owns the ranges
-that are drawn from. `calm` ends all of it, so that what is left over must be worked off.
+It has the protocol, the settings, and the rates and durations of failures. `calm` ends all
+failures, so that the backlog must be processed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CALM_SHARE = 0.2
 
 @dataclass(slots=True)
 class Weather:
-    """What is drawn for one schedule."""
+    """The parameters of one schedule."""
 
     clockwork: Clockwork
     protocol: str
@@ -67,7 +67,7 @@ class Weather:
 
     @classmethod
     def drawn(cls, clockwork: Clockwork) -> Weather:
-        """Weather from the seed: some schedules are quiet, so that nothing hides behind faults."""
+        """Draw the weather of a seed; some schedules are quiet, so faults hide nothing."""
         chance = clockwork.chance
         roughness = chance.choice((0.0, 0.3, 1.0, 1.0, 2.0))
 
@@ -102,13 +102,13 @@ class Weather:
         )
 
     def tear(self) -> None:
-        """Processes are killed between two writes, and launchers answer late or never."""
+        """Enable torn writes, and launchers that answer late or never."""
         chance = self.clockwork.chance
         self.torn, self.launchers_hang = chance.choice((0.05, 0.2)), chance.choice((0.0, 0.1, 0.5))
         self.launchers_last_s = 2 * PATIENCE_S if self.launchers_hang else 0.0
 
     def calm(self) -> None:
-        """From now on everything works."""
+        """End all failures."""
         self.roughness = self.lost_requests = self.lost_answers = self.stalls = (
             self.storage_hangs
         ) = self.overtaken = self.late_requests = self.torn = self.launchers_hang = 0.0
@@ -118,52 +118,46 @@ class Weather:
         self.slow_runs, self.is_calm = False, True
 
     def latency(self) -> float:
-        """How long an answer takes."""
+        """Draw the latency of an answer."""
         return self.clockwork.chance.choice((0.0, 0.01, 0.1, 0.1 + self.stalls * 20))
 
     def queueing(self) -> float:
-        """How long a run waits in the queue."""
+        """Draw the time of a run in the queue."""
         return self._run_takes(0.1, 8.0 if self.slow_runs else 2.0)
 
     def launching(self) -> float:
-        """How long the launch of a run takes."""
+        """Draw the launch time of a run."""
         return self._run_takes(0.1, 3.0 if self.slow_runs else 1.0)
 
     def reaching_its_check(self) -> float:
-        """How long a started run takes to give its first sign and look at its claim.
-
-        That is sometimes too long for a member.
-        """
+        """Draw the time until a started run's first heartbeat, sometimes too long for a member."""
         return self.clockwork.within(0.0, 20.0 if self.clockwork.happens(self.stalls * 3) else 0.8)
 
     def working(self) -> float:
-        """How long a run works."""
+        """Draw the working time of a run."""
         return self._run_takes(0.3, 25.0 if self.slow_runs else 5.0)
 
     def answering(self) -> float:
-        """How long a launcher takes that is asked to end a run."""
+        """Draw how long a launcher takes to end a run."""
         if not self.launchers_hang or not self.clockwork.happens(self.launchers_hang):
             return 0.0
         return self.clockwork.chance.choice(LAUNCHERS_HANG_S)
 
     @property
     def has_launchers(self) -> bool:
-        """Whether runs are ended in threads of their own, because a launcher may hang."""
+        """Whether runs are ended in threads, because a launcher may hang."""
         return self.launchers_last_s > 0
 
     def stopping(self) -> float:
-        """How long a cancelled run goes on."""
+        """Draw how long a cancelled run continues."""
         return self.clockwork.within(0.1, 5.0)
 
     def reporting(self) -> float:
-        """How long Dagster does not know that a run succeeded."""
+        """Draw the delay of Dagster's record of a success."""
         return self.clockwork.within(0.0, 6.0 if self.clockwork.happens(0.2) else 0.3)
 
     def _run_takes(self, low: float, high: float) -> float:
-        """How long a step of a run takes; in calm weather it is only a share.
-
-        Most of the time of a schedule would else go into leftover work, which shows little.
-        """
+        """Draw the time of a step; shorter in calm weather, to spend less on the backlog."""
         return self.clockwork.within(low, high) * (_CALM_SHARE if self.is_calm else 1.0)
 
 

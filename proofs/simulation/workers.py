@@ -1,8 +1,6 @@
-"""Workers play chunks of schedules on all cores, and give the results in the chunks' order.
+"""Worker processes that play chunks of schedules and return the results in order.
 
-Each worker is a process of its own. Owns the processes, and that they end: with the work, on
-Ctrl-C, and with the process that started them, however that ended. The number of workers must
-change nothing but the time.
+They end with the work, on Ctrl-C, and with their parent. Their number changes only the time.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ _Shown = TypeVar("_Shown")
 def spread(
     play: Callable[[_Work], _Shown], chunks: Sequence[_Work], *, workers: int | None = None
 ) -> Iterator[_Shown]:
-    """The result of each chunk, in the order of the chunks.
+    """Yield the result of each chunk, in the order of the chunks.
 
-    With one core or one chunk only, this process plays the chunks itself.
+    With one core or one chunk, this process plays the chunks itself.
     """
     workers = min(workers or os.cpu_count() or 1, len(chunks))
     if workers <= 1:
@@ -53,10 +51,7 @@ def spread(
 
 @contextmanager
 def _children_deaf_to_ctrl_c() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal; this one ends the others.
-
-    They inherit what is blocked when they start.
-    """
+    """Block Ctrl-C in the workers, which inherit the mask; this process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -65,10 +60,7 @@ def _children_deaf_to_ctrl_c() -> Iterator[None]:
 
 
 def _watch(lifeline: Connection) -> None:
-    """A worker ends in the middle of its chunk once the other end of its lifeline is closed.
-
-    The process that started it closes that end, or is gone.
-    """
+    """End a worker when its lifeline closes, which happens at the latest with its parent."""
 
     def end() -> None:
         lifeline.poll(None)

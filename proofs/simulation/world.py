@@ -1,7 +1,6 @@
-"""One world: a group, Dagster, processes that come and go, and what is promised about all of it.
+"""One world: a group, Dagster, processes that come and go, and the checks of all promises.
 
-Owns what is checked as soon as it happens (a commit, a hold, a partition that stands still) and
-what must be true once it is calm.
+Commits, holds and stalls are checked at once, everything else in the calm phase.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from proofs.simulation.weather import MAX_POLL_S, SESSION_S, Weather
 
 _HOLD_SLACK_S = 6.0
 _SHOWN_WITHIN_S = 40.0
-"""A stop is shown at most every ten seconds, and each request for it may be lost."""
+"""A stop is recorded at most every ten seconds, and each request may be lost."""
 _MOST_SIDES = 3
 _STREAMS = 0.7
-"""Of the processes, where a schedule has streaming runs."""
+"""The streaming sides."""
 
 
 class World:
@@ -100,7 +99,7 @@ class World:
     # Processes that come and go
 
     def start(self, side: str) -> None:
-        """A new process of a side, or two replicas; it becomes the successor of older ones."""
+        """Start a process of a side, or two replicas, as the successor of older ones."""
         self._sides.add(side)
         if self.has_replicas:
             self._replicas[side] = Replicas(
@@ -135,7 +134,7 @@ class World:
         return process
 
     def ensure(self, incarnation: str) -> None:
-        """Start the side of a process again, unless it has another one or was abandoned."""
+        """Restart the side of a process, unless it has another one or was abandoned."""
         side = incarnation[0]
         replicas = self._replicas.get(side)
         if replicas is not None and not replicas.is_silent:
@@ -146,7 +145,7 @@ class World:
             self.start(side)
 
     def reload(self, process: Process) -> None:
-        """A new process takes over; the old one lives on without ticks."""
+        """Start a new process; the old one lives on without ticks."""
         self.retire(process)
         if process.work is not None:
             self.clockwork.after(self.clockwork.within(1, 12), None, process.replaced)
@@ -154,13 +153,13 @@ class World:
             self.start(process.incarnation[0])
 
     def retire(self, process: Process) -> None:
-        """A process gets no more ticks, and neither does its replica."""
+        """Stop the ticks of a process and its replica."""
         for other in self.processes if self.has_replicas else (process,):
             if other.incarnation[0] == process.incarnation[0] and not other.is_retired:
                 other.retire()
 
     def scale(self) -> None:
-        """One side more or less."""
+        """Add or remove a side."""
         spare = [side for side in "abc"[:_MOST_SIDES] if side not in self._sides]
         if spare and (len(self._sides) == 1 or self.clockwork.happens(0.5)):
             self.start(spare[0])
@@ -172,19 +171,18 @@ class World:
                     process.leave()
 
     def cut_off(self, partition: TopicPartition, at: int) -> None:
-        """A log loses its records from an offset on, and others will have their offsets."""
+        """Truncate a log; other records will get the offsets."""
         self.group.cut_off(partition, at)
         self.forget(partition, at)
 
     def make_topic_anew(self) -> None:
-        """The topic is deleted and made again."""
         self.group.make_topic_anew()
         self.vanished.clear()
         for partition in self.group.partitions:
             self.forget(partition, 0)
 
     def forget(self, partition: TopicPartition, at: int) -> None:
-        """Forget the work from an offset on: it says nothing about the new records there."""
+        """Forget the work from an offset on, which does not count for new records."""
         self.dagster.forget(partition, at)
         others = {range_ for range_ in self.deleted if range_.topic_partition != partition}
         mine = {
@@ -195,7 +193,7 @@ class World:
         self.deleted = others | {replace(range_, until=min(range_.until, at)) for range_ in mine}
 
     def forget_unrecorded(self, partition: TopicPartition) -> None:
-        """A person has moved an offset: what was not recorded by then need not be."""
+        """Drop unrecorded commits after an operator has moved an offset."""
         self._committed = [
             done
             for done in self._committed
@@ -280,7 +278,7 @@ class World:
             raise Violation(msg)
 
     def _check_members(self) -> None:
-        """After each step: nobody who is awake holds on for longer than the limit."""
+        """Check after each step that no responsive member holds beyond the limit."""
         now = self.clockwork.now
         for process in self.processes:
             if process.is_gone or process.stands_still or self.clockwork.is_waiting(process):
@@ -295,7 +293,7 @@ class World:
                     raise Violation(msg)
 
     def check_progress(self, process: Process) -> None:
-        """After each turn: what has lag is worked on, or says why not, and that is true."""
+        """Check that lag is processed, or that the member gives the right reason."""
         now, engine, waits_since = self.clockwork.now, process.engine, {}
         for owned in engine.partitions.values() if process.is_served else ():
             its_now = now + process.clock_base
@@ -334,7 +332,7 @@ class World:
             raise Violation(msg)
 
     def _check_stops_are_shown(self) -> None:
-        """The check in Dagster is what people rely on."""
+        """Check that Dagster shows the stopped partitions."""
         now = self.clockwork.now
         awake = [
             process
@@ -364,7 +362,7 @@ class World:
     # The end
 
     def calm(self) -> None:
-        """Nothing fails any more, and nothing new is produced."""
+        """End all failures, and produce nothing more."""
         self.clockwork.tell("the weather", "is calm from now on")
         self.is_calm = True
         for process in self.processes:
@@ -376,18 +374,15 @@ class World:
         self.ensure("a")
 
     def leave(self) -> None:
-        """Everybody leaves, and no process is started again.
-
-        That includes a process that was killed a while ago.
-        """
+        """Let all members leave, including those of processes that were killed a while ago."""
         self._sides.clear()
         for process in self.processes:
             process.leave()
 
     def is_settled(self) -> bool:
-        """Whether everything is committed and recorded, and nobody holds anything.
+        """Return whether everything is committed and recorded, and no partition is held.
 
-        What a member that was killed did not record, the next owner of its partitions records.
+        The next owner records the commits of a killed member.
         """
         for partition in self.group.partitions:
             stored, end = self.group.stored.get(partition), self.group.ends[partition]
@@ -405,7 +400,7 @@ class World:
         )
 
     def standing(self) -> dict[TopicPartition, int]:
-        """The partitions that are behind, and how far they are."""
+        """Return the partitions with lag, and their offsets."""
         stored = {
             partition: self.group.stored.get(partition) for partition in self.group.partitions
         }
@@ -417,7 +412,7 @@ class World:
         }
 
     def why_not_settled(self) -> str:
-        """What stands still."""
+        """Return the reasons of `is_settled`."""
         texts = []
         for partition in self.group.partitions:
             stored, end = self.group.stored.get(partition), self.group.ends[partition]
@@ -431,9 +426,9 @@ class World:
         return "; ".join(texts) or "nobody is there"
 
     def check_all_is_done(self) -> None:
-        """Every offset is done once or was deleted, and every commit is recorded.
+        """Check that every offset is done once or deleted, and every commit recorded.
 
-        An offset is done once if it is in exactly one successful run, or in a dead letter.
+        Done once means: in exactly one successful run, or in a dead letter.
         """
         for partition in self.group.partitions:
             covered = [
@@ -455,7 +450,7 @@ class World:
                 raise Violation(msg)
 
     def check_is_recorded(self) -> None:
-        """Each commit is recorded once, alone or joined with others."""
+        """Check that each commit is recorded once, alone or joined with others."""
         # Where a log was cut off, other commits have had the same offsets.
         for committed in (
             range_
@@ -480,9 +475,9 @@ class World:
         return len(ranges) if covered else 0
 
     def check_nothing_is_shown_as_stopped(self) -> None:
-        """Once everything is worked off.
+        """Check that Dagster shows no stop after everything is processed.
 
-        What a member said last that was suspended, and has left since, stands until the next news.
+        The last report of a suspended member that has left stays until the next one.
         """
         if all(
             process.is_gone or process.incarnation != self.dagster.stopped_said_by
@@ -497,9 +492,9 @@ class World:
             raise Violation(msg)
 
     def check_gauges(self) -> None:
-        """After everybody has left, nothing is left.
+        """Check that all counters are zero after all members have left.
 
-        A member that was abandoned does nothing any more, and leaves all as it is.
+        Except those of abandoned members.
         """
         for process in (
             process
@@ -513,8 +508,5 @@ class World:
 
 
 def _is_at(stored: OffsetAndMetadata | None, end: int) -> bool:
-    """Whether all is committed.
-
-    The owner of a topic that was made anew and is empty has nothing to store.
-    """
+    """Return whether everything is committed; an empty recreated topic needs no commit."""
     return (stored.offset if stored else 0) == end

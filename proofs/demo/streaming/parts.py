@@ -97,18 +97,17 @@ def all_parts(
     step: Callable[[str], None],
     interrupts: Interrupts,
 ) -> Iterator[Parts]:
-    """Start everything.
+    """Start all processes.
 
     Args:
         protocol: The group protocol.
-        records_per_second: What the producer produces.
-        processor: With what the runs process.
-        step: Gets a sentence before parts are started.
-        interrupts: Ended first when everything is to be ended.
+        records_per_second: Rate of the producer.
+        processor: The processor of the runs.
+        step: Receives a sentence before each start.
+        interrupts: Ended first in the shutdown.
 
     Raises:
-        DagsterRebalanceError: A part did not start; the message says which, and holds the end of
-            its log.
+        DagsterRebalanceError: A process did not start; the message includes the end of its log.
     """
     folder = private_folder("demo")
     with ExitStack() as stack:
@@ -163,7 +162,7 @@ def all_parts(
 
 
 def _project(folder: Path, *, with_spark: bool) -> Path:
-    """A copy of the code that is deployed: the demo changes it."""
+    """Copy the deployed code, which the demo changes."""
     folder.mkdir()
     code = folder / "orders.py"
     shutil.copy(_PROJECT / ("orders_with_spark.py" if with_spark else "orders.py"), code)
@@ -172,7 +171,7 @@ def _project(folder: Path, *, with_spark: bool) -> Path:
 
 
 def start_together(stack: ExitStack, parts: Sequence[_Startable], interrupts: Interrupts) -> None:
-    """Start parts at the same time; the stack stops them.
+    """Start servers concurrently; the stack stops them.
 
     Raises:
         DagsterRebalanceError: One of them did not start.

@@ -1,7 +1,4 @@
-"""With what the runs process: plain Python, a Spark Connect server, or a Spark cluster.
-
-Owns which server that takes, and how the runs hear of it.
-"""
+"""The processor of the runs: plain Python, a Spark Connect server, or a Spark cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ SparkServer: TypeAlias = SparkConnectServer | SparkCluster
 
 
 class Processor(enum.Enum):
-    """The kinds. The value is what a person is told of its server."""
+    """The kinds; the value is shown as the name of the server."""
 
     PYTHON = ""
     CONNECT = "a Spark Connect server"
@@ -27,20 +24,20 @@ class Processor(enum.Enum):
 
     @classmethod
     def of(cls, *, spark: bool, cluster: bool) -> Processor:
-        """The kind that was asked for on the command line."""
+        """Return the kind of the command-line options."""
         if cluster:
             return cls.CLUSTER
         return cls.CONNECT if spark else cls.PYTHON
 
     def server(self, tell: Callable[[str], None]) -> SparkServer | None:
-        """A server that is not started yet, if one is needed."""
+        """Return the server, not started yet, if one is required."""
         if self is Processor.CLUSTER:
             return SparkCluster(tell=tell)
         return SparkConnectServer(tell=tell) if self is Processor.CONNECT else None
 
 
 def environment(server: SparkServer | None) -> dict[str, str]:
-    """How runs hear of it."""
+    """Return the environment variables for the runs."""
     if isinstance(server, SparkCluster):
         settings = json.dumps(server.session_settings())
         return {"SPARK_MASTER": server.url, "SPARK_CONFIG": settings}

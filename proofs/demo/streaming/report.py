@@ -1,8 +1,3 @@
-"""The end of the play judges the output, Kafka and Dagster, and reports in tables and in JSON.
-
-Owns what is read for the checks, and the form of the report.
-"""
-
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -32,17 +27,17 @@ _LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Report:
-    """What came out.
+    """The result of the story.
 
     Attributes:
-        produced: Records that Kafka confirmed.
-        committed: Records that are committed.
-        output: What the output has.
+        produced: Confirmed records.
+        committed: Committed records.
+        output: The comparison of the output.
         commits: Commits in Kafka, each of one partition.
-        again: Records that the killed run had in hand, and that another one has done.
-        claim_to_commit: Of all commits.
-        acts: Each act in figures.
-        checks: What was judged.
+        again: In-flight records of the killed run that another run processed.
+        claim_to_commit: Durations of all commits.
+        acts: Figures of the acts.
+        checks: Results of the checks.
     """
 
     produced: int
@@ -55,7 +50,6 @@ class Report:
     checks: list[Check]
 
     def as_json(self) -> dict[str, Any]:
-        """The report for programs."""
         return {
             "records_produced": self.produced,
             "records_committed": self.committed,
@@ -70,7 +64,6 @@ class Report:
         }
 
     def show(self, view: View) -> None:
-        """The report for a person."""
         figures = Table(title="The demo in figures", title_justify="left", show_header=False)
         for name, value in (
             ("records produced", f"{self.produced:,}"),
@@ -104,7 +97,7 @@ class Report:
 
 
 def make_report(parts: Parts, watcher: Watcher, play: Play) -> Report:
-    """Read everything and judge it."""
+    """Read the output, Kafka and Dagster, and check them."""
     produced, work = parts.producer.confirmed, watcher.work
     output = compare_output(produced, parts.rows())
     client = parts.kafka.client_config()

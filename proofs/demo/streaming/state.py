@@ -1,8 +1,4 @@
-"""The state of the play has each partition, the streaming runs, and what is new in the catalogue.
-
-Partitions are read from what Kafka stores, runs and events from Dagster. Decides nothing and
-changes nothing.
-"""
+"""The state of the story: partitions from Kafka's records, runs and events from Dagster."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ _SHORT_ID = 8
 
 
 class Life(enum.Enum):
-    """What becomes of a streaming run."""
+    """The states of a streaming run."""
 
     STARTING = "starting"
     WORKING = "at work"
@@ -46,11 +42,11 @@ class StreamingRun:
     """A streaming run.
 
     Attributes:
-        number: By it people can tell runs apart.
+        number: Its number in the display.
         run_id: Dagster's id.
-        code: The version of its code, as people count.
-        life: What becomes of it.
-        status: The same in Dagster's words.
+        code: Number of its version of the code.
+        life: Its state.
+        status: Dagster's status.
     """
 
     number: int
@@ -61,7 +57,6 @@ class StreamingRun:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return f"run {self.number}"
 
 
@@ -71,13 +66,13 @@ class Lane:
 
     Attributes:
         number: Its number.
-        owner: The run that has it; None while none has, or while it is not known.
-        is_asked_back: Whether Kafka wants it back from the owner.
+        owner: Its owner, or None.
+        is_asked_back: Whether the owner has to give it up.
         committed: The committed offset.
-        lag: How many records are not committed.
+        lag: Number of uncommitted records.
         per_second: Records committed per second.
         last: The last commit.
-        in_hand: What is at work.
+        in_hand: The claimed range.
     """
 
     number: int
@@ -91,25 +86,23 @@ class Lane:
 
     @property
     def name(self) -> str:
-        """The partition."""
         return f"{TOPIC}-{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it at one time."""
+    """The state of all partitions at one time."""
 
     lanes: tuple[Lane, ...]
     runs: tuple[StreamingRun, ...]
 
     @property
     def lag(self) -> int:
-        """How many records are not committed."""
         return sum(lane.lag for lane in self.lanes)
 
     @property
     def owners(self) -> set[int]:
-        """The numbers of the runs that have partitions; 0 for a partition that no run has."""
+        """The numbers of the runs with partitions; 0 for a partition without an owner."""
         return {lane.owner.number if lane.owner else 0 for lane in self.lanes}
 
     @property
@@ -118,7 +111,7 @@ class Snapshot:
         return {lane.number: lane.committed for lane in self.lanes}
 
     def committed_since(self, at: float) -> bool:
-        """Whether each partition has had a commit since."""
+        """Return whether each partition has had a commit since."""
         return all(lane.last is not None and lane.last.at > at for lane in self.lanes)
 
 
@@ -127,10 +120,10 @@ class Watcher:
     """Follows the group and its runs.
 
     Attributes:
-        instance: Dagster.
-        log: Kafka.
-        work: What Kafka has told.
-        killed: The ids of the runs that the play has killed.
+        instance: The Dagster instance.
+        log: The group's records in Kafka.
+        work: The history of the partitions.
+        killed: Ids of the runs that the play has killed.
     """
 
     instance: dg.DagsterInstance
@@ -148,12 +141,12 @@ class Watcher:
         self.catalogue = CatalogueReader(self.instance, GROUP)
 
     def look_at_kafka(self) -> None:
-        """See what is new in Kafka alone, which takes no time."""
+        """Read new records from Kafka alone, which is fast."""
         for record in self.log.new():
             self.work.take(record)
 
     def look(self, ends: Sequence[int]) -> Snapshot:
-        """See what is new. `ends` are the ends of the partitions."""
+        """Read what is new and return the state; `ends` are the ends of the partitions."""
         self.look_at_kafka()
         if time.monotonic() - self._asked_dagster_at >= _DAGSTER_EVERY_S:
             self._asked_dagster_at = time.monotonic()
@@ -181,23 +174,23 @@ class Watcher:
         return Snapshot(tuple(lanes), self._runs)
 
     def recorded_until(self) -> dict[int, int]:
-        """How far Dagster shows the commits of each partition."""
+        """Return the end of Dagster's recorded commits of each partition."""
         reached = dict.fromkeys(range(PARTITIONS), 0)
         for one in self.catalogue.recorded:
             reached[one.range.partition] = max(reached[one.range.partition], one.range.until)
         return reached
 
     def take_events(self) -> list[Event]:
-        """What the catalogue has told since the last call."""
+        """Return the catalogue's events since the last call."""
         new, self._events = self._events, []
         return new
 
     def named(self, run_id: str) -> StreamingRun | None:
-        """A run by its id, or by the beginning of it."""
+        """Return a run by its id or a prefix of it."""
         return next((run for run in self._runs if run.run_id.startswith(run_id)), None)
 
     def process_of(self, run: StreamingRun) -> int | None:
-        """The process of a run, as the run itself has logged it."""
+        """Return the pid of a run from its log."""
         for entry in self.instance.all_logs(run.run_id):
             if found := _PROCESS.search(entry.message):
                 return int(found[1])
@@ -237,5 +230,5 @@ class Watcher:
 
 
 def run_of(event: Event) -> str:
-    """The beginning of the id of the run that an event is about."""
+    """Return the prefix of the run id of an event."""
     return event.member.rpartition("/")[2]

@@ -1,5 +1,3 @@
-"""Streaming runs: a second one joins, new code is deployed, and one is killed."""
-
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -22,13 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Streaming:
-    """The story.
-
-    Attributes:
-        protocol: The group protocol.
-        records_per_second: What the producer produces.
-        processor: With what the runs process.
-    """
+    """Streaming runs: a second run joins, new code is deployed, and one run is killed."""
 
     protocol: str
     records_per_second: int
@@ -39,7 +31,6 @@ class Streaming:
     def stage(
         self, step: Callable[[str], None], interrupts: Interrupts
     ) -> Iterator[StreamingStage]:
-        """Start everything."""
         with all_parts(
             protocol=self.protocol,
             records_per_second=self.records_per_second,
@@ -52,18 +43,14 @@ class Streaming:
 
 @dataclass(frozen=True)
 class StreamingStage:
-    """What the story runs on."""
-
     parts: Parts
 
     @property
     def logs(self) -> list[Path]:
-        """The files with what the parts have to say."""
         return self.parts.logs
 
     @property
     def pages(self) -> list[tuple[str, str]]:
-        """What a person can look at."""
         url = self.parts.dagster.ui.url
         return [
             ("the streaming runs", f"{url}/locations/__repository__@{LOCATION}/jobs/{JOB}/runs"),
@@ -73,7 +60,6 @@ class StreamingStage:
         ]
 
     def play(self, view: View, interrupts: Interrupts) -> Report:  # noqa: ARG002 - it asks nothing that a signal may not interrupt
-        """Play all acts, and judge what came out."""
         watcher = Watcher(self.parts.instance, self.parts.log)
         play = Play(self.parts, watcher, view)
         play.run()

@@ -1,8 +1,4 @@
-"""What happened to each partition, told by what Kafka stored of the group: claims and commits.
-
-Owns the reading of claims: which batch of which run has a range in hand, and since when. Must not
-ask a member.
-"""
+"""The history of each partition from the group's records in Kafka: claims and commits."""
 
 from __future__ import annotations
 
@@ -21,13 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """A range that is claimed and not committed. Times are in seconds since 1970.
-
-    Attributes:
-        range: The range.
-        run_id: The run that works on it.
-        at: When a run first claimed it.
-    """
+    """A claimed and uncommitted range, with the time of its first claim in seconds since 1970."""
 
     range: OffsetRange
     run_id: str
@@ -39,10 +29,10 @@ class Done:
     """A commit.
 
     Attributes:
-        range: What was committed.
-        at: When.
-        claimed_at: When it was claimed.
-        run_id: The run that had it in hand.
+        range: The committed range.
+        at: Its time.
+        claimed_at: Time of the claim.
+        run_id: The run of the claim.
     """
 
     range: OffsetRange
@@ -53,13 +43,13 @@ class Done:
 
 @dataclass
 class WorkLog:
-    """Takes in what Kafka stored, in its order.
+    """Applies Kafka's records in order.
 
     Attributes:
-        owners: Who has each partition, by the ids that Kafka gives to members.
-        in_hand: What is at work, by partition.
+        owners: Member ids of the owners.
+        in_hand: Claimed ranges by partition.
         done: All commits, oldest first.
-        again: What a run had in hand when another one took it over, with the run that lost it.
+        again: Claimed ranges that another run took over, with the former run.
     """
 
     owners: Owners = field(default_factory=Owners)
@@ -69,7 +59,7 @@ class WorkLog:
     _committed: dict[int, int] = field(default_factory=dict)
 
     def take(self, record: GroupRecord) -> None:
-        """Take the next record in."""
+        """Apply the next record."""
         if not isinstance(record, StoredOffset):
             self.owners.take(record)
             return
@@ -91,9 +81,7 @@ class WorkLog:
         self.in_hand[number] = InHand(range_, batch.run_id, before.at if before else record.at)
 
     def committed(self, number: int) -> int:
-        """The committed offset of a partition."""
         return self._committed.get(number, 0)
 
     def last(self, number: int) -> Done | None:
-        """The last commit of a partition."""
         return next((one for one in reversed(self.done) if one.range.partition == number), None)

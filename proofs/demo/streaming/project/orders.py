@@ -1,6 +1,6 @@
-"""Orders arrive in Kafka; streaming runs write them to files of JSON lines, in plain Python.
+"""Streaming runs write orders from Kafka to files of JSON lines, in plain Python.
 
-`make demo` copies this file, runs it, and deploys a new version of it: it changes CODE.
+`make demo` copies this file, runs it, and deploys a version with another CODE.
 """
 
 import json
@@ -18,10 +18,7 @@ OUTPUT = Path(os.environ["ORDERS_PATH"])
 
 @dg.asset(kinds={"python", "json"})
 def orders(kafka_batch: KafkaBatch) -> dg.MaterializeResult[None]:
-    """Every order exactly once.
-
-    Each range of offsets has a file of its own, so that doing it again replaces it.
-    """
+    """Write every order exactly once: each range has its own file, which a repetition replaces."""
     rows = defaultdict(list)
     for message in kafka_batch.messages():
         place = {"partition": message.partition(), "offset": message.offset()}

@@ -1,7 +1,7 @@
-"""Orders arrive in Kafka; streaming runs write them to Parquet, with Spark.
+"""Streaming runs write orders from Kafka to Parquet, with Spark.
 
-`make demo ARGS=--spark` copies this file, runs it, and deploys a new version of it: it changes
-CODE. So does `ARGS=--cluster`.
+`make demo ARGS=--spark` copies this file, runs it, and deploys a version with another CODE. So does
+`ARGS=--cluster`.
 """
 
 import json
@@ -23,10 +23,7 @@ CODE = "v1"
 
 @dg.asset(kinds={"pyspark", "parquet"})
 def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> dg.MaterializeResult[None]:
-    """Every order exactly once.
-
-    Each range of offsets has a file of its own, so that doing it again replaces it.
-    """
+    """Write every order exactly once: each range has its own file, which a repetition replaces."""
     parsed = kafka_batch.dataframe(spark).selectExpr(
         *RANGE_KEY, "offset", "from_json(string(value), 'number BIGINT, cents BIGINT') AS order"
     )
