@@ -1,7 +1,4 @@
-"""Several tasks poll, and some polls are cancelled, in every order.
-
-Each record is returned once, to a task that gets it.
-"""
+"""Several tasks poll and some polls are cancelled: no record is lost or repeated."""
 
 from __future__ import annotations
 
@@ -15,26 +12,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
 from dagster_rebalance.kafka.aio.async_operations import AsyncRebalanceListener
 from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.kafka.consumers import CONFIG, P0
 from tests.kafka.fake_log import fake_log
 from tests.kafka.readers import CommitOnRevoke
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 RECORDS = {0: 40, 1: 7, 2: 0, 3: 23}
-P0 = TopicPartition("orders", 0)
 
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("poll"), st.integers(1, 9)),
         st.tuples(st.just("cancel"), st.integers(0, 4)),
-        # The thread works while the event loop does something else, so records wait for a task that
-        # may yet be cancelled.
+        # The thread of the consumer works, and its records wait for a task that may be cancelled.
         st.tuples(st.just("work"), st.just(0)),
         st.tuples(st.just("turn"), st.integers(1, 4)),
     ),
@@ -51,7 +46,6 @@ class Tasks:
         self.read: dict[int, list[int]] = {number: [] for number in RECORDS}
 
     async def play(self, steps: list[tuple[str, int]]) -> None:
-        """One step of each kind after the other."""
         for what, number in steps:
             match what:
                 case "poll":
@@ -65,7 +59,7 @@ class Tasks:
                         await asyncio.sleep(0)
 
     async def read_the_rest(self) -> None:
-        """Let those who still wait get theirs, and read to the end."""
+        """Wait for the tasks, and read to the end."""
         for task in self._polling:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -89,13 +83,9 @@ def consumer_of(group: FakeGroup) -> AsyncRebalanceAwareConsumer:
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(STEPS)
-def test_every_record_is_returned_once_and_in_order_whoever_is_cancelled(
+def test_every_record_is_returned_once_and_in_order(
     monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, int]]
 ) -> None:
-    """The consumer reads a record again if the task that should get it has gone.
-
-    The records that were read after it wait for it.
-    """
     group = FakeGroup({"orders": 4})
     fake_log(group, monkeypatch, RECORDS)
 
@@ -112,7 +102,6 @@ def test_every_record_is_returned_once_and_in_order_whoever_is_cancelled(
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
-    """A group with records to read."""
     group = FakeGroup({"orders": 4})
     fake_log(group, monkeypatch, RECORDS)
     return group
@@ -121,7 +110,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
 async def cancelled_when_its_records_are_there(
     consumer: AsyncRebalanceAwareConsumer,
 ) -> asyncio.Task[list[Message]]:
-    """A task that is being cancelled while the records of its poll wait for it."""
+    """A task that is cancelled while the records of its poll wait for it."""
     polling = asyncio.create_task(consumer.poll(1.0, 5))
     await asyncio.sleep(0)
     consumer._owner.submit(lambda: None, nested=False).result(10)
@@ -130,52 +119,39 @@ async def cancelled_when_its_records_are_there(
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe"])
-def test_what_a_cancelled_task_has_not_seen_is_not_committed_at_the_end(
+async def test_records_of_a_cancelled_poll_are_not_committed_at_the_end(
     group: FakeGroup, end: str
 ) -> None:
-    """A shutdown cancels its workers and closes the consumer.
-
-    The listener then commits the positions, which must be those of the workers.
-    """
-
-    async def play() -> None:
-        consumer = consumer_of(group)
-        consumer.set_rebalance_listener(CommitOnRevoke())
-        await consumer.subscribe(["orders"])
-        seen = await consumer.poll(0.05, 3)
-        polling = await cancelled_when_its_records_are_there(consumer)
-        await getattr(consumer, end)()
-        with pytest.raises(asyncio.CancelledError):
-            await polling
-        await consumer.close()
-        assert [record.offset() for record in seen] == [0, 1, 2]
-
-    asyncio.run(asyncio.wait_for(play(), 20))
+    """A shutdown cancels its workers and closes the consumer, whose listener commits."""
+    consumer = consumer_of(group)
+    consumer.set_rebalance_listener(CommitOnRevoke())
+    await consumer.subscribe(["orders"])
+    seen = await consumer.poll(0.05, 3)
+    polling = await cancelled_when_its_records_are_there(consumer)
+    await getattr(consumer, end)()
+    with pytest.raises(asyncio.CancelledError):
+        await polling
+    await consumer.close()
+    assert [record.offset() for record in seen] == [0, 1, 2]
     assert group.committed == {P0: OffsetAndMetadata(3, leader_epoch=3)}
 
 
 @pytest.mark.parametrize("offset", [0, 30])
-def test_records_of_a_cancelled_task_do_not_undo_a_seek(group: FakeGroup, offset: int) -> None:
-    """A seek says where to read on, before or behind the records that nobody got."""
-
-    async def play() -> None:
-        async with consumer_of(group) as consumer:
-            await consumer.subscribe(["orders"])
-            await consumer.poll(0.05, 10)
-            polling = await cancelled_when_its_records_are_there(consumer)
-            await consumer.seek(P0, offset)
-            with pytest.raises(asyncio.CancelledError):
-                await polling
-            after = [
-                record.offset() for record in await consumer.poll(0.05) if record.partition() == 0
-            ]
-            assert after == list(range(offset, RECORDS[0]))
-
-    asyncio.run(asyncio.wait_for(play(), 20))
+async def test_records_of_a_cancelled_poll_do_not_undo_a_seek(
+    group: FakeGroup, offset: int
+) -> None:
+    async with consumer_of(group) as consumer:
+        await consumer.subscribe(["orders"])
+        await consumer.poll(0.05, 10)
+        polling = await cancelled_when_its_records_are_there(consumer)
+        await consumer.seek(P0, offset)
+        with pytest.raises(asyncio.CancelledError):
+            await polling
+        after = [record.offset() for record in await consumer.poll(0.05) if record.partition() == 0]
+        assert after == list(range(offset, RECORDS[0]))
 
 
-def test_a_close_that_is_refused_in_a_callback_leaves_polls_their_time() -> None:
-    """Otherwise each later poll returns at once, and a loop of them takes a whole core."""
+async def test_refused_close_in_a_callback_does_not_shorten_later_polls() -> None:
     group = FakeGroup({"orders": 4})
 
     class Closing(AsyncRebalanceListener):
@@ -188,14 +164,10 @@ def test_a_close_that_is_refused_in_a_callback_leaves_polls_their_time() -> None
     blue = AsyncRebalanceAwareConsumer(
         CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
     )
-
-    async def play() -> None:
-        blue.set_rebalance_listener(Closing())
-        await blue.subscribe(["orders"])
-        await blue.poll(0.0)
-        before = group.clock()
-        await blue.poll(3.0)
-        assert group.clock() - before >= 3.0
-        await blue.close()
-
-    asyncio.run(asyncio.wait_for(play(), 20))
+    blue.set_rebalance_listener(Closing())
+    await blue.subscribe(["orders"])
+    await blue.poll(0.0)
+    before = group.clock()
+    await blue.poll(3.0)
+    assert group.clock() - before >= 3.0
+    await blue.close()

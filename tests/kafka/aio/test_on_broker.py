@@ -1,4 +1,4 @@
-"""The consumer for asyncio on a real broker: tasks that are cancelled, and a group of two."""
+"""The asyncio consumer on a real broker: cancelled polls, and two members in one event loop."""
 
 from __future__ import annotations
 
@@ -20,67 +20,54 @@ pytestmark = [
 ]
 
 
-def test_cancelled_polls_lose_no_record(group: Readers) -> None:
+async def test_cancelled_polls_lose_no_record(group: Readers) -> None:
     group.produce(500)
     read: dict[int, list[int]] = {number: [] for number in range(4)}
     cancelled = 0
-
-    async def play() -> None:
-        nonlocal cancelled
-        async with AsyncRebalanceAwareConsumer(group.config) as consumer:
-            await consumer.subscribe([group.topic])
-            while sum(map(len, read.values())) < 2000:
-                # From no time at all to enough: some are cancelled before, while and just after the
-                # client has returned records. One in twenty has all the time it needs, so that
-                # there is progress however slow the machine is.
-                patience_s = 0.0005 * (cancelled % 40) if cancelled % 20 else 5.0
-                cancelled += 1
-                with contextlib.suppress(asyncio.TimeoutError):
-                    for record in await asyncio.wait_for(
-                        consumer.poll(5.0, max_records=20), patience_s
-                    ):
-                        read[record.partition() or 0].append(record.offset() or 0)
-
-    asyncio.run(asyncio.wait_for(play(), 60))
+    async with AsyncRebalanceAwareConsumer(group.config) as consumer:
+        await consumer.subscribe([group.topic])
+        while sum(map(len, read.values())) < 2000:
+            # Polls are cancelled before, while and after the client returns records. One in twenty
+            # is not, for progress on a slow machine.
+            patience_s = 0.0005 * (cancelled % 40) if cancelled % 20 else 5.0
+            cancelled += 1
+            with contextlib.suppress(asyncio.TimeoutError):
+                for record in await asyncio.wait_for(
+                    consumer.poll(5.0, max_records=20), patience_s
+                ):
+                    read[record.partition() or 0].append(record.offset() or 0)
     assert cancelled > 40
     assert all(offsets == list(range(500)) for offsets in read.values())
 
 
-def test_cancelled_polls_of_several_tasks_lose_no_record(group: Readers) -> None:
+async def test_cancelled_polls_of_several_tasks_lose_no_record(group: Readers) -> None:
     group.produce(600)
     read: dict[int, list[int]] = {number: [] for number in range(4)}
+    async with AsyncRebalanceAwareConsumer(group.config) as consumer:
+        await consumer.subscribe([group.topic])
 
-    async def play() -> None:
-        async with AsyncRebalanceAwareConsumer(group.config) as consumer:
-            await consumer.subscribe([group.topic])
+        async def read_with_little_patience() -> None:
+            polls = 0
+            while sum(map(len, read.values())) < 2400:
+                # One in three is not cancelled, for progress on a slow machine.
+                patience_s = 5.0 if polls % 3 == 0 else 0.005 * (polls % 12)
+                polls += 1
+                with contextlib.suppress(asyncio.TimeoutError):
+                    for record in await asyncio.wait_for(
+                        consumer.poll(5.0, max_records=25), patience_s
+                    ):
+                        read[record.partition() or 0].append(record.offset() or 0)
 
-            async def read_with_little_patience() -> None:
-                polls = 0
-                while sum(map(len, read.values())) < 2400:
-                    # Some have all the time they need, so that there is progress however slow the
-                    # machine is.
-                    patience_s = 5.0 if polls % 3 == 0 else 0.005 * (polls % 12)
-                    polls += 1
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        for record in await asyncio.wait_for(
-                            consumer.poll(5.0, max_records=25), patience_s
-                        ):
-                            read[record.partition() or 0].append(record.offset() or 0)
+        async def keep_the_loop_busy() -> None:
+            while sum(map(len, read.values())) < 2400:
+                sum(range(300_000))
+                await asyncio.sleep(0)
 
-            async def keep_the_loop_busy() -> None:
-                while sum(map(len, read.values())) < 2400:
-                    sum(range(300_000))
-                    await asyncio.sleep(0)
-
-            await asyncio.gather(
-                keep_the_loop_busy(), *(read_with_little_patience() for _ in range(3))
-            )
-
-    asyncio.run(asyncio.wait_for(play(), 60))
+        await asyncio.gather(keep_the_loop_busy(), *(read_with_little_patience() for _ in range(3)))
     assert all(offsets == list(range(600)) for offsets in read.values())
 
 
-def test_hold_and_release_in_one_event_loop(group: Readers) -> None:
+async def test_hold_and_release_in_one_event_loop(group: Readers) -> None:
     released: set[TopicPartition] = set()
 
     async def hold_for_a_while(consumer: AsyncRebalanceAwareConsumer) -> None:
@@ -100,16 +87,13 @@ def test_hold_and_release_in_one_event_loop(group: Readers) -> None:
             if not released:
                 assert not await consumer.assignment()
 
-    async def play() -> None:
-        async with (
-            AsyncRebalanceAwareConsumer(group.config) as blue,
-            AsyncRebalanceAwareConsumer(group.config) as green,
-        ):
-            await blue.subscribe([group.topic])
-            while len(await blue.assignment()) != 4:
-                await blue.poll(0.2)
-            await green.subscribe([group.topic])
-            await asyncio.gather(hold_for_a_while(blue), wait_for_a_share(green))
-            assert await green.assignment() == released
-
-    asyncio.run(asyncio.wait_for(play(), 60))
+    async with (
+        AsyncRebalanceAwareConsumer(group.config) as blue,
+        AsyncRebalanceAwareConsumer(group.config) as green,
+    ):
+        await blue.subscribe([group.topic])
+        while len(await blue.assignment()) != 4:
+            await blue.poll(0.2)
+        await green.subscribe([group.topic])
+        await asyncio.gather(hold_for_a_while(blue), wait_for_a_share(green))
+        assert await green.assignment() == released
