@@ -12,7 +12,8 @@ import pytest
 from tests.docs.blocks import ROOT
 
 PAGE = (ROOT / "docs" / "scenarios.md").read_text()
-CASES = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
+CASES = re.compile(r"^(?:\s*(?:async )?def (?=test_)|## )(\w+)", re.MULTILINE)
+"""Tests, and stories in a table."""
 HEADERS = re.compile(r"\|(-|.* shown by)")
 LAST_SECTION = "## Fencing to the end"
 SCENARIOS, PROMISES = PAGE.split(LAST_SECTION)
@@ -39,7 +40,8 @@ def test_each_test_that_is_named_exists() -> None:
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in CASES.findall(path.read_text())
     ]
-    for name in set(re.findall(r"`(test_\w+)`", PAGE)):
+    shown_by = " ".join(row[-1] for row in rows(PAGE))
+    for name in {*re.findall(r"`(test_\w+)`", PAGE), *re.findall(r"`(\w+)`", shown_by)}:
         assert name in defined, name
 
 
@@ -47,7 +49,7 @@ def test_each_test_that_is_named_exists() -> None:
 def test_each_line_has_a_source_and_names_what_shows_it(row: list[str]) -> None:
     _, source, here, shown_by = row
     assert re.search(r"\w", source)
-    if not re.search(r"`test_\w+`", shown_by):
+    if not re.search(r"`\w+`", shown_by):
         assert len(here.partition("cannot happen here: ")[2]) > len("cannot happen"), here
 
 

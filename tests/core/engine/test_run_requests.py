@@ -50,15 +50,13 @@ def owned(
     return OwnedPartition(tp(number), 1, phase, stored=encode(StoredPartition(0)), ledger=ledger)
 
 
-def test_the_ranges_of_a_batch_at_the_same_attempt_are_one_run() -> None:
-    """In order of their partitions, so that the key does not depend on the order of assignment."""
+def test_ranges_of_a_batch_with_the_same_attempt_are_one_request() -> None:
     both = [owned(1, ("b", 5, ToRequest())), owned(0, ("b", 9, ToRequest()))]
     assert due_requests(both) == (BatchRequest("b", 1, (span(0, 0, 9), span(1, 0, 5))),)
     assert due_requests(both)[0].run_key == due_requests(reversed(both))[0].run_key
 
 
-def test_ranges_of_a_batch_at_different_attempts_are_runs_of_their_own() -> None:
-    """After a rebalance a part of a batch may have been asked for more often."""
+def test_ranges_of_a_batch_with_different_attempts_are_separate_requests() -> None:
     parts = [owned(0, ("b", 9, ToRequest(1))), owned(1, ("b", 5, ToRequest(2)))]
     assert due_requests(parts) == (
         BatchRequest("b", 1, (span(0, 0, 9),)),
@@ -66,8 +64,7 @@ def test_ranges_of_a_batch_at_different_attempts_are_runs_of_their_own() -> None
     )
 
 
-def test_the_run_key_changes_with_the_attempt_and_with_the_ranges() -> None:
-    """Dagster ignores a key that it has seen, for ever."""
+def test_run_key_changes_with_attempt_and_ranges() -> None:
     batch_request = BatchRequest("b", 1, (span(0, 0, 9),))
     keys = {
         batch_request.run_key,
@@ -80,8 +77,7 @@ def test_the_run_key_changes_with_the_attempt_and_with_the_ranges() -> None:
     assert batch_request.run_key.startswith("b.")
 
 
-def test_only_what_no_run_works_on_is_offered() -> None:
-    """And only while the partition may plan."""
+def test_range_with_a_run_is_not_requested() -> None:
     assert (
         due_requests(
             [
@@ -99,8 +95,7 @@ def test_only_what_no_run_works_on_is_offered() -> None:
         assert due_requests([owned(0, ("a", 1, ToRequest()), phase=phase)]) == ()
 
 
-def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> None:
-    """What stops it may have passed; nothing behind that range can be committed before it."""
+def test_stopped_partition_requests_only_its_first_undone_range() -> None:
     work = (
         ("a", 1, Succeeded("r")),
         ("b", 2, Exhausted(("r1", "r2"), attempt=3)),
@@ -112,8 +107,7 @@ def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> No
     assert due_requests([owned(0, *work[:1], phase=Phase.STOPPED)]) == ()
 
 
-def test_a_range_is_not_asked_for_before_its_time() -> None:
-    """The delay after a failure; another range of the same batch does not wait with it."""
+def test_range_is_not_requested_before_it_is_due() -> None:
     later = owned(0, ("b", 9, ToRequest(2, 1)), due_at=NOW + 1)
     assert due_requests([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (
         BatchRequest("b", 2, (span(1, 0, 5),)),
@@ -122,19 +116,14 @@ def test_a_range_is_not_asked_for_before_its_time() -> None:
     assert run_requests.batches_in_flight([later], NOW + 1) == {"b"}
 
 
-def test_a_range_that_has_failed_gets_a_run_of_its_own() -> None:
-    """One bad record keeps no other range of its batch back."""
+def test_failed_range_is_requested_alone() -> None:
     failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(3)]
     assert due_requests(failed) == tuple(
         BatchRequest("b", 2, (span(number, 0, 9),)) for number in range(3)
     )
 
 
-def test_ranges_that_did_not_fail_stay_together() -> None:
-    """Runs that were taken back, refused themselves or did not start say nothing of the records.
-
-    More runs would only cost more.
-    """
+def test_ranges_that_did_not_fail_are_one_request() -> None:
     both = [
         owned(number, ("b", 9, ToRequest(2, 0, Trouble(Setback.NOT_STARTED, 1, "r1"))))
         for number in range(2)
@@ -142,8 +131,7 @@ def test_ranges_that_did_not_fail_stay_together() -> None:
     assert due_requests(both) == (BatchRequest("b", 2, (span(0, 0, 9), span(1, 0, 9))),)
 
 
-def test_ranges_that_have_failed_wait_for_room_and_the_longest_waiting_is_first() -> None:
-    """A batch of eight ranges must not become eight runs beyond what the user allows."""
+def test_failed_ranges_wait_for_free_runs_longest_waiting_first() -> None:
     failed = [owned(number, ("b", 9, ToRequest(2, 1)), due_at=NOW - number) for number in range(4)]
     busy = owned(4, ("c", 9, InFlight(("r7",))))
     new = owned(5, ("d", 9, ToRequest()))
@@ -155,11 +143,7 @@ def test_ranges_that_have_failed_wait_for_room_and_the_longest_waiting_is_first(
     assert due_requests([*failed, busy], max_runs=1) == ()
 
 
-def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key() -> None:
-    """Dagster then submits that very run, with all of its ranges.
-
-    This also holds where the member owns only a part of those partitions.
-    """
+def test_unsubmitted_run_is_requested_with_its_own_key() -> None:
     run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED, attempt=2)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     assert due_requests([owned(0, ("b", 9, again))]) == (BatchRequest("b", 2, run.ranges),)
@@ -169,11 +153,7 @@ def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key
     assert due_requests([owned(0, ("b", 9, again), phase=Phase.DRAINING)]) == ()
 
 
-def test_a_run_created_for_the_batch_that_a_range_was_taken_from_is_asked_for() -> None:
-    """Nothing else ends it: a worker cancels what is asked for, and Dagster submits it otherwise.
-
-    The range itself is asked for only when nothing works on it for the other batch any more.
-    """
+def test_unsubmitted_run_of_the_former_batch_is_requested() -> None:
     run = RunSeen("r1", "b", (span(0, 0, 9),), RunState.CREATED, attempt=2)
     taken = OwnedPartition(
         tp(0),
@@ -193,11 +173,7 @@ def test_a_run_created_for_the_batch_that_a_range_was_taken_from_is_asked_for() 
     )
 
 
-def test_a_run_that_was_created_for_a_paused_partition_too_is_not_asked_for_again() -> None:
-    """Dagster would submit it with all of its ranges. It is cancelled instead.
-
-    The paused partition may be another member's.
-    """
+def test_unsubmitted_run_with_a_paused_partition_is_not_requested() -> None:
     run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     pause = Directive(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
@@ -208,12 +184,7 @@ def test_a_run_that_was_created_for_a_paused_partition_too_is_not_asked_for_agai
     assert due_requests([mine], orders=[pause, resume]) == (BatchRequest("b", 0, run.ranges),)
 
 
-def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:
-    """A batch is offered only as a whole.
-
-    Otherwise a run for a part of it and a run for the whole of it could both start, and refuse each
-    other.
-    """
+def test_batch_with_a_pending_claim_is_not_requested() -> None:
     written = owned(0, ("b", 9, ToRequest()))
     unwritten = owned(1)
     unwritten = replace(unwritten, pending=unwritten.claim_write("b", 5, now=0.0))
@@ -226,11 +197,7 @@ def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:
     )
 
 
-def test_batches_under_way_are_those_that_take_room() -> None:
-    """A stopped or draining partition requests no runs.
-
-    Its claims must not keep the other partitions from working.
-    """
+def test_batches_in_flight_are_those_that_take_room() -> None:
     pending = owned(5)
     partitions = [
         owned(0, ("requested", 1, ToRequest()), ("works", 2, InFlight(("r",)))),

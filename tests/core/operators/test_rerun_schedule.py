@@ -36,8 +36,7 @@ def offered(found: RerunSteps) -> list[str]:
     return [batch_request.batch_id for batch_request in found.batch_requests]
 
 
-def test_as_many_runs_are_started_as_may_be_at_work_at_once() -> None:
-    """So that the group keeps its share of the machine."""
+def test_steps_start_runs_up_to_the_limit() -> None:
     found = steps(BATCHES, [], [])
     assert found.batch_requests == tuple(BatchRequest(b.batch_id, 1, b.ranges) for b in BATCHES[:2])
     assert found.notes == (SAID.format(0, 0),)
@@ -47,8 +46,7 @@ def test_as_many_runs_are_started_as_may_be_at_work_at_once() -> None:
     assert offered(steps(BATCHES, [run(1, S.STARTED), run(2, S.WAITING)], [])) == []
 
 
-def test_what_has_succeeded_is_done_and_the_next_follows() -> None:
-    """It is shown, and taken out of the book."""
+def test_succeeded_batch_is_done_and_the_next_one_starts() -> None:
     found = steps(BATCHES, [run(1, S.SUCCEEDED), run(2, S.STARTED)], [])
     assert found.done == ((BATCHES[0], "run-1"),)
     assert offered(found) == ["r.abc.3"]
@@ -56,8 +54,7 @@ def test_what_has_succeeded_is_done_and_the_next_follows() -> None:
     assert steps((), [], []) == RerunSteps((), (), (), ())
 
 
-def test_a_run_that_fails_halts_its_rerun_until_it_is_done_again() -> None:
-    """A hundred runs that fail for the same reason help nobody."""
+def test_failed_run_halts_its_rerun_until_it_is_re_executed() -> None:
     failed = run(1, S.FAILED, "failed-run")
     found = steps(BATCHES, [failed], [])
     assert offered(found) == []
@@ -73,8 +70,7 @@ def test_a_run_that_fails_halts_its_rerun_until_it_is_done_again() -> None:
     assert offered(found) == ["r.abc.2", "r.abc.3"]
 
 
-def test_runs_that_refuse_themselves_again_and_again_halt_a_rerun() -> None:
-    """They are requested again before that: what was in the way may be gone."""
+def test_repeated_refusals_halt_a_rerun() -> None:
     refused = [
         replace(run(1, S.FAILED, f"run-{n}", attempt=n), is_refused=True)
         for n in range(1, MOST_IN_A_ROW + 1)
@@ -85,8 +81,7 @@ def test_runs_that_refuse_themselves_again_and_again_halt_a_rerun() -> None:
     assert "halted" in found.notes[0]
 
 
-def test_a_run_that_dagster_has_not_submitted_is_requested_again() -> None:
-    """Dagster submits it when its key comes again."""
+def test_unsubmitted_run_of_a_rerun_is_requested_again() -> None:
     found = steps(BATCHES, [run(1, S.CREATED, attempt=3), run(2, S.STARTED)], [])
     assert found.batch_requests == (BatchRequest("r.abc.1", 3, BATCHES[0].ranges),)
 
@@ -101,10 +96,9 @@ def test_a_run_that_dagster_has_not_submitted_is_requested_again() -> None:
         (Action.STOP, S.SUCCEEDED, ()),
     ],
 )
-def test_the_orders_of_people_count_for_reruns_too(
+def test_directive_cancels_and_blocks_batches_of_a_rerun(
     action: Action, state: RunState, cancels: tuple[Cancel, ...]
 ) -> None:
-    """The table that is being moved must not be written by a rerun either."""
     found = steps(BATCHES, [run(1, state)], [order(action, "orders:1")])
     assert found.cancels == cancels
     assert "r.abc.1" not in offered(found)
@@ -113,8 +107,7 @@ def test_the_orders_of_people_count_for_reruns_too(
     assert "dagster-rebalance resume orders:1" in found.notes[0]
 
 
-def test_what_is_stopped_counts_more_than_what_is_paused() -> None:
-    """A run works on both partitions."""
+def test_stop_wins_over_pause() -> None:
     wide = RerunBatch(RERUN, 1, (span(1, 0, 10), span(2, 0, 10)))
     at_work = RunSeen("run-1", wide.batch_id, wide.ranges, S.STARTED, 1)
     orders = [order(Action.PAUSE, "orders:1"), order(Action.STOP, "orders:2")]
@@ -123,8 +116,7 @@ def test_what_is_stopped_counts_more_than_what_is_paused() -> None:
     assert steps([wide], [unsubmitted], orders).batch_requests == ()
 
 
-def test_each_rerun_has_its_own_limit() -> None:
-    """A long one does not keep a short one waiting."""
+def test_reruns_have_separate_limits() -> None:
     other = replace(RERUN, rerun_id="xyz", runs_at_once=1, batches=2)
     theirs = [RerunBatch(other, n, (span(9, n, n + 1),)) for n in (1, 2)]
     found = steps([*BATCHES, *theirs], [run(1, S.FAILED)], [])
@@ -132,8 +124,7 @@ def test_each_rerun_has_its_own_limit() -> None:
     assert len(found.notes) == 2
 
 
-def test_a_batch_of_which_one_range_was_done_by_hand_is_not_done() -> None:
-    """Somebody has edited the config of a run that was executed again."""
+def test_partly_processed_batch_is_not_done() -> None:
     part = replace(run(1, S.SUCCEEDED, "part"), ranges=BATCHES[0].ranges[:1])
     found = steps(BATCHES[:1], [part], [])
     assert found.done == ()

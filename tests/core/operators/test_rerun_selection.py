@@ -80,15 +80,13 @@ def left(selection: Selection) -> list[str]:
         {"since": 0.0, "until": 1},
     ],
 )
-def test_a_span_is_either_one_of_offsets_or_one_of_times(parts: dict[str, Any]) -> None:
-    """Whoever leaves out the beginning may mean anything."""
+def test_span_has_either_offsets_or_times(parts: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="say what to process again"):
         Span(**parts)
 
 
 @pytest.mark.parametrize("parts", [{"start": 5, "until": 5}, {"since": 5.0, "before": 4.0}])
-def test_a_span_does_not_end_before_it_begins(parts: dict[str, Any]) -> None:
-    """It would be empty."""
+def test_span_that_ends_before_it_begins_raises(parts: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="must lie behind its beginning"):
         Span(**parts)
 
@@ -108,36 +106,31 @@ def test_a_span_does_not_end_before_it_begins(parts: dict[str, Any]) -> None:
         (Span(since=100.5, before=102.0), THREE[1:2], []),
     ],
 )
-def test_recorded_ranges_are_repeated_as_a_whole(
+def test_recorded_ranges_are_repeated_whole(
     meant: Span, ranges: list[OffsetRange], widened: list[OffsetRange]
 ) -> None:
-    """Other bounds would be other keys, and the output would be there twice."""
     selection = chosen(meant)
     assert selection.ranges == tuple(ranges)
     assert selection.widened == tuple(widened)
     assert left(selection) == []
 
 
-def test_several_partitions_are_repeated_in_order() -> None:
-    """A topic, or all of a group."""
+def test_partitions_are_repeated_in_order() -> None:
     both = {tp(1): past([span(1, 0, 5)], 5), tp(0): past(THREE)}
     assert select(Span(since=0.0), both, (), ()).ranges == (*THREE, span(1, 0, 5))
 
 
-def test_a_range_that_is_recorded_twice_is_repeated_once() -> None:
-    """A member that was suspended shows a commit once more."""
+def test_range_recorded_twice_is_repeated_once() -> None:
     assert chosen(Span(0), past([*THREE, THREE[1]])).ranges == tuple(THREE)
 
 
-def test_a_range_is_repeated_for_each_time_at_which_it_was_processed() -> None:
-    """Its newer record lies outside of the hour that is asked for; its output is that of both."""
+def test_range_is_selected_by_each_of_its_times() -> None:
     twice = past([*THREE, THREE[1]])
     for hour in (Span(since=101.0, before=102.0), Span(since=103.0)):
         assert chosen(hour, twice).ranges == (THREE[1],)
 
 
-def test_what_was_processed_later_in_other_ranges_is_not_repeated_in_the_old_ones() -> None:
-    """Somebody has moved the offset back to 10. The output of the old ranges was removed then."""
+def test_replaced_range_is_left_out() -> None:
     again = [span(0, 10, 15), span(0, 15, 30)]
     selection = chosen(Span(0), past([*THREE, *again]))
     assert selection.ranges == (THREE[0], *again)
@@ -159,8 +152,7 @@ def test_what_was_processed_later_in_other_ranges_is_not_repeated_in_the_old_one
 # What is left out
 
 
-def test_what_is_not_committed_is_left_to_the_group() -> None:
-    """Somebody has moved the offset back, and the group is about to do it itself."""
+def test_uncommitted_range_is_left_to_the_group() -> None:
     selection = chosen(Span(0, 40), past(THREE, committed=15))
     assert selection.ranges == (THREE[0],)
     assert left(selection) == [
@@ -170,8 +162,7 @@ def test_what_is_not_committed_is_left_to_the_group() -> None:
     ]
 
 
-def test_without_a_committed_offset_nothing_is_repeated() -> None:
-    """The offsets of the group were deleted."""
+def test_selection_without_a_committed_offset_raises() -> None:
     with pytest.raises(
         ConfigurationError, match=r"nothing to process again: orders-0 \[0, 10\): t"
     ):
@@ -180,8 +171,7 @@ def test_without_a_committed_offset_nothing_is_repeated() -> None:
         chosen(Span(since=900.0))
 
 
-def test_what_was_never_recorded_is_left_out() -> None:
-    """Skipped by a person, or its materialisation was wiped. Its bounds are not known."""
+def test_unrecorded_offsets_are_left_out() -> None:
     selection = chosen(Span(5, 50), past([span(0, 10, 20), span(0, 25, 30)], committed=40))
     assert selection.ranges == (span(0, 10, 20), span(0, 25, 30))
     assert left(selection) == [
@@ -192,15 +182,13 @@ def test_what_was_never_recorded_is_left_out() -> None:
     ]
 
 
-def test_a_commit_that_may_stand_for_several_ranges_is_left_out() -> None:
-    """Repeated as one, it would stand beside the output of those."""
+def test_commit_with_unknown_ranges_is_left_out() -> None:
     late = replace(past(THREE), processed=[ProcessedRange(span(0, 0, 30), 1.0, is_whole=False)])
     with pytest.raises(ConfigurationError, match="recorded late, when its member was gone"):
         chosen(Span(0), late)
 
 
-def test_a_range_on_which_a_run_of_the_group_works_is_left_out() -> None:
-    """One that outlived its claim, perhaps."""
+def test_range_with_a_live_run_is_left_out() -> None:
     at_work = RunSeen("abcdef1234", "b-1", (span(0, 5, 12),), RunState.STARTED)
     ended = RunSeen("ended", "b-2", (span(0, 20, 30),), RunState.SUCCEEDED)
     selection = chosen(Span(0), runs=[at_work, ended])
@@ -222,10 +210,9 @@ def test_a_range_on_which_a_run_of_the_group_works_is_left_out() -> None:
         ([], []),
     ],
 )
-def test_a_commit_stands_for_the_ranges_that_its_run_has_shown(
+def test_joined_ranges_come_from_the_texts_of_the_run(
     shown: list[str], parts: list[tuple[int, int]]
 ) -> None:
-    """Only if these make it up: half of the truth is none."""
     assert joined_ranges(span(0, 0, 9), shown) == tuple(span(0, *part) for part in parts)
 
 
@@ -243,17 +230,15 @@ def test_a_commit_stands_for_the_ranges_that_its_run_has_shown(
         ),
     ],
 )
-def test_a_rerun_of_what_another_one_is_to_process_is_refused(
+def test_range_of_another_rerun_is_refused(
     runs: list[RunSeen], planned: list[RerunBatch], said: str
 ) -> None:
-    """Also one that was cancelled while a run of it is at work."""
     with pytest.raises(ConfigurationError, match=said):
         chosen(Span(0), runs=runs, planned=planned)
     assert chosen(Span(20), runs=runs, planned=planned).ranges == (THREE[2],)
 
 
-def test_records_that_kafka_has_deleted_are_no_silent_hole() -> None:
-    """The output of a range would be replaced by that of what is left of it."""
+def test_deleted_records_are_refused() -> None:
     there = "The first whole range that is there begins at 20: rerun orders:0 --from-offset 20"
     with pytest.raises(ConfigurationError, match=rf"of orders-0 \[0, 10\).*begins at 15.*{there}"):
         chosen(Span(0), past(THREE, log=Bounds(15, 1_000)))
@@ -262,14 +247,12 @@ def test_records_that_kafka_has_deleted_are_no_silent_hole() -> None:
         chosen(Span(0), past(THREE, log=Bounds(25, 1_000)))
 
 
-def test_a_log_that_was_cut_off_is_noticed() -> None:
-    """Other records may have these offsets by now."""
+def test_truncated_log_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"ends at 25\. It was cut off, or the topic was"):
         chosen(Span(0), past(THREE, log=Bounds(0, 25)))
 
 
-def test_ranges_are_found_by_their_offsets() -> None:
-    """Those before and behind are none of it."""
+def test_overlapping_finds_ranges_by_offsets() -> None:
     apart = DisjointRanges([span(0, 20, 30), span(0, 0, 10), span(1, 10, 20)])
     assert apart.overlapping(span(0, 10, 20)) == []
     assert apart.overlapping(span(2, 0, 10)) == []
@@ -296,7 +279,7 @@ lengths = st.lists(st.integers(1, 9), min_size=1, max_size=12)
         st.integers(0, 120),
     ),
 )
-def test_each_offset_is_repeated_in_the_newest_range_or_left_out_with_a_word(
+def test_each_offset_is_in_its_newest_range_or_left_out(
     *,
     lengths: list[int],
     again_from: int | None,
@@ -305,7 +288,6 @@ def test_each_offset_is_repeated_in_the_newest_range_or_left_out_with_a_word(
     committed: int,
     meant: Span,
 ) -> None:
-    """Whatever was committed, moved back and wiped."""
     ranges = [r for n, r in enumerate(_in_a_row(0, lengths)) if n not in skipped]
     if again_from is not None:
         ranges += _in_a_row(again_from, again)
@@ -348,15 +330,13 @@ def _in_a_row(start: int, lengths: list[int]) -> list[OffsetRange]:
         ({"runs_at_once": 0}, "0 runs at once are not enough"),
     ],
 )
-def test_a_rerun_says_who_wants_it_and_why(parts: dict[str, Any], said: str) -> None:
-    """For those who find its runs."""
+def test_rerun_as_text(parts: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         replace(RERUN, **parts)
     assert str(RERUN) == "rerun abc by ada: the fix of 1.4"
 
 
-def test_a_run_takes_as_many_ranges_as_it_may_have_records() -> None:
-    """A range that has more is alone; none is split."""
+def test_batches_are_limited_by_records() -> None:
     ranges = [*THREE, span(0, 30, 99), span(0, 99, 100), span(1, 0, 5)]
     batches = batches_of(RERUN, ranges, records_per_run=20)
     assert [batch.ranges for batch in batches] == [
@@ -371,8 +351,7 @@ def test_a_run_takes_as_many_ranges_as_it_may_have_records() -> None:
         batches_of(RERUN, ranges, records_per_run=0)
 
 
-def test_a_batch_fits_into_a_key_of_a_database() -> None:
-    """Postgres takes no more than 2,704 bytes; and one run takes only so many ranges."""
+def test_batch_fits_into_a_database_key() -> None:
     apart = [span(0, 10**12 + 9 * n, 10**12 + 9 * n + 1) for n in range(300)]
     for ranges in (apart, _in_a_row(10**12, [7] * 450)):
         batches = batches_of(RERUN, ranges, records_per_run=10**9)
@@ -382,15 +361,13 @@ def test_a_batch_fits_into_a_key_of_a_database() -> None:
     assert len(batches_of(RERUN, _in_a_row(0, [7] * 450), records_per_run=10**9)) == 3
 
 
-def test_a_rerun_does_not_flood_dagster() -> None:
-    """A thousand runs are many."""
+def test_rerun_with_too_many_runs_raises() -> None:
     ranges = _in_a_row(0, [1] * (MOST_RUNS + 1))
     with pytest.raises(ConfigurationError, match="this would take 1001 runs, and a rerun has 1000"):
         batches_of(RERUN, ranges, records_per_run=1)
 
 
-def test_the_batches_of_a_rerun_are_no_batches_of_the_group() -> None:
-    """Else a claim could take the run of a rerun for its own, or the reverse."""
+def test_batch_ids_of_reruns_are_distinct() -> None:
     assert rerun_of("r.abc.12") == "abc"
     for group_own in ("b-0123456789abcdef", str(StreamBatch("run-1", 1)), "", "r.abc", "r.a.b.1"):
         assert rerun_of(group_own) == ""
@@ -411,13 +388,11 @@ def test_the_batches_of_a_rerun_are_no_batches_of_the_group() -> None:
         max_size=20,
     )
 )
-def test_ranges_come_back_as_they_were_packed(ranges: list[OffsetRange]) -> None:
-    """In any order, with and without gaps."""
+def test_packed_ranges_round_trip(ranges: list[OffsetRange]) -> None:
     assert unpacked(packed(ranges)) == tuple(ranges)
 
 
 @pytest.mark.parametrize("text", ["orders", "orders:1:x+3", "orders:1:0+0", "o:1:0+1:2"])
-def test_what_is_no_packed_text_is_refused(text: str) -> None:
-    """Somebody else has written it."""
+def test_invalid_packed_text_raises(text: str) -> None:
     with pytest.raises(ValueError, match=re.compile(".")):
         unpacked(text)

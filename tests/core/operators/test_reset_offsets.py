@@ -39,8 +39,7 @@ def moved(offset: int, found: Found | None = FOUND, claims: int = 0) -> str:
     return str(move)
 
 
-def test_a_move_says_what_follows() -> None:
-    """It is shown before anything is done."""
+def test_move_as_text() -> None:
     assert moved(40) == "orders-0: 50 -> 40, 10 offsets again"
     assert moved(100, claims=1) == "orders-0: 50 -> 100, skips 50 offsets, drops 1 claim"
     assert moved(50, claims=2) == "orders-0: 50 -> 50, the same offset, drops 2 claims"
@@ -58,38 +57,33 @@ def test_a_move_says_what_follows() -> None:
     ],
     ids=["skips", "drops a claim", "drops the text", "back", "nothing was committed"],
 )
-def test_a_move_says_whether_the_output_may_have_what_is_read_then(
+def test_move_may_repeat_offsets_of_the_output(
     offset: int, found: Found, claims: int, *, may_repeat: bool
 ) -> None:
-    """Ranges with other bounds replace nothing, so somebody has to remove it first."""
     (move,) = plan_moves({tp(0): offset}, {tp(0): found}, {tp(0): claims})
     assert move.may_repeat is may_repeat
 
 
 @pytest.mark.parametrize("offset", [9, 101])
-def test_an_offset_that_kafka_does_not_have_is_refused(offset: int) -> None:
-    """The partition would be stopped at once."""
+def test_move_to_a_missing_offset_raises(offset: int) -> None:
     with pytest.raises(ConfigurationError, match=r"Kafka has 10 \(--to-earliest\) to 100 \(--to"):
         moved(offset)
 
 
 @pytest.mark.parametrize("found", [None, Found(OffsetAndMetadata(50), ANY_BOUNDS)])
-def test_nothing_is_moved_while_a_leader_does_not_answer(found: Found | None) -> None:
-    """Nobody knows which offsets it has."""
+def test_move_without_a_leader_raises(found: Found | None) -> None:
     with pytest.raises(ConfigurationError, match="the leader of orders-0 does not answer"):
         moved(50, found)
 
 
-def test_the_next_owner_goes_on_at_the_moved_offset() -> None:
-    """Whatever Dagster has recorded before; and the log is named, so that a cut is noticed."""
+def test_next_owner_continues_at_the_moved_offset() -> None:
     (move,) = plan_moves({tp(0): 40}, {tp(0): FOUND}, {})
     read = judge(tp(0), Found(move.stored, FOUND.bounds, topic_id="AAAA"), ForeignMetadata.REFUSE)
     assert read == decode(move.stored)
     assert decode(move.stored).log == Log("AAAA", 3)
 
 
-def test_members_and_runs_at_work_are_in_the_way() -> None:
-    """A member goes on from what it has read, and the output of a run would be there already."""
+def test_members_and_live_runs_are_obstacles() -> None:
     members = (GroupMember("m1", "a@b", frozenset()), GroupMember("m2", "c@d", frozenset()))
     known = (RecordedAssignment("m1", "blue", "p", frozenset()),)
     runs = (
@@ -123,15 +117,13 @@ WRITTEN_OFF = RunSeen(
         (replace(WRITTEN_OFF, awaits_retry=True), "wait for its end, or cancel it"),
     ],
 )
-def test_a_run_that_was_written_off_is_in_the_way(run: RunSeen, says: str) -> None:
-    """Dagster's word ends no run: its process may write its output now."""
+def test_written_off_run_is_an_obstacle(run: RunSeen, says: str) -> None:
     (found,) = at_work(run, written_off=[run]).obstacles([tp(0)])
     assert found.startswith("run ab12cd34 may be at work on orders-0")
     assert says in found
 
 
-def test_a_run_that_was_written_off_is_dead_some_time_later() -> None:
-    """Nothing may be in the way for ever; what a server does for it nobody has stopped."""
+def test_written_off_run_is_dead_after_two_timeouts() -> None:
     gone, late = replace(WRITTEN_OFF, is_gone=True), replace(WRITTEN_OFF, ended_at=880.0)
     for run in (gone, late):
         assert not list(at_work(run, written_off=[run]).obstacles([tp(0)]))
@@ -145,8 +137,7 @@ def test_a_run_that_was_written_off_is_dead_some_time_later() -> None:
     assert not list(at_work(written_off=[WRITTEN_OFF]).doubts([tp(0)]))
 
 
-def test_a_text_that_cannot_be_read_is_known() -> None:
-    """It hides which runs were deleted while they worked."""
+def test_unreadable_metadata_is_found() -> None:
     found = {
         tp(0): FOUND,
         tp(1): replace(FOUND, stored=OffsetAndMetadata(5, "not ours")),

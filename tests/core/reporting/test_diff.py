@@ -33,8 +33,7 @@ def at_work(world: World, owns: int = 1) -> tuple[Member, str]:
     return member, run_id
 
 
-def test_the_life_of_a_batch_is_told_once_and_in_order() -> None:
-    """Assigned, claimed, at work, done, committed, recorded."""
+def test_batch_has_its_events_once_and_in_order() -> None:
     world = World(records=100, partitions=2)
     member, run_id = at_work(world, owns=2)
     world.succeed(run_id)
@@ -79,10 +78,9 @@ def test_the_life_of_a_batch_is_told_once_and_in_order() -> None:
         (RunState.CANCELED, {"is_taken_back": True}, "taken_back"),
     ],
 )
-def test_an_attempt_says_how_it_ended(
+def test_attempt_ended_has_an_outcome(
     state: RunState, marks: dict[str, bool], outcome: str
 ) -> None:
-    """Only the first one counts as failed."""
     world = World(records=100)
     member, run_id = at_work(world)
     world.dagster.move(run_id, state, **marks)
@@ -90,8 +88,7 @@ def test_an_attempt_says_how_it_ended(
     assert [said["outcome"] for said in member.said(Occurred.ATTEMPT_ENDED)] == [outcome]
 
 
-def test_an_attempt_is_told_once_although_its_runs_are_read_again_and_again() -> None:
-    """Runs are read every second or so."""
+def test_attempt_started_is_recorded_once() -> None:
     world = World(records=100)
     member, _ = at_work(world)
     world.wait(20, member)
@@ -99,8 +96,7 @@ def test_an_attempt_is_told_once_although_its_runs_are_read_again_and_again() ->
     assert member.said(Occurred.ATTEMPT_ENDED) == []
 
 
-def test_a_range_that_a_streaming_run_tries_again_is_a_claim_again() -> None:
-    """Each attempt of a streaming run has a batch of its own."""
+def test_retry_of_a_streaming_run_is_a_claim_again() -> None:
     world = World(records=10)
     stream = Stream(world, "stream", owns=[0])
     while stream.turn() is None:
@@ -117,8 +113,7 @@ def test_a_range_that_a_streaming_run_tries_again_is_a_claim_again() -> None:
     assert len(stream.said(Occurred.OFFSETS_COMMITTED)) == 1
 
 
-def test_a_claim_that_was_taken_over_has_no_known_age() -> None:
-    """Its owner before has written it; the log has null, and the histogram nothing."""
+def test_adopted_claim_has_no_claim_to_commit_time() -> None:
     world = World(records=100)
     first, run_id = at_work(world)
     first.feed(events.PartitionsLost((tp(0),)))
@@ -135,8 +130,7 @@ def test_a_claim_that_was_taken_over_has_no_known_age() -> None:
     ]
 
 
-def test_a_hold_is_told_when_it_waits_and_when_it_ends() -> None:
-    """With the words of its receipt."""
+def test_hold_has_events_when_it_waits_and_ends() -> None:
     world = World(records=100)
     member, run_id = at_work(world)
     member.feed(events.RevokeRequested((tp(0),)))
@@ -152,8 +146,7 @@ def test_a_hold_is_told_when_it_waits_and_when_it_ends() -> None:
     assert 3 <= ended["seconds"] <= 5
 
 
-def test_what_is_left_to_the_next_owner_is_named() -> None:
-    """A hand-over is a receipt with partitions whose claims stay."""
+def test_hold_ended_names_handed_over_partitions() -> None:
     world = World(records=100)
     member, run_id = at_work(world)
     member.feed(events.LeaveRequested("a newer process", has_successor=True))
@@ -164,8 +157,7 @@ def test_what_is_left_to_the_next_owner_is_named() -> None:
     assert (ended["handed_over"], ended["run_ids"]) == ((tp(0),), (run_id,))
 
 
-def test_a_partition_that_stops_and_goes_on_is_told() -> None:
-    """With the reason that people see."""
+def test_stop_and_resume_have_events() -> None:
     world = World(records=100)
     member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
     world.wait(1.25, member)
@@ -182,8 +174,7 @@ def test_a_partition_that_stops_and_goes_on_is_told() -> None:
     assert [said["is_released"] for said in member.said(Occurred.PARTITION_RESUMED)] == [False]
 
 
-def test_writes_that_were_not_done_are_told_with_why() -> None:
-    """Somebody else wrote, Kafka did not answer, or it refuses."""
+def test_failed_write_has_an_event_with_the_reason() -> None:
     world = World(records=100)
     member = world.member(owns=1)
     write = commands.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(5))
@@ -203,8 +194,7 @@ def test_writes_that_were_not_done_are_told_with_why() -> None:
     assert not any(one.what is Occurred.OFFSETS_COMMITTED for one in told), "nothing was pending"
 
 
-def test_a_late_answer_to_another_write_is_no_news() -> None:
-    """What is under way is not stored by it."""
+def test_late_answer_to_another_write_has_no_event() -> None:
     world = World()
     member = world.member(owns=1)
     world.wait(1, member)
@@ -219,8 +209,7 @@ def test_a_late_answer_to_another_write_is_no_news() -> None:
     assert told == ()
 
 
-def test_the_first_position_of_a_group_is_neither_a_claim_nor_a_commit() -> None:
-    """It is written before anything is claimed."""
+def test_first_position_has_no_event() -> None:
     world = World(partitions=1)
     member = world.member(owns=1)
     world.wait(3, member)
@@ -228,8 +217,7 @@ def test_the_first_position_of_a_group_is_neither_a_claim_nor_a_commit() -> None
     assert [one.what for one in member.told] == [Occurred.PARTITIONS_ASSIGNED]
 
 
-def test_dead_letters_are_told_when_they_are_stored_and_when_they_fail() -> None:
-    """A letter that failed is sent again."""
+def test_dead_letter_has_events_when_stored_and_failed() -> None:
     world = World(records=100)
     settings = EngineSettings(max_attempts=1, dead_letter_topic="dead")
     member = world.member(owns=1, settings=settings)
@@ -251,8 +239,7 @@ def test_dead_letters_are_told_when_they_are_stored_and_when_they_fail() -> None
     assert [said["is_dead_letter"] for said in member.said(Occurred.OFFSETS_COMMITTED)] == [True]
 
 
-def test_what_people_order_is_told() -> None:
-    """And that they take it back."""
+def test_directive_has_an_event() -> None:
     world = World(partitions=2)
     member = world.member(owns=2)
     world.wait(1, member)
@@ -263,8 +250,7 @@ def test_what_people_order_is_told() -> None:
     assert "a table moves" in ordered["order"]
 
 
-def test_runs_that_are_cancelled_or_dead_are_told() -> None:
-    """A run in the queue is cancelled for a revoke; a silent one is ended."""
+def test_cancelled_and_dead_runs_have_events() -> None:
     world = World(records=100)
     member = world.member(owns=1)
     world.wait(1.25, member)
@@ -279,16 +265,14 @@ def test_runs_that_are_cancelled_or_dead_are_told() -> None:
     assert silent.said(Occurred.RUNS_DEAD)
 
 
-def test_success_is_no_news() -> None:
-    """It is logged for those who want everything; a failure is for all."""
+def test_successful_attempt_has_the_level_debug() -> None:
     fields = {"batch_id": "b", "attempt_run_id": "r", "ranges": ()}
     good = Occurrence(Occurred.ATTEMPT_ENDED, "", {**fields, "outcome": "succeeded"})
     bad = replace(good, fields={**fields, "outcome": "failed"})
     assert (good.level, bad.level) == (logging.DEBUG, logging.INFO)
 
 
-def test_each_name_has_its_fields_and_they_hide_nothing_of_a_log_record() -> None:
-    """`logging` refuses names that a record has itself."""
+def test_fields_of_each_event_do_not_hide_those_of_a_log_record() -> None:
     assert set(KINDS) == set(Occurred)
     record = vars(logging.makeLogRecord({}))
     reserved = {*record, "message", "asctime", "event_name", "group_id", "member"}
@@ -297,8 +281,7 @@ def test_each_name_has_its_fields_and_they_hide_nothing_of_a_log_record() -> Non
         assert len(set(kind.fields)) == len(kind.fields)
 
 
-def test_fields_are_plain_for_those_who_write_json() -> None:
-    """Words, numbers, lists of them, and nothing."""
+def test_plain_returns_json_values() -> None:
 
     class Color(enum.Enum):
         RED = "red"
@@ -308,10 +291,9 @@ def test_fields_are_plain_for_those_who_write_json() -> None:
     ]
 
 
-def test_a_run_that_is_cancelled_again_and_again_is_told_once(
+def test_repeated_cancellation_has_one_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A launcher that is behind is asked each second, which is no news, and no further run."""
     world = World(records=100)
     member = world.member(owns=1)
     world.wait(1.25, member)

@@ -68,16 +68,14 @@ def said(*partitions: OwnedPartition, now: float = 112.0, hold: Hold = HOLD) -> 
     return explain_hold(hold, {owned.partition: owned for owned in partitions}, now, Forecast())
 
 
-def test_a_hold_says_which_runs_it_waits_for_and_how_long() -> None:
-    """The line that an operator needs while partitions do not move."""
+def test_hold_names_its_runs_and_times() -> None:
     assert said(draining(4, ("b", 240, InFlight((RUN,)))), owned(5, phase=Phase.DRAINED)) == (
         "holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [0, 240); 278 s "
         "left"
     )
 
 
-def test_a_hold_says_how_long_it_is_likely_to_take() -> None:
-    """By the last batches of the member, so that a person knows whether to wait."""
+def test_hold_estimates_its_duration() -> None:
     world = World(records=85)
     member = world.member(
         owns=1, settings=EngineSettings(limits=BatchLimits(max_records_per_range=10))
@@ -114,15 +112,13 @@ def test_a_hold_says_how_long_it_is_likely_to_take() -> None:
         ),
     ],
 )
-def test_a_hold_says_what_else_it_waits_for(partition: OwnedPartition, reason: str) -> None:
-    """Kafka or Dagster may be away."""
+def test_hold_names_the_answers_it_waits_for(partition: OwnedPartition, reason: str) -> None:
     assert (
         said(partition) == f"holding orders-4, orders-5 for 12 s: waiting for {reason}; 278 s left"
     )
 
 
-def test_a_hold_with_nothing_left_says_so() -> None:
-    """It is released at once; partitions that are gone meanwhile are no reason to wait."""
+def test_hold_with_nothing_left() -> None:
     assert (
         said(owned(5, phase=Phase.DRAINED))
         == "holding orders-4, orders-5 for 12 s: nothing left to wait for; 278 s left"
@@ -136,8 +132,7 @@ def of_all(*partitions: OwnedPartition) -> str:
     return waits.removesuffix("; 278 s left")
 
 
-def test_a_hold_names_equal_waits_of_a_thousand_partitions_once() -> None:
-    """A tick stores the sentence, and a person reads it."""
+def test_hold_names_equal_waits_once() -> None:
     unknown = [draining(n, ("b", 9, ToRequest()), runs_are_known=False) for n in range(1000)]
     assert of_all(*unknown) == "Dagster to say which runs work on orders-0..999"
     one_run = [draining(n, ("b", 9, InFlight((RUN,)))) for n in range(4)]
@@ -151,15 +146,13 @@ def test_a_hold_names_equal_waits_of_a_thousand_partitions_once() -> None:
     assert of_all(*recorded) == "Dagster to record the commit of orders-0..2"
 
 
-def test_a_hold_bounds_the_list_of_runs_that_it_waits_for() -> None:
-    """Each of a thousand partitions may have a run of its own."""
+def test_hold_names_ten_waits() -> None:
     waits = of_all(*(draining(n, ("b", 9, InFlight((f"run{n}",)))) for n in range(1000)))
     assert waits.startswith("run run0 on orders-0 [0, 9), run run1 on orders-1 [0, 9), ")
     assert waits.endswith("run run9 on orders-9 [0, 9) and 990 more")
 
 
-def test_a_hold_past_its_deadline_says_when_it_ends() -> None:
-    """The last seconds are for cancelling and the last commit."""
+def test_hold_past_its_deadline_names_its_end() -> None:
     waits = draining(4, ("b", 9, InFlight((RUN, "other"))))
     assert said(waits, now=392.0).endswith(
         "runs ab12cd34, other on orders-4 [0, 9); past its deadline, released in 8 s whatever "
@@ -168,8 +161,7 @@ def test_a_hold_past_its_deadline_says_when_it_ends() -> None:
     assert said(waits, now=500.0).endswith("released in 0 s whatever happens")
 
 
-def test_a_leave_is_called_a_leave() -> None:
-    """It is not Kafka that waits."""
+def test_hold_of_a_leave() -> None:
     assert said(hold=replace(HOLD, cause=Cause.LEAVE)).startswith(
         "leaving the group with orders-4, orders-5 for 12 s: "
     )
@@ -346,10 +338,7 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         (owned(4, phase=Phase.LOST), "lost: this member does not own it any more"),
     ],
 )
-def test_a_partition_says_why_it_does_or_does_not_make_progress(
-    partition: OwnedPartition, sentence: str
-) -> None:
-    """No silent stall: there is a sentence for every state."""
+def test_explain_partition_in_each_state(partition: OwnedPartition, sentence: str) -> None:
     assert explain_partition(partition, 10.0) == f"orders-4: {sentence}"
 
 
@@ -374,16 +363,12 @@ def test_a_partition_says_why_it_does_or_does_not_make_progress(
         ),
     ],
 )
-def test_a_streaming_run_waits_for_no_run_of_dagster(
-    partition: OwnedPartition, sentence: str
-) -> None:
-    """Whose member it is decides, not whose batch: members take over claims of either form."""
+def test_explain_partition_of_a_streaming_run(partition: OwnedPartition, sentence: str) -> None:
     said = explain_partition(partition, 10.0, streams=True)
     assert said == f"orders-4: {sentence}"
 
 
-def test_a_batch_that_is_running_has_an_age() -> None:
-    """A batch that does not return looked like any other."""
+def test_running_batch_has_an_age() -> None:
     world = World(records=5, partitions=2)
     stream = Stream(world, "r1", owns=range(2))
     assert summary(stream.engine, world.now)[0].endswith("lag 10; no batch running")
@@ -396,8 +381,7 @@ def test_a_batch_that_is_running_has_an_age() -> None:
     assert headline(stream.engine) == "2 owned, lag 10, 1 run"
 
 
-def test_a_run_whose_age_dagster_knows_has_that_age() -> None:
-    """The member may have found it at work."""
+def test_run_has_the_age_that_dagster_reports() -> None:
     world = World(records=5)
     first = world.member(owns=1)
     (run_id,) = first.tick()
@@ -408,8 +392,7 @@ def test_a_run_whose_age_dagster_knows_has_that_age() -> None:
     assert "1 run working for 70" in summary(second.engine, world.now)[0]
 
 
-def test_a_streaming_run_tells_the_runs_of_others_apart() -> None:
-    """It waits for them, and has no batch itself."""
+def test_summary_of_a_streaming_run_counts_other_runs_separately() -> None:
     world = World(records=5)
     first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
     first.turn()
@@ -420,15 +403,13 @@ def test_a_streaming_run_tells_the_runs_of_others_apart() -> None:
     assert said.endswith("; no batch running, 1 other run working")
 
 
-def test_failed_attempts_of_a_streaming_run_are_attempts_and_no_runs() -> None:
-    """One run made them all."""
+def test_failures_of_a_streaming_run_are_attempts() -> None:
     batch = "s.r1.3.3"
     exhausted = owned(4, (batch, 9, Exhausted((RUN, RUN))))
     assert explain_partition(exhausted, 10.0) == "orders-4: 2 attempts failed on [0, 9)"
 
 
-def test_partitions_in_a_row_are_drawn_together() -> None:
-    """A member may own hundreds."""
+def test_named_joins_consecutive_partitions() -> None:
     assert named([]) == "no partitions"
     assert named([tp(1), tp(0)]) == "orders-0, orders-1"
     names = [tp(2), tp(0), tp(1), tp(7), TopicPartition("payments", 8), tp(10), tp(9), tp(8)]
@@ -436,11 +417,7 @@ def test_partitions_in_a_row_are_drawn_together() -> None:
     assert named(names, most=1) == "orders-0..2 and 5 more"
 
 
-def test_the_summary_of_a_member_at_work_is_one_line() -> None:
-    """It is the skip text of the sensor.
-
-    Runs in a queue that does not move are not at work, and it must not look so.
-    """
+def test_summary_of_a_working_member_is_one_line() -> None:
     world = World(records=85, partitions=4)
     member = world.member(owns=4, settings=A_RUN_EACH)
     world.wait(1, member)
@@ -453,8 +430,7 @@ def test_the_summary_of_a_member_at_work_is_one_line() -> None:
     assert headline(member.engine) == "4 owned, lag 340, 4 runs"
 
 
-def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
-    """Holds, stops, and partitions that are taken in."""
+def test_summary_names_everything_out_of_the_ordinary() -> None:
     world = World(records=85, partitions=4)
     assert summary(world.member().engine, world.now) == ("owns no partitions",)
     assert headline(world.member().engine) == "0 owned"
@@ -483,8 +459,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     assert headline(member.engine) == "1 stopped, holding 1, 4 owned, lag at least 255, 3 runs"
 
 
-def test_a_lag_that_no_partition_has_read_yet_is_not_shown_as_0() -> None:
-    """A member that starts looked like one that has caught up."""
+def test_unknown_lag_is_not_shown_as_0() -> None:
     member = World(records=85).member()
     member.fails.add(ReadStoredOffsets)
     member.feed(PartitionsAssigned((tp(0),)))
@@ -492,8 +467,7 @@ def test_a_lag_that_no_partition_has_read_yet_is_not_shown_as_0() -> None:
     assert summary(member.engine, 0.0)[0].startswith("owns orders-0 (1 partition), lag not known")
 
 
-def test_the_summary_says_why_the_member_leaves() -> None:
-    """A person who has reloaded code wants to know whether that is the reason."""
+def test_summary_names_the_reason_of_a_leave() -> None:
     world = World(records=85)
     member = world.member(owns=1)
     member.tick()
@@ -502,8 +476,7 @@ def test_the_summary_says_why_the_member_leaves() -> None:
     assert ", leaving, 1 owned" in headline(member.engine)
 
 
-def test_without_a_member_nothing_is_said_to_be_under_way() -> None:
-    """Whoever looks from outside would wait for it."""
+def test_explain_partition_without_a_member() -> None:
     exhausted = stopped(due(35.0, Exhausted((RUN,))))
     said = explain_partition(exhausted, 10.0, has_members=False)
     assert said == "orders-4: stopped: no way; [0, 9) is tried again by the next member"
@@ -518,8 +491,7 @@ def test_without_a_member_nothing_is_said_to_be_under_way() -> None:
     )
 
 
-def test_the_summary_stays_short_however_many_partitions_are_stopped() -> None:
-    """Each tick stores it."""
+def test_summary_explains_ten_partitions() -> None:
     world = World(partitions=1_000)
     for number in range(1_000):
         world.kafka.stored[tp(number)] = OffsetAndMetadata(5, "text of another application")

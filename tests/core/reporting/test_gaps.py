@@ -14,14 +14,12 @@ def recorded(*bounds: tuple[int, int], partition: int = 0) -> list[Recorded]:
     return [Recorded(span(partition, *pair), f"run-{index}") for index, pair in enumerate(bounds)]
 
 
-def test_commits_that_follow_each_other_have_no_gap() -> None:
-    """The first one of a group may be anywhere."""
+def test_adjacent_commits_have_no_gap() -> None:
     assert gaps(recorded((40, 50), (50, 60), (60, 61))) == ()
     assert gaps([]) == ()
 
 
-def test_a_gap_names_its_offsets_and_the_runs_beside_it() -> None:
-    """They say when it came about."""
+def test_gap_names_its_offsets_and_runs() -> None:
     (gap,) = gaps(recorded((0, 10), (10, 20), (25, 30)))
     assert gap.range == span(0, 20, 25)
     assert str(gap) == (
@@ -30,14 +28,12 @@ def test_a_gap_names_its_offsets_and_the_runs_beside_it() -> None:
     )
 
 
-def test_each_partition_has_its_own_offsets() -> None:
-    """The gaps come in the order of the partitions."""
+def test_gaps_are_found_by_partition() -> None:
     both = [*recorded((0, 10), (11, 20), partition=3), *recorded((5, 9), (8, 12), (13, 14))]
     assert [gap.range for gap in gaps(both)] == [span(0, 12, 13), span(3, 10, 11)]
 
 
-def test_what_a_person_has_skipped_on_record_is_no_gap() -> None:
-    """All of it, and in that partition."""
+def test_recorded_skip_is_no_gap() -> None:
     records = recorded((0, 10), (25, 30))
     assert gaps(records, [span(0, 10, 25)]) == ()
     assert gaps(records, [span(0, 5, 40)]) == ()
@@ -45,27 +41,23 @@ def test_what_a_person_has_skipped_on_record_is_no_gap() -> None:
         assert [gap.range for gap in gaps(records, [other])] == [span(0, 10, 25)]
 
 
-def test_a_person_may_skip_in_several_steps() -> None:
-    """To 12, then to 20: together they cover what no single one does."""
+def test_adjacent_skips_are_joined() -> None:
     records = recorded((0, 10), (20, 30))
     assert gaps(records, [span(0, 12, 20), span(0, 10, 12)]) == ()
     assert gaps(records, [span(0, 10, 14), span(0, 12, 20)]) == ()
     assert gaps(records, [span(0, 10, 14), span(0, 15, 20), span(1, 14, 15)])
 
 
-def test_a_commit_that_is_recorded_late_closes_the_gap() -> None:
-    """The next owner records it after its own, or once more."""
+def test_late_record_closes_the_gap() -> None:
     assert gaps(recorded((0, 10), (20, 30), (10, 20), (0, 10))) == ()
     assert gaps(recorded((10, 20), (0, 10), (20, 30))) == ()
 
 
-def test_a_record_inside_of_another_one_ends_nothing() -> None:
-    """Joined commits may be recorded once more as single ones."""
+def test_record_inside_another_one_makes_no_gap() -> None:
     assert gaps(recorded((0, 30), (10, 20), (30, 40))) == ()
 
 
-def test_an_offset_that_was_moved_back_begins_anew() -> None:
-    """Or the topic was made anew: what lies between was recorded before, or is of another log."""
+def test_offset_moved_back_restarts_the_history() -> None:
     assert gaps(recorded((400, 500), (0, 10), (10, 20))) == ()
     assert gaps(recorded((0, 100), (50, 60), (60, 200))) == ()
     (gap,) = gaps(recorded((400, 500), (0, 10), (12, 20)))
@@ -73,8 +65,7 @@ def test_an_offset_that_was_moved_back_begins_anew() -> None:
 
 
 @given(st.permutations(range(6)), st.sets(st.integers(1, 4), max_size=3))
-def test_exactly_the_missing_offsets_are_found(order: list[int], missing: set[int]) -> None:
-    """In whichever order commits are recorded, as long as the lowest one comes first."""
+def test_gaps_are_exactly_the_missing_offsets(order: list[int], missing: set[int]) -> None:
     kept = [number for number in order if number not in missing and number != 0]
     found = gaps(recorded((0, 10), *((10 * n, 10 * n + 10) for n in kept)))
     lost = {

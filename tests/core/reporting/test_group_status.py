@@ -42,8 +42,7 @@ def holds(*members: GroupMember, number: int = 1) -> str:
     return Owners(members, KNOWN).hold(tp(number))
 
 
-def test_an_owner_has_the_name_of_its_code_location() -> None:
-    """Kafka's id of a member says nothing to people; of a stranger there is nothing else."""
+def test_owner_is_named_by_its_code_location() -> None:
     owners = Owners((BLUE,), KNOWN)
     assert owners.owner(tp(0)) == "blue"
     assert owners.owner(tp(1)) == ""
@@ -62,8 +61,7 @@ def test_an_owner_has_the_name_of_its_code_location() -> None:
         ),
     ],
 )
-def test_a_claim_without_a_member_is_requested_by_nobody(progress: ToRequest, says: str) -> None:
-    """It waits for the next member, however long that takes."""
+def test_claim_without_a_member_waits_for_the_next_one(progress: ToRequest, says: str) -> None:
     partition = owned(0, ("b", 10, progress))
     found = Found(OffsetAndMetadata(0), Bounds(0, 10))
     alone = status_of(partition, found, Owners(()), now=0.0)
@@ -72,16 +70,14 @@ def test_a_claim_without_a_member_is_requested_by_nobody(progress: ToRequest, sa
     assert "waits for Dagster to start its run" in there.sentence
 
 
-def test_of_a_streaming_run_no_tick_and_no_request_is_told() -> None:
-    """Who reads that a claim waits for Dagster to start its run looks at the wrong place."""
+def test_status_of_a_streaming_run_names_no_request() -> None:
     owners = Owners((BLUE,), (replace(KNOWN[1], is_run=True),))
     found = Found(OffsetAndMetadata(0), Bounds(0, 10))
     said = status_of(owned(0, ("b", 10, ToRequest())), found, owners, now=0.0).sentence
     assert "next, after the current batch" in said
 
 
-def test_a_partition_without_owner_is_held_by_who_had_it_last() -> None:
-    """While a revoke is held Kafka counts the partition to nobody."""
+def test_partition_without_owner_is_held_by_its_last_owner() -> None:
     heir = replace(GREEN, is_to_own=frozenset({tp(1)}))
     assert holds(BLUE, heir) == "held by blue, green waits for it"
     assert holds(BLUE) == "held by blue"
@@ -91,8 +87,7 @@ def test_a_partition_without_owner_is_held_by_who_had_it_last() -> None:
     assert holds() == ""
 
 
-def test_a_partition_that_is_to_move_says_where() -> None:
-    """Its owner has not been asked for it yet."""
+def test_partition_with_another_target_names_it() -> None:
     heir = replace(GREEN, is_to_own=frozenset({tp(0)}))
     assert holds(replace(BLUE, is_to_own=frozenset()), heir, number=0) == "green waits for it"
     assert holds(replace(BLUE, is_to_own=frozenset({tp(0)})), number=0) == ""
@@ -103,8 +98,7 @@ def row(partition: OwnedPartition, found: Found | None, *members: GroupMember) -
     return status_of(partition, found, Owners(members, KNOWN), now=0.0)
 
 
-def test_a_row_has_what_is_committed_claimed_and_left() -> None:
-    """The lag counts what Kafka still has."""
+def test_status_has_offsets_claims_and_runs() -> None:
     partition = owned(0, ("b", 40, InFlight((RUN,))))
     found = Found(OffsetAndMetadata(0), Bounds(10, 100))
     seen = row(partition, found, BLUE)
@@ -114,8 +108,7 @@ def test_a_row_has_what_is_committed_claimed_and_left() -> None:
     assert seen.sentence == "orders-0: run ab12cd34 works on [0, 40)"
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
-    """A leader may be away, and a group may have committed nothing."""
+def test_status_without_a_leader_has_no_lag() -> None:
     refused = OwnedPartition(tp(0), 1)
     assert row(refused, Found(OffsetAndMetadata(7), ANY_BOUNDS)).lag is None
     assert row(refused, Found(OffsetAndMetadata(7), Bounds(0, 9))).lag == 2
@@ -123,8 +116,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert row(refused, None).committed is None
 
 
-def test_records_that_nobody_is_there_to_read_wait_for_a_member() -> None:
-    """Neither room among runs nor a tick would help."""
+def test_lag_without_a_member_waits_for_one() -> None:
     found = Found(OffsetAndMetadata(0), Bounds(0, 9))
     partition = owned(0)
     assert row(partition, found).sentence == "orders-0: 9 offsets to read wait for a member"
@@ -133,8 +125,7 @@ def test_records_that_nobody_is_there_to_read_wait_for_a_member() -> None:
     assert "wait for a member" not in row(partition, found, BLUE).sentence
 
 
-def test_an_order_of_a_person_is_shown() -> None:
-    """Who has paused it, and why."""
+def test_status_has_the_directive() -> None:
     partition = replace(owned(0), order=Directive(Action.PAUSE, "*", "ada", 0.0, "away"))
     seen = row(partition, Found(OffsetAndMetadata(0), Bounds(0, 0)))
     assert seen.ordered == "paused by ada since 1970-01-01 00:00:00 UTC: away"
@@ -163,15 +154,13 @@ def test_an_order_of_a_person_is_shown() -> None:
         ),
     ],
 )
-def test_an_explanation_says_what_its_sensors_do(seen: SensorState, said: str) -> None:
-    """To turn it on is no advice where the sensor is on, and its tick or its code fails."""
+def test_why_no_member_names_the_state_of_the_sensor(seen: SensorState, said: str) -> None:
     first, second = why_no_member([seen])
     assert first == "The group has no member, so nothing new is begun"
     assert said in second
 
 
-def test_an_explanation_says_who_has_to_do_something() -> None:
-    """Without members nothing goes on; in a hold, it ends by itself."""
+def test_explanation_names_the_owner_or_holder() -> None:
     partition, found = owned(0), Found(OffsetAndMetadata(0), Bounds(0, 0))
     assert len(explanation(row(partition, found), has_members=False)) == 1
     assert why_no_member(())[0] == "The group has no member, so nothing new is begun"
@@ -198,7 +187,6 @@ def test_an_explanation_says_who_has_to_do_something() -> None:
         ),
     ],
 )
-def test_no_delay_is_told_from_outside(partition: OwnedPartition, says: str) -> None:
-    """Only the owner knows since when a range waits: each look said the whole delay again."""
+def test_status_has_no_delays(partition: OwnedPartition, says: str) -> None:
     found = Found(OffsetAndMetadata(0), Bounds(0, 10))
     assert status_of(partition, found, Owners((BLUE,)), now=0.0).sentence == f"orders-0: {says}"

@@ -57,8 +57,7 @@ def lag_of(
     )
 
 
-def test_lag_is_the_end_without_what_is_committed_for_all_partitions() -> None:
-    """The largest lag comes first: a table shows only the first rows."""
+def test_lag_is_the_end_minus_the_committed_offset() -> None:
     lag = lag_of({tp(0): found(10, 12), tp(1): found(0, 40), tp(2): found(7, 7)})
     assert [(row.partition, row.lag) for row in lag.partitions] == [
         (tp(1), 40),
@@ -69,22 +68,19 @@ def test_lag_is_the_end_without_what_is_committed_for_all_partitions() -> None:
     assert str(lag) == "lag 42 in 3 partitions, largest orders-1 (40)"
 
 
-def test_what_is_committed_while_it_is_looked_up_makes_no_negative_lag() -> None:
-    """The end is read first."""
+def test_lag_is_never_negative() -> None:
     assert lag_of({tp(0): found(13, 12)}).total == 0
 
 
 @pytest.mark.parametrize(("start_from", "lag"), [(StartFrom.EARLIEST, 30), (StartFrom.LATEST, 0)])
-def test_without_a_committed_offset_what_waits_is_what_the_group_would_read(
+def test_lag_without_a_committed_offset_counts_from_the_start_position(
     start_from: StartFrom, lag: int
 ) -> None:
-    """A new partition that nobody has taken in yet."""
     assert lag_of({tp(0): found(None, 50, 20)}, start_from=start_from).total == lag
 
 
 @pytest.mark.parametrize("said", [{}, {tp(0): Found(OffsetAndMetadata(3), ANY_BOUNDS)}])
-def test_a_lag_that_is_not_known_is_not_zero(said: dict[TopicPartition, Found]) -> None:
-    """Its leader is away: a plot that fell to 0 would say that all is well."""
+def test_unknown_lag_is_not_zero(said: dict[TopicPartition, Found]) -> None:
     lag = lag_of({**said, tp(1): found(0, 5), tp(2): found(5, 5)})
     assert lag.unknown == (tp(0),)
     assert lag.partitions[0].state == "its leader did not answer in time"
@@ -95,8 +91,7 @@ def test_a_lag_that_is_not_known_is_not_zero(said: dict[TopicPartition, Found]) 
     )
 
 
-def test_a_row_says_why_its_partition_stands_still_and_what_works_on_it() -> None:
-    """A stop counts more than the pause of a partition that could not go on anyway."""
+def test_row_has_state_and_run() -> None:
     standing = GroupState(
         {tp(0): "orders-0: it failed"},
         {tp(0): "paused", tp(1): "paused"},
@@ -113,8 +108,7 @@ def test_a_row_says_why_its_partition_stands_still_and_what_works_on_it() -> Non
     assert str(lag).endswith("; 1 run working on 1 of them; 1 stopped; 1 paused by people")
 
 
-def test_the_lag_of_one_partition_or_none_is_a_sentence_too() -> None:
-    """There is nothing to single out."""
+def test_lag_of_one_partition_or_none_as_text() -> None:
     assert str(GroupLag(())) == "lag 0 in 0 partitions"
     assert GroupLag(()).most == 0
     assert str(GroupLag((PartitionLag(tp(0), 0, 9, 9),))) == "lag 9 in 1 partition"
@@ -139,17 +133,15 @@ def row(committed: int, end: int) -> PartitionLag:
         (10, 5, False),
     ],
 )
-def test_a_record_waits_too_long_when_one_from_before_the_limit_is_not_committed(
+def test_record_older_than_the_limit_is_late(
     *, committed: int, first_since: int | None, late: bool
 ) -> None:
-    """Kafka says which is the first record that is younger than the limit."""
     first = None if first_since is None else FirstSince(first_since, at_s=50.0)
     said = find_late([row(committed, 10)], {tp(0): first}, 30.0, 80.0)
     assert said == Late(frozenset({tp(0)} if late else ()))
 
 
-def test_nothing_is_late_where_the_lag_is_not_known() -> None:
-    """It is told apart."""
+def test_unknown_lag_is_not_late() -> None:
     unknown = PartitionLag(tp(0), 3, None, None)
     assert find_late([unknown], {tp(0): FirstSince(5, 50.0)}, 30.0, 80.0) == Late()
 
@@ -158,8 +150,7 @@ FUTURE = FirstSince(1, at_s=9e9)
 """Offset 1 has a timestamp in the future, so it is the first record since any time."""
 
 
-def test_records_behind_one_from_the_future_are_late_once_they_have_waited_in_sight() -> None:
-    """Their own timestamps cannot be asked for."""
+def test_records_behind_a_future_timestamp_are_late_by_earlier_scans() -> None:
     waiting = Waiting().observe([row(3, 10)], 100.0)
     for at, late in ((130.0, False), (130.1, True)):
         waiting = waiting.observe([row(4, 12)], at)
@@ -176,16 +167,14 @@ def test_records_behind_one_from_the_future_are_late_once_they_have_waited_in_si
         (3, 9, "the topic was made again"),
     ],
 )
-def test_what_waits_since_an_earlier_look_begins_again(committed: int, end: int, why: str) -> None:
-    """Nothing that waits now was seen then."""
+def test_backlog_restarts_after_a_commit_or_reset(committed: int, end: int, why: str) -> None:
     waiting = Waiting().observe([row(3, 10)], 100.0)
     now = [row(committed, end)]
     assert not waiting.for_longer_than(30.0, now[0], 200.0), why
     assert not waiting.observe(now, 200.0).for_longer_than(30.0, now[0], 230.0), why
 
 
-def test_a_partition_without_an_answer_keeps_the_time_since_which_it_waits() -> None:
-    """Its records wait on. One of which nothing was ever known has none."""
+def test_backlog_is_kept_without_an_answer() -> None:
     unknown = PartitionLag(tp(0), 3, None, None)
     waiting = Waiting().observe([row(3, 10)], 100.0).observe([unknown], 110.0)
     assert not waiting.for_longer_than(30.0, unknown, 200.0)
@@ -193,8 +182,7 @@ def test_a_partition_without_an_answer_keeps_the_time_since_which_it_waits() -> 
     assert Waiting().observe([unknown], 110.0) == Waiting()
 
 
-def test_without_an_earlier_look_a_timestamp_in_the_future_hides_how_long_records_wait() -> None:
-    """The check by hand fails: unknown lag is no small lag."""
+def test_future_timestamp_without_earlier_scans_is_undated() -> None:
     late = find_late([row(3, 10)], {tp(0): FUTURE}, 30.0, 80.0)
     assert late == Late(undated=frozenset({tp(0)}))
     lag = group_lag(
@@ -204,8 +192,7 @@ def test_without_an_earlier_look_a_timestamp_in_the_future_hides_how_long_record
     assert "how long records of orders-0 wait is not known" in text
 
 
-def test_too_much_lag_is_told_by_each_limit() -> None:
-    """Each says what it found, and what is allowed."""
+def test_exceeded_limits_are_named() -> None:
     lag = lag_of({tp(0): found(0, 9), tp(1): found(0, 2), tp(2): found(0, 0)}, late=(tp(1),))
     assert LagLimit(10).exceeded(lag) == ("11 offsets wait, more than 10",)
     assert LagLimit(11).exceeded(lag) == ()
@@ -216,8 +203,7 @@ def test_too_much_lag_is_told_by_each_limit() -> None:
     )
 
 
-def test_a_lag_that_is_not_known_exceeds_any_limit_but_none() -> None:
-    """Else the check would pass while a broker is away."""
+def test_unknown_lag_exceeds_every_limit() -> None:
     lag = GroupLag((PartitionLag(tp(0), 3, None, None),))
     said = ("the lag of orders-0 is not known: no leader answered",)
     assert str(lag) == "lag not known; the lag of orders-0 is not known: no leader answered in time"
@@ -227,8 +213,7 @@ def test_a_lag_that_is_not_known_exceeds_any_limit_but_none() -> None:
     assert NO_LIMIT.exceeded(lag) == ()
 
 
-def test_a_limit_is_one_as_soon_as_it_limits_anything() -> None:
-    """The check exists only then."""
+def test_limit_is_true_if_it_limits_anything() -> None:
     assert (bool(NO_LIMIT), bool(LagLimit(0)), bool(LagLimit(None, 1.0))) == (False, True, True)
 
 
@@ -241,31 +226,25 @@ def test_a_limit_is_one_as_soon_as_it_limits_anything() -> None:
         (1, float("nan"), "lag_within_s=nan must be a number above"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(
-    records: int, seconds: float | None, said: str
-) -> None:
-    """With the name of the argument."""
+def test_invalid_limit_raises(records: int, seconds: float | None, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         LagLimit(records, seconds)
 
 
-def test_the_owner_of_the_first_partition_observes() -> None:
-    """Kafka gives it to one member at a time. The order of the topics does not count."""
+def test_owner_of_the_first_partition_observes_the_lag() -> None:
     first = TopicPartition("a", 0)
     assert is_lag_observer({first, tp(3)}, ["orders", "a"])
     assert not is_lag_observer({TopicPartition("a", 1), tp(0)}, ["orders", "a"])
     assert not is_lag_observer(set(), [])
 
 
-def test_who_may_come_to_observe_looks_which_topics_there_are() -> None:
-    """The first topic may be deleted, and all of them."""
+def test_possible_observers_watch_the_topics() -> None:
     assert watches_topics({tp(0)}, ["orders", "a"])
     assert watches_topics(set(), ["orders", "a"])
     assert not watches_topics({tp(1)}, ["orders", "a"])
 
 
-def test_a_missing_topic_is_told_and_its_lag_exceeds_any_limit_but_none() -> None:
-    """It says what to do, and hides nothing of the others."""
+def test_missing_topic_exceeds_every_limit() -> None:
     lag = group_lag(
         [tp(0)], {tp(0): found(3, 9)}, GroupState(missing=("a",)), start_from=StartFrom.EARLIEST
     )
@@ -275,8 +254,7 @@ def test_a_missing_topic_is_told_and_its_lag_exceeds_any_limit_but_none() -> Non
     assert NO_LIMIT.exceeded(lag) == ()
 
 
-def test_the_lag_is_looked_up_at_its_pace_and_never_when_it_is_off() -> None:
-    """Each look asks Kafka for all partitions."""
+def test_lag_is_read_at_its_interval() -> None:
     pace = LagPace(60.0)
     assert pace.is_due(0.0)
     pace = replace(pace, looked_at=100.0)
@@ -285,8 +263,7 @@ def test_the_lag_is_looked_up_at_its_pace_and_never_when_it_is_off() -> None:
     assert not LagPace(0.0).is_due(1e9)
 
 
-def test_what_has_not_changed_is_shown_seldom() -> None:
-    """An idle group is 288 observations a day, and a busy one 1,440."""
+def test_unchanged_lag_is_shown_rarely() -> None:
     lag = lag_of({tp(0): found(0, 1)})
     pace = LagPace(60.0, shown=lag, shown_at=100.0)
     assert not pace.is_news(lag, 160.0)

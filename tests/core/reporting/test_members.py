@@ -29,8 +29,7 @@ def held(found: MemberTable) -> list[tuple[str, frozenset[TopicPartition]]]:
     return [(said.name, left) for said, left in found.holds]
 
 
-def test_assignments_add_up_and_a_receipt_takes_away() -> None:
-    """Rebalances are incremental: each event names what changed."""
+def test_assignments_add_and_receipts_remove_partitions() -> None:
     found = told(
         ("blue", Kind.JOINED, ()),
         ("blue", Kind.ASSIGNED, (0, 1)),
@@ -41,14 +40,12 @@ def test_assignments_add_up_and_a_receipt_takes_away() -> None:
     assert found.members[0].first.at == 0.0
 
 
-def test_members_stand_in_the_order_of_their_names() -> None:
-    """A table that is sorted anew each time cannot be compared."""
+def test_members_are_sorted_by_name() -> None:
     found = told(("green", Kind.JOINED, ()), ("blue", Kind.ASSIGNED, (0,)))
     assert list(owned(found)) == ["Blue", "Green"]
 
 
-def test_who_left_is_not_there_with_what_it_held() -> None:
-    """It said so itself."""
+def test_member_that_left_is_removed_with_its_holds() -> None:
     found = told(
         ("blue", Kind.ASSIGNED, (0,)), ("blue", Kind.HOLDING, (0,)), ("blue", Kind.LEFT, ())
     )
@@ -56,8 +53,7 @@ def test_who_left_is_not_there_with_what_it_held() -> None:
     assert told(("blue", Kind.LEFT, ())).members == ()
 
 
-def test_who_was_killed_is_gone_when_others_have_its_partitions() -> None:
-    """It says nothing any more, so others count."""
+def test_killed_member_is_removed_when_others_own_its_partitions() -> None:
     found = told(
         ("blue", Kind.JOINED, ()),
         ("blue", Kind.ASSIGNED, (0, 1)),
@@ -72,29 +68,25 @@ def test_who_was_killed_is_gone_when_others_have_its_partitions() -> None:
     assert owned(found) == {"Green": {tp(0)}}
 
 
-def test_a_member_that_owns_nothing_yet_is_there() -> None:
-    """There may be more members than partitions."""
+def test_member_without_partitions_is_listed() -> None:
     found = told(
         ("blue", Kind.JOINED, ()), ("green", Kind.ASSIGNED, (0,)), ("green", Kind.HOLD, (0,))
     )
     assert owned(found) == {"Blue": set(), "Green": set()}
 
 
-def test_a_hold_is_open_until_all_of_it_has_a_receipt() -> None:
-    """A loss may end a part of it."""
+def test_hold_is_open_until_all_its_partitions_have_a_receipt() -> None:
     begun = [("blue", Kind.ASSIGNED, (0, 1, 2)), ("blue", Kind.HOLDING, (0, 1))]
     assert held(told(*begun)) == [("Blue", frozenset({tp(0), tp(1)}))]
     assert held(told(*begun, ("blue", Kind.HOLD, (0,)))) == [("Blue", frozenset({tp(1)}))]
     assert held(told(*begun, ("blue", Kind.HOLD, (0,)), ("blue", Kind.HOLD, (1,)))) == []
 
 
-def test_the_oldest_open_hold_comes_first() -> None:
-    """It is the one that somebody waits for."""
+def test_holds_are_sorted_by_age() -> None:
     found = told(("green", Kind.HOLDING, (3,)), ("blue", Kind.HOLDING, (1,)))
     assert [name for name, _ in held(found)] == ["Green", "Blue"]
 
 
-def test_the_last_ten_receipts_are_kept_newest_first() -> None:
-    """The others are in the history of the asset."""
+def test_last_ten_receipts_are_kept_newest_first() -> None:
     found = told(*(("blue", Kind.HOLD, (number,)) for number in range(12)))
     assert [said.partitions for said in found.receipts] == [(tp(n),) for n in range(11, 1, -1)]

@@ -51,8 +51,7 @@ def read(member: Member, metric: Metric, most: int = 100) -> list[tuple[float, d
     return [(one.value, dict(one.attributes)) for one in found]
 
 
-def test_a_batch_is_counted_with_its_offsets_commits_and_seconds() -> None:
-    """One batch of two partitions."""
+def test_batch_is_counted_with_offsets_commits_and_seconds() -> None:
     world = World(records=100, partitions=2)
     member, run_id = at_work(world, owns=2)
     world.succeed(run_id)
@@ -67,8 +66,7 @@ def test_a_batch_is_counted_with_its_offsets_commits_and_seconds() -> None:
     assert all(1 <= seconds <= 3 for seconds, _ in times)
 
 
-def test_a_claim_that_was_taken_over_has_no_duration() -> None:
-    """It would be that of another member's clock."""
+def test_adopted_claim_has_no_duration() -> None:
     world = World(records=100)
     first, run_id = at_work(world)
     first.feed(events.PartitionsLost((tp(0),), events.LostReason.FENCED))
@@ -81,8 +79,7 @@ def test_a_claim_that_was_taken_over_has_no_duration() -> None:
     assert counted(first, Metric.PARTITIONS_LOST) == [(1, {TOPIC: "orders", REASON: "fenced"})]
 
 
-def test_a_hold_is_a_gauge_while_it_lasts_and_a_duration_afterwards() -> None:
-    """The remaining time is that until its limit."""
+def test_hold_is_a_gauge_and_then_a_duration() -> None:
     world = World(records=100)
     member, run_id = at_work(world)
     assert read(member, Metric.HOLDS) == []
@@ -101,8 +98,7 @@ def test_a_hold_is_a_gauge_while_it_lasts_and_a_duration_afterwards() -> None:
     assert attributes == {CAUSE: "revoke", OUTCOME: "drained"}
 
 
-def test_lag_and_what_is_in_flight_are_read_from_what_the_member_knows() -> None:
-    """Of each partition, of the topic, and of the worst one."""
+def test_lag_and_in_flight_gauges() -> None:
     world = World(records=100, partitions=2)
     world.kafka.produce(tp(1), 50)
     member, _ = at_work(world, owns=2)
@@ -117,8 +113,7 @@ def test_lag_and_what_is_in_flight_are_read_from_what_the_member_knows() -> None
     assert read(member, Metric.MEMBERS) == [(1, {})]
 
 
-def test_above_the_limit_no_partition_has_a_series_of_its_own() -> None:
-    """A member of 10,000 partitions must not make 10,000 series."""
+def test_partition_lag_is_limited() -> None:
     world = World(records=1, partitions=3)
     member = world.member(owns=3)
     world.wait(1, member)
@@ -130,8 +125,7 @@ def test_above_the_limit_no_partition_has_a_series_of_its_own() -> None:
             assert len(read(member, metric, most=2)) <= 1, metric
 
 
-def test_a_partition_whose_lag_is_not_known_has_none() -> None:
-    """0 would look as if nothing waited."""
+def test_unknown_lag_has_no_measurement() -> None:
     world = World(records=100)
     member = world.member()
     member.engine.handle(events.PartitionsAssigned((tp(0),)), world.now)
@@ -140,8 +134,7 @@ def test_a_partition_whose_lag_is_not_known_has_none() -> None:
     assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "restoring"})]
 
 
-def test_a_partition_that_people_have_paused_is_shown_as_such() -> None:
-    """It is owned all the same."""
+def test_paused_partition_has_the_state_paused() -> None:
     world = World(partitions=1)
     world.orders.append(Directive(Action.PAUSE, "*", "ann", 1.0, "a table moves"))
     member = world.member(owns=1)
@@ -149,14 +142,12 @@ def test_a_partition_that_people_have_paused_is_shown_as_such() -> None:
     assert read(member, Metric.PARTITIONS) == [(1, {TOPIC: "orders", STATE: "paused"})]
 
 
-def test_a_member_that_hangs_is_seen_by_its_silence() -> None:
-    """The gauge grows although the member leaves no new state."""
+def test_silence_of_a_hanging_member_grows() -> None:
     found = read_gauge(Metric.SILENCE, MemberState(at=100.0), now=160.0, max_partitions=0)
     assert [one.value for one in found] == [60.0]
 
 
-def test_stops_letters_writes_and_runs_are_counted() -> None:
-    """Each by its topic, and how it ended where there is more than one way."""
+def test_each_member_event_is_counted() -> None:
     at = {"topic": "orders", "partition": 0}
     letter = {**at, "start": 0, "until": 1, "batch_id": "b", "attempt_run_id": "r"}
     cases: list[tuple[Occurred, dict[str, Any], Metric, float, dict[str, str]]] = [
@@ -196,8 +187,7 @@ def test_stops_letters_writes_and_runs_are_counted() -> None:
     assert list(measurements(Occurrence(Occurred.NOTED, "anything"))) == []
 
 
-def test_a_failed_attempt_is_counted_and_a_stop_follows() -> None:
-    """What an alert is made of."""
+def test_failed_attempt_and_stop_are_counted() -> None:
     world = World(records=100)
     member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
     world.wait(1.25, member)
@@ -212,8 +202,7 @@ def test_a_failed_attempt_is_counted_and_a_stop_follows() -> None:
 
 
 @pytest.mark.parametrize("metric", Metric, ids=lambda metric: metric.value.name)
-def test_a_metric_is_named_as_opentelemetry_names_metrics(metric: Metric) -> None:
-    """Lower case, dots, no unit in the name, and an id of nothing that comes and goes."""
+def test_metric_has_an_opentelemetry_name(metric: Metric) -> None:
     kind = metric.value
     assert re.fullmatch(r"dagster_rebalance(\.[a-z_]+)+", kind.name)
     assert kind.unit == "s" or re.fullmatch(r"\{[a-z]+\}", kind.unit)
@@ -223,14 +212,12 @@ def test_a_metric_is_named_as_opentelemetry_names_metrics(metric: Metric) -> Non
     assert (PARTITION in kind.attributes) == (metric is Metric.PARTITION_LAG)
 
 
-def test_no_name_is_given_twice() -> None:
-    """Two instruments of one name would add up."""
+def test_metric_names_are_unique() -> None:
     names = [metric.value.name for metric in Metric]
     assert len(set(names)) == len(names)
 
 
-def test_the_batch_that_has_been_running_for_longest_has_an_age() -> None:
-    """A batch that does not return looked like any other."""
+def test_batch_age_is_that_of_the_oldest_batch() -> None:
     world = World(records=100, partitions=2)
     member, _ = at_work(world, owns=2)
     world.wait(30, member)

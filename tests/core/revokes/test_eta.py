@@ -19,15 +19,13 @@ from dagster_rebalance.core.revokes.hold import Forecast
         ((0.1, 0.2, 0.9), [90.0], ""),
     ],
 )
-def test_a_forecast_goes_by_the_usual_time_of_a_batch(
+def test_forecast_uses_the_median_duration(
     took_s: tuple[float, ...], claimed_at: list[float], said: str
 ) -> None:
-    """The youngest batch ends last. Two batches, or tenths of a second, say nothing."""
     assert Forecast(took_s).remaining(claimed_at, 100.0) == said
 
 
-def test_only_the_last_batches_count() -> None:
-    """A team mends what was slow."""
+def test_forecast_keeps_the_last_durations() -> None:
     forecast = Forecast()
     for took_s in [*range(100, 200), *([5] * 10)]:
         forecast = forecast.with_duration(took_s)

@@ -19,16 +19,14 @@ HOLD = Hold(Cause.REVOKE, {tp(5): 2, tp(4): 1}, requested_at=100.0, budget=HoldB
 
 
 @pytest.mark.parametrize(("limit_s", "slice_s"), [(10, 10), (10, 11), (10, 0), (0, 0)])
-def test_a_budget_without_time_to_drain_is_refused(limit_s: float, slice_s: float) -> None:
-    """The error names both settings."""
+def test_budget_without_time_to_drain_raises(limit_s: float, slice_s: float) -> None:
     with pytest.raises(
         ConfigurationError, match=f"hold_commit_slice_s={slice_s:g} .* hold_limit_s={limit_s:g}"
     ):
         HoldBudget(limit_s, slice_s)
 
 
-def test_the_deadline_leaves_a_slice_for_the_last_commit() -> None:
-    """One budget for all steps of the release."""
+def test_deadline_leaves_a_slice_for_the_last_commit() -> None:
     assert (HOLD.deadline_at, HOLD.limit_at) == (390.0, 400.0)
 
 
@@ -41,8 +39,7 @@ def test_the_deadline_leaves_a_slice_for_the_last_commit() -> None:
         (replace(HOLD, run_ids=frozenset({"r"}), is_past_deadline=True), Outcome.DEADLINE),
     ],
 )
-def test_the_outcome_says_what_the_hold_was_for(hold: Hold, outcome: Outcome) -> None:
-    """People and checks read it."""
+def test_outcome_of_a_hold(hold: Hold, outcome: Outcome) -> None:
     assert hold.outcome is outcome
     assert hold.receipt((), now=101.0).outcome is outcome
 
@@ -74,13 +71,11 @@ def test_the_outcome_says_what_the_hold_was_for(hold: Hold, outcome: Outcome) ->
         (HOLD, Outcome.LOST, "lost orders-4, orders-5 after 2.5 s"),
     ],
 )
-def test_a_receipt_is_a_sentence(hold: Hold, outcome: Outcome | None, sentence: str) -> None:
-    """An operator reads it in a log line."""
+def test_receipt_as_text(hold: Hold, outcome: Outcome | None, sentence: str) -> None:
     assert str(hold.receipt((), 102.5, outcome)) == sentence
 
 
-def test_a_receipt_names_the_claims_that_are_left_to_the_next_owner() -> None:
-    """They are what it takes over."""
+def test_receipt_names_claims_left_to_the_next_owner() -> None:
     claimed = OwnedPartition(tp(5), 2, ledger=OffsetLedger(tp(5), 2, 0).claim("b", 10))
     receipt = HOLD.receipt((claimed,), 102.5)
     assert str(receipt).endswith("; unfinished claim on orders-5 goes to the next owner")
@@ -92,12 +87,10 @@ def test_a_receipt_names_the_claims_that_are_left_to_the_next_owner() -> None:
     assert receipt.partitions == (tp(4), tp(5))
 
 
-def test_no_partitions_have_a_name_too() -> None:
-    """A note about them is still a sentence."""
+def test_no_partitions_have_a_name() -> None:
     assert named([]) == "no partitions"
 
 
-def test_what_a_successor_has_in_hand_counts_as_drained() -> None:
-    """Nothing was cut off there. At a deadline and in a loss something was."""
+def test_outcome_handed_over_counts_as_drained() -> None:
     undrained = {outcome for outcome in Outcome if not outcome.is_drained}
     assert undrained == {Outcome.DEADLINE, Outcome.SUPERSEDED, Outcome.LOST}

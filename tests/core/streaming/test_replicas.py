@@ -37,27 +37,23 @@ def failed(name: str, slot: int, ago_s: float) -> StreamingRun:
     )
 
 
-def test_each_slot_without_a_run_gets_one() -> None:
-    """Turned on for the first time, or after a run has ended."""
+def test_slot_without_a_run_is_started() -> None:
     assert [start.slot for start in reconcile(TWO, [], NOW).starts] == [0, 1]
     assert [start.slot for start in reconcile(TWO, [run("a", 0)], NOW).starts] == [1]
 
 
-def test_nothing_is_done_while_all_work() -> None:
-    """The same code, loaded again, changes nothing."""
+def test_working_runs_need_no_action() -> None:
     assert reconcile(TWO, [run("a", 0), run("b", 1)], NOW) == reconcile(Replicas(0, "v1"), [], NOW)
 
 
-def test_a_run_is_requested_under_the_same_key_until_dagster_has_it() -> None:
-    """A tick that times out is thrown away, and a key starts one run at most."""
+def test_start_has_the_same_key_until_dagster_has_the_run() -> None:
     (first, _) = reconcile(TWO, [], NOW).starts
     assert reconcile(TWO, [], NOW + 1).starts[0] == first
     after = reconcile(TWO, [run("a", 0, ended_at=NOW - 1)], NOW).starts[0]
     assert after.key != first.key
 
 
-def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
-    """Dagster ignores a key that it has seen, for ever."""
+def test_slot_of_a_deleted_run_is_started_with_another_key() -> None:
     assert reconcile(TWO, [], NOW).starts[0].key != reconcile(TWO, [], NOW + 120).starts[0].key
 
 
@@ -93,10 +89,9 @@ def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
         "the database has another zone",
     ],
 )
-def test_new_code_joins_before_the_old_run_is_asked_to_leave(
+def test_new_version_joins_before_the_old_run_leaves(
     new: dict[str, object], *, asked: bool
 ) -> None:
-    """No partition waits for a process to start; but a queue must not wait for itself."""
     old, other = run("old", 0), run("b", 1, version="v2")
     fleet = replace(TWO, version="v2")
     assert [start.slot for start in reconcile(fleet, [old, other], NOW).starts] == [0]
@@ -105,15 +100,13 @@ def test_new_code_joins_before_the_old_run_is_asked_to_leave(
     assert found.leaves == ((Leave("old", "run new has newer code"),) if asked else ())
 
 
-def test_new_code_replaces_the_only_owner_of_the_only_partition() -> None:
-    """Kafka leaves it with its owner, and gives the new run nothing before that one has left."""
+def test_new_version_replaces_the_only_owner_of_the_only_partition() -> None:
     new = run("new", 0, version="v2", has_joined=False, ready_since=NOW - 31)
     found = reconcile(Replicas(1, "v2"), [run("old", 0), new], NOW)
     assert found.leaves == (Leave("old", "run new has newer code"),)
 
 
-def test_a_run_that_never_ends_keeps_no_other_from_being_replaced() -> None:
-    """A resource may hang where it is torn down; there would be one more run each hour."""
+def test_run_that_never_leaves_does_not_block_other_replacements() -> None:
     fleet = Replicas(2, "v2", leave_limit_s=90.0)
     new = [run("c", 0, version="v2"), run("d", 1, version="v2")]
     for since_s, leaves in ((89.0, []), (90.0, ["b"])):
@@ -123,16 +116,14 @@ def test_a_run_that_never_ends_keeps_no_other_from_being_replaced() -> None:
         assert found.notes == (f"run a is leaving for {since_s:.0f} s",)
 
 
-def test_a_new_version_that_never_joins_replaces_nothing() -> None:
-    """Its brokers are wrong, say: it lives, and works on nothing."""
+def test_version_that_never_joins_replaces_nothing() -> None:
     fleet = replace(TWO, version="v2")
     new = {"version": "v2", "started_at": NOW - 900, "has_joined": False}
     live = [run("a", 0), run("b", 1), run("c", 0, **new), run("d", 1, **new)]
     assert reconcile(fleet, live, NOW).leaves == ()
 
 
-def test_a_queue_that_stays_full_costs_one_run_at_most() -> None:
-    """What is at work goes on until its successor is there."""
+def test_full_queue_costs_at_most_one_run() -> None:
     fleet = replace(TWO, version="v2")
     stuck = {"version": "v2", "started_at": None, "has_joined": False, "queued_at": NOW - 600}
     new = [run("c", 0, **stuck), run("d", 1, **stuck)]
@@ -140,8 +131,7 @@ def test_a_queue_that_stays_full_costs_one_run_at_most() -> None:
     assert reconcile(fleet, [run("b", 1), *new], NOW).leaves == ()
 
 
-def test_one_run_leaves_at_a_time() -> None:
-    """Each revoke waits for one batch, and the rest goes on."""
+def test_leaves_are_one_at_a_time() -> None:
     fleet = replace(TWO, version="v2")
     old = [run("a", 0), run("b", 1)]
     new = [run("c", 0, version="v2"), run("d", 1, version="v2")]
@@ -152,16 +142,14 @@ def test_one_run_leaves_at_a_time() -> None:
     assert [leave.run_id for leave in reconcile(fleet, [old[1], *new], NOW).leaves] == ["b"]
 
 
-def test_new_code_that_does_not_come_to_work_replaces_nothing() -> None:
-    """A bad deploy does not take the good runs away."""
+def test_version_that_never_works_replaces_nothing() -> None:
     fleet = replace(TWO, version="v2", runs=1)
     bad = [replace(failed(f"bad{n}", 0, 1000 - n), version="v2") for n in range(9)]
     found = reconcile(fleet, [run("good", 0), *bad], NOW)
     assert found.leaves == ()
 
 
-def test_a_slot_whose_runs_end_badly_waits_longer_each_time() -> None:
-    """Derived from Dagster's own records; the sensor keeps nothing."""
+def test_slot_with_failed_runs_waits_longer_each_time() -> None:
     one = replace(TWO, runs=1)
     assert reconcile(one, [failed("a", 0, 4)], NOW).starts == ()
     assert reconcile(one, [failed("a", 0, 6)], NOW).starts
@@ -174,21 +162,18 @@ def test_a_slot_whose_runs_end_badly_waits_longer_each_time() -> None:
     )
 
 
-def test_a_run_that_worked_for_long_does_not_count_with_those_before_it() -> None:
-    """A crash each day is no reason to wait."""
+def test_run_that_worked_long_ends_the_row_of_failures() -> None:
     worked = run("a", 0, started_at=NOW - 2000, ended_at=NOW - 1, has_failed=True)
     fresh = [failed("b", 0, 3000), failed("c", 0, 2500), worked]
     assert reconcile(replace(TWO, runs=1), fresh, NOW).starts
 
 
-def test_failures_of_other_code_do_not_count() -> None:
-    """What was mended is tried at once."""
+def test_failures_of_another_version_do_not_count() -> None:
     old = [failed("a", 0, 2), failed("b", 0, 1)]
     assert reconcile(Replicas(1, "v2"), old, NOW).starts
 
 
-def test_a_run_that_is_too_old_is_replaced_like_in_a_deploy() -> None:
-    """Logs and memory stay bounded."""
+def test_old_run_is_replaced() -> None:
     fleet = Replicas(1, "v1", max_run_s=500.0)
     assert [start.slot for start in reconcile(fleet, [run("a", 0)], NOW).starts] == [0]
     new = run("b", 0, created_at=NOW - 10, started_at=NOW - 5)
@@ -198,13 +183,11 @@ def test_a_run_that_is_too_old_is_replaced_like_in_a_deploy() -> None:
 
 
 @pytest.mark.parametrize("slot", [2, None])
-def test_what_nobody_wants_is_asked_to_leave(slot: int | None) -> None:
-    """Fewer runs are wanted by now, or a person has launched one."""
+def test_surplus_run_is_asked_to_leave(slot: int | None) -> None:
     found = reconcile(TWO, [run("a", 0), run("b", 1), run("c", slot)], NOW)
     assert found.leaves == (Leave("c", "2 runs are wanted"),)
 
 
-def test_a_run_that_is_leaving_is_replaced_at_once() -> None:
-    """A person has cancelled it, or its node is drained."""
+def test_leaving_run_is_replaced_at_once() -> None:
     found = reconcile(TWO, [run("a", 0, leaving_since=NOW), run("b", 1)], NOW)
     assert [start.slot for start in found.starts] == [0]

@@ -15,8 +15,7 @@ RANGE, OTHER = span(0, 0, 5), span(1, 0, 5)
 LOGS = {tp(0): Log("an id", 1), tp(1): Log("an id", 2)}
 
 
-def test_one_batch_is_at_work_at_a_time() -> None:
-    """The worker is one thread."""
+def test_worker_begins_one_batch_at_a_time() -> None:
     work = Worker("r1")
     assert work.begin([], set(), LOGS.__getitem__) is None
     begun = work.begin(
@@ -32,8 +31,7 @@ def test_one_batch_is_at_work_at_a_time() -> None:
     )
 
 
-def test_no_batch_is_begun_twice() -> None:
-    """What the member has heard last may be older than the end of the batch."""
+def test_worker_begins_no_batch_twice() -> None:
     work = Worker("r1")
     stale = BatchRequest(FIRST, 1, (RANGE,))
     work.begin([stale], {FIRST}, LOGS.__getitem__)
@@ -45,21 +43,18 @@ def test_no_batch_is_begun_twice() -> None:
     assert begun.ranges == (OTHER,)
 
 
-def test_an_end_without_a_batch_changes_nothing() -> None:
-    """An interrupt may come when the body has just ended."""
+def test_end_without_a_batch_changes_nothing() -> None:
     assert Worker("r1").end(Outcome.SUCCEEDED) is None
 
 
-def test_its_sign_changes_with_each_look() -> None:
-    """So the member never takes its own run for dead."""
+def test_heartbeat_changes_with_each_read() -> None:
     work = Worker("r1")
     work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     signs = {work.read([FIRST], ())[-1].heartbeat for _ in range(3)}
     assert len(signs) == 3
 
 
-def test_a_claim_that_was_not_begun_shows_the_attempts_before_it_alone() -> None:
-    """Nobody works on it, and earlier failures stay counted."""
+def test_read_of_an_unbegun_claim_has_only_earlier_attempts() -> None:
     seen = Worker("r1").read([SECOND, "b-1", "s.r2.1.1"], [(SECOND, RANGE), ("b-1", OTHER)])
     assert [(run.batch_id, run.state, run.ranges) for run in seen] == [
         (SECOND, RunState.FAILED, (RANGE,)),
@@ -67,8 +62,7 @@ def test_a_claim_that_was_not_begun_shows_the_attempts_before_it_alone() -> None
     ]
 
 
-def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it() -> None:
-    """Memory does not grow with the batches."""
+def test_unclaimed_batch_is_forgotten_after_its_report() -> None:
     work = Worker("r1")
     work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
@@ -82,8 +76,7 @@ def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it
     assert seen.state is RunState.SUCCEEDED, "the partition may come back with the claim"
 
 
-def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
-    """Kafka may refuse one of its claims for a while: the rest must not be done again."""
+def test_batch_begun_in_parts_is_known_by_all_parts() -> None:
     work = Worker("r1")
     claims = [(FIRST, RANGE), (FIRST, OTHER)]
     work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
@@ -100,8 +93,7 @@ def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
     assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED, (FIRST, OTHER): Outcome.DROPPED}
 
 
-def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
-    """Until then the next owner waits."""
+def test_abandoned_claim_is_unreported_until_its_batch_ends() -> None:
     work = Worker("r1")
     work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.abandon([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
@@ -110,8 +102,7 @@ def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
     assert work.unreported[(FIRST, RANGE)] is Outcome.SUCCEEDED
 
 
-def test_what_is_still_at_work_is_not_taken_for_told() -> None:
-    """An older answer of the storage says nothing about a newer claim."""
+def test_running_batch_cannot_be_marked_as_reported() -> None:
     work = Worker("r1")
     work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.abandon([(FIRST, RANGE)])
@@ -120,8 +111,7 @@ def test_what_is_still_at_work_is_not_taken_for_told() -> None:
     assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED}
 
 
-def test_what_was_told_long_ago_is_forgotten() -> None:
-    """A run that lives for a week tells of each failed attempt."""
+def test_oldest_reported_outcomes_are_forgotten() -> None:
     work = Worker("r1")
     claims = [(f"s.r1.{number}.1", RANGE) for number in range(stream_worker._MAX_REPORTED_KEPT + 5)]
     for claim in claims:
@@ -130,8 +120,7 @@ def test_what_was_told_long_ago_is_forgotten() -> None:
     assert list(work._reported) == claims[5:]
 
 
-def test_a_failure_is_told_at_once() -> None:
-    """Whoever shows what is stopped in the whole group has to see it."""
+def test_failure_is_unreported_at_once() -> None:
     work = Worker("r1")
     work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.FAILED)
@@ -145,8 +134,7 @@ def begun(**limits: float) -> Worker:
     return work
 
 
-def test_a_batch_that_takes_too_long_is_interrupted_and_a_failed_attempt() -> None:
-    """A body that never returns has an end, and a range that causes that has attempts."""
+def test_late_batch_is_interrupted_and_a_failed_attempt() -> None:
     work = begun(limit_s=60.0)
     assert work.next_action(159.0) is WorkerAction.NOTHING
     assert work.next_action(160.0) is WorkerAction.INTERRUPT
@@ -158,8 +146,7 @@ def test_a_batch_that_takes_too_long_is_interrupted_and_a_failed_attempt() -> No
     assert work.next_action(500.0) is WorkerAction.NOTHING
 
 
-def test_a_success_in_the_last_moment_is_a_success() -> None:
-    """The interruption came when the body had ended."""
+def test_late_batch_that_succeeds_is_a_success() -> None:
     work = begun(limit_s=60.0)
     work.next_action(160.0)
     ended = work.end(Outcome.SUCCEEDED)
@@ -167,8 +154,7 @@ def test_a_success_in_the_last_moment_is_a_success() -> None:
     assert ended.outcome is Outcome.SUCCEEDED
 
 
-def test_a_body_that_ignores_its_interruption_ends_with_its_process() -> None:
-    """All partitions of the run wait for it."""
+def test_batch_that_ignores_its_interruption_ends_the_process() -> None:
     work = begun(patience_s=30.0)
     work.interrupt(110.0)
     work.interrupt(120.0)
@@ -182,8 +168,7 @@ def test_a_body_that_ignores_its_interruption_ends_with_its_process() -> None:
     assert ended.outcome is Outcome.INTERRUPTED
 
 
-def test_without_a_batch_there_is_nothing_to_interrupt() -> None:
-    """It may have ended a moment before."""
+def test_interrupt_without_a_batch_does_nothing() -> None:
     work = Worker("r1", limit_s=1.0, patience_s=1.0)
     work.interrupt(1.0)
     work.stop()
