@@ -241,7 +241,7 @@ def test_letter_of_a_record_with_unusual_metadata_is_stored(
 )
 def test_impossible_message_for_testing_is_refused(odd: dict[str, Any]) -> None:
     message = Message(topic="orders", partition=0, offset=1, **odd)
-    with pytest.raises(IllegalStateError, match="orders-0 offset 1 is none that Kafka's client"):
+    with pytest.raises(IllegalStateError, match="orders-0 offset 1 has a form that Kafka's"):
         KafkaBatch.for_testing([OffsetRange("orders", 0, 0, 2)], messages=[message])
 
 
@@ -274,7 +274,7 @@ def test_empty_ranges_have_the_columns_of_the_missing_topic(
 
 
 def test_large_records_are_read_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_rebalance.orchestration.batch.arrow._BYTES_AT_ONCE", 10)
+    monkeypatch.setattr("dagster_rebalance.orchestration.batch.arrow._MAX_CHUNK_BYTES", 10)
     reading = batch(*[b"12345"] * 5, None).arrow()
     assert [one.num_rows for one in reading] == [2, 2, 2]
 
@@ -301,7 +301,7 @@ def test_invalid_arguments_are_refused_before_the_read(
 ) -> None:
     given = batch(b"v")
     for arguments, words in (
-        ({"dead_letters": "dead"}, "nothing is to be decoded"),
+        ({"dead_letters": "dead"}, "there is nothing to decode"),
         (
             {"value": its.avro(), "dead_letters": "d", "keep_undecodable": True},
             "exclude each other",
