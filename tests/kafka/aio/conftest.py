@@ -7,8 +7,6 @@ import inspect
 
 import pytest
 
-from dagster_rebalance.testing.fake_group import FakeGroup
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -18,8 +16,3 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 60))
     return True
-
-
-@pytest.fixture
-def group() -> FakeGroup:
-    return FakeGroup({"orders": 4})

@@ -13,6 +13,7 @@ from dagster_rebalance.core.model.events import LostReason, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsumer
 from dagster_rebalance.kafka.aio.async_operations import AsyncRebalanceListener
+from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.consumers import CONFIG, EVERYTHING, P0, P1, P2, P3, Listener
 
 if TYPE_CHECKING:
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.aio.async_operations import AsyncRebalanceConsumer
     from dagster_rebalance.kafka.consumer.listener import RebalanceListener
     from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
-    from dagster_rebalance.testing.fake_group import FakeGroup
 
 LONG_S = 1e9
 REFUSAL = "{} inside a rebalance callback: return from it first"
+
+
+@pytest.fixture
+def group() -> FakeGroup:
+    return FakeGroup({"orders": 4})
 
 
 def consumer_of(group: FakeGroup) -> AsyncRebalanceAwareConsumer:

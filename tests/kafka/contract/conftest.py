@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tests.kafka.contract.stages import Actor, FakeStage, KafkaStage, MockCluster, Stage
+from tests.kafka.contract.stages import Actor, FakeStage, KafkaStage, MockCluster, Stage, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,25 +29,24 @@ STAGES = [
     pytest.param("broker-consumer", marks=pytest.mark.broker),
 ]
 
-# The mock takes three seconds for each rebalance, which cannot be set from Python: it plays what
-# matters most, and all of it without Java. It stores metadata of any length, so where nothing is
-# committed a probe asks once; fencing is then found by the next commit only.
+# The mock takes three seconds for each rebalance, so it runs the most important tests only. It
+# stores metadata of any length, so probes do not work where nothing is committed.
 PLAYED_ON_THE_MOCK = {
-    "test_a_single_member_is_assigned_everything": ("mock-classic", "mock-consumer"),
-    "test_held_partitions_stay_assigned_while_polling_goes_on": ("mock-classic", "mock-consumer"),
-    "test_fencing_during_a_hold_is_reported_once_for_each_partition": (
+    "test_single_member_is_assigned_everything": ("mock-classic", "mock-consumer"),
+    "test_held_partitions_stay_assigned_while_polling": ("mock-classic", "mock-consumer"),
+    "test_probe_detects_fencing_during_a_hold": (
         "mock-classic",
         "mock-consumer",
     ),
-    "test_a_release_hands_the_held_partitions_over": ("mock-consumer",),
+    "test_release_hands_the_held_partitions_over": ("mock-consumer",),
     "test_metadata_of_a_commit_is_read_back": ("mock-consumer",),
-    "test_a_new_pattern_that_matches_nothing_gives_the_topics_before_up": (
+    "test_new_pattern_without_a_match_revokes_the_old_topics": (
         "mock-classic",
         "mock-consumer",
     ),
-    "test_closing_before_the_first_assignment_is_quick": ("mock-consumer",),
-    "test_offsets_that_need_several_requests_are_all_stored": ("mock-classic", "mock-consumer"),
-    "test_metadata_that_no_request_can_carry_is_refused_for_its_partition": (
+    "test_close_before_the_first_assignment_is_quick": ("mock-consumer",),
+    "test_offsets_of_several_requests_are_all_stored": ("mock-classic", "mock-consumer"),
+    "test_metadata_above_the_request_size_is_refused_for_its_partition": (
         "mock-classic",
         "mock-consumer",
     ),
@@ -80,7 +79,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
 
 @pytest.fixture
 def actor(stage: Stage) -> Iterator[Callable[[], Actor]]:
-    """Makes members; they have left when the test ends."""
+    """Creates members, which leave at the end of the test."""
     actors: list[Actor] = []
 
     def make() -> Actor:
@@ -90,3 +89,19 @@ def actor(stage: Stage) -> Iterator[Callable[[], Actor]]:
     yield make
     for each in actors:
         each.member.close(5.0)
+
+
+@pytest.fixture
+def blue(actor: Callable[[], Actor]) -> Actor:
+    """A member that owns all partitions."""
+    blue = actor().subscribe()
+    play(lambda: blue.owns == blue.everything, blue, what="blue to own everything")
+    return blue
+
+
+@pytest.fixture
+def green(blue: Actor, actor: Callable[[], Actor]) -> Actor:
+    """A member that waits for two partitions, which `blue` holds."""
+    green = actor().subscribe()
+    play(lambda: blue.member.held, blue, green, what="a revoke request to blue")
+    return green

@@ -1,7 +1,4 @@
-"""Stages for the contract: a fake group, librdkafka's mock cluster and a real broker.
-
-The mock cluster and the real broker play it in both group protocols.
-"""
+"""Stages for the contract: a fake group, librdkafka's mock cluster and a real broker."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientsPartition
 
+from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.testing.deadline import wait_until
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
         PartitionsLost,
         RevokeRequested,
     )
-    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.group_ports import GroupMember, MemberEvent
     from dagster_rebalance.testing.broker import KafkaCluster
 
@@ -42,7 +39,7 @@ class Stage(Protocol):
         """A member that has not subscribed yet."""
 
     def evict(self, member: GroupMember) -> None:
-        """Let the group forget a member, which is not told."""
+        """Remove a member from the group, without notice to the member."""
 
     def add_topic(self, name: str = "") -> str:
         """Create another topic of four partitions, with a name of its own unless one is given."""
@@ -59,21 +56,17 @@ class FakeStage:
         self.group = FakeGroup({self.topic: 4}, probe_interval_s=PROBE_INTERVAL_S)
 
     def new_member(self) -> GroupMember:
-        """A fake member."""
         return self.group.member()
 
     def evict(self, member: GroupMember) -> None:
-        """Forget it."""
         (fake,) = (other for other in self.group.members if other is member)
         self.group.fence(fake)
 
     def add_topic(self, name: str = "payments") -> str:
-        """A topic of the fake group."""
         self.group.add_partitions(name, 4)
         return name
 
     def delete_topic(self, topic: str) -> None:
-        """Delete it."""
         self.group.delete_topic(topic)
 
 
@@ -110,7 +103,6 @@ class KafkaStage:
             self.config["partition.assignment.strategy"] = "range"
 
     def new_member(self) -> GroupMember:
-        """A real member."""
         settings = validated(self.config, hold_limit_s=self.hold_limit_s)
         return Member(
             settings,
@@ -119,7 +111,7 @@ class KafkaStage:
         )
 
     def evict(self, member: GroupMember) -> None:
-        """Leave the group in its name."""
+        """Leave the group in the name of the member."""
         evict(
             self.config["bootstrap.servers"],
             self.config["group.id"],
@@ -128,7 +120,6 @@ class KafkaStage:
         )
 
     def add_topic(self, name: str = "") -> str:
-        """A topic of the broker."""
         assert self._cluster is not None, "the mock cluster creates no topics on request"
         name = name or f"a-second-{uuid.uuid4().hex[:8]}"
         self._cluster.create_topic(name, 4)
@@ -166,22 +157,17 @@ class MockCluster:
         )
 
     def topic(self) -> str:
-        """Make a topic with four partitions by asking for it.
-
-        The mock cluster does not answer CreateTopics, but makes a topic on the first request for
-        it.
-        """
+        """Create a topic of four partitions, by the first request for it."""
         name = f"mock-{uuid.uuid4().hex[:8]}"
         self._host.list_topics(name, timeout=5)
         return name
 
     def close(self) -> None:
-        """End the cluster."""
         self._host.close()
 
 
 class Actor:
-    """A member under test, and all that it has told."""
+    """A member under test, and its events."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -189,18 +175,20 @@ class Actor:
         self.told: list[MemberEvent] = []
 
     def subscribe(self, *more: str) -> Actor:
-        """Take part for the stage's topic and more topics."""
         self.member.subscribe([self.stage.topic, *more])
         return self
 
     def poll(self) -> None:
-        """Note what the member tells."""
         self.told += self.member.poll(0.05)
 
     @property
     def owns(self) -> frozenset[TopicPartition]:
-        """What the member believes to own."""
         return self.member.assignment()
+
+    @property
+    def everything(self) -> frozenset[TopicPartition]:
+        """All partitions of the topic of the stage."""
+        return frozenset(TopicPartition(self.stage.topic, number) for number in range(4))
 
     def all_told(
         self, kind: type[PartitionsAssigned | RevokeRequested | PartitionsLost]
@@ -210,7 +198,7 @@ class Actor:
 
 
 def play(until: Callable[[], object], *actors: Actor, what: str) -> None:
-    """Let all members poll until something has come about."""
+    """Poll all members until a condition holds."""
 
     def step() -> bool:
         for actor in actors:
@@ -221,7 +209,7 @@ def play(until: Callable[[], object], *actors: Actor, what: str) -> None:
 
 
 def pass_time(*actors: Actor, polls: int = 10) -> None:
-    """Let all members poll for a while."""
+    """Poll all members for a while."""
     for _ in range(polls):
         for actor in actors:
             actor.poll()

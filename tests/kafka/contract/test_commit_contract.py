@@ -1,4 +1,4 @@
-"""Commits are answered for each partition, whoever plays the group."""
+"""Contract of commits: each partition has its own result."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def answers(owner: Actor) -> Mapping[int, CommitResult]:
     return {event.ticket: event.result for event in owner.told if isinstance(event, CommitAnswered)}
 
 
-def test_a_refused_partition_fails_alone(stage: Stage, actor: NewActor) -> None:
-    """The broker stores the offsets of the other partitions, so the result has to say that."""
+def test_refused_partition_fails_alone(stage: Stage, actor: NewActor) -> None:
     owner = owner_of(actor, stage.topic)
     first, second, *others = sorted(owner.owns)
     wanted = dict.fromkeys(others, OffsetAndMetadata(3))
@@ -60,10 +59,10 @@ def test_a_refused_partition_fails_alone(stage: Stage, actor: NewActor) -> None:
     assert stored(owner, owner.owns) == dict.fromkeys([first, *others], 3)
 
 
-def test_metadata_that_no_request_can_carry_is_refused_for_its_partition(
+def test_metadata_above_the_request_size_is_refused_for_its_partition(
     stage: Stage, actor: NewActor
 ) -> None:
-    """The broker would close the connection, and no partition of the request would be stored."""
+    """The broker would close the connection, and store no partition of the request."""
     owner = owner_of(actor, stage.topic)
     first, *others = sorted(owner.owns)
     result = owner.member.commit(
@@ -74,10 +73,10 @@ def test_metadata_that_no_request_can_carry_is_refused_for_its_partition(
     assert stored(owner, owner.owns) == dict.fromkeys(others, 3)
 
 
-def test_offsets_that_need_several_requests_are_all_stored(
+def test_offsets_of_several_requests_are_all_stored(
     stage: Stage, actor: NewActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker stores a request as one batch, of 1 MB at most."""
+    """A broker stores a request as one batch of at most 1 MB."""
     monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 9_000)
     owner = owner_of(actor, stage.topic)
     result = owner.member.commit(dict.fromkeys(owner.owns, OffsetAndMetadata(3, "x" * 4_000)))
@@ -85,10 +84,7 @@ def test_offsets_that_need_several_requests_are_all_stored(
     assert stored(owner, owner.owns) == dict.fromkeys(owner.owns, 3)
 
 
-def test_a_refused_commit_does_not_fail_the_commit_of_another_caller(
-    stage: Stage, actor: NewActor
-) -> None:
-    """Commits that wait for the same answer share the next request."""
+def test_refused_commit_does_not_fail_a_joined_commit(stage: Stage, actor: NewActor) -> None:
     owner = owner_of(actor, stage.topic)
     first, second, *_ = sorted(owner.owns)
     tickets = [
@@ -105,7 +101,6 @@ def test_a_refused_commit_does_not_fail_the_commit_of_another_caller(
 def test_commits_of_other_topics_succeed_while_a_topic_is_deleted(
     stage: Stage, actor: NewActor, *, in_hold: bool
 ) -> None:
-    """Kafka deletes the offsets with the topic, and refuses commits for it from then on."""
     gone = stage.add_topic()
     owner = owner_of(actor, stage.topic, gone)
     assert not owner.member.commit(dict.fromkeys(owner.owns, OffsetAndMetadata(1))).failed
@@ -123,10 +118,9 @@ def test_commits_of_other_topics_succeed_while_a_topic_is_deleted(
 
 
 @pytest.mark.parametrize("made_again", [False, True])
-def test_a_topic_that_is_deleted_during_a_hold_leaves_the_other_topics_to_the_member(
+def test_topic_deleted_during_a_hold_does_not_end_it(
     stage: Stage, actor: NewActor, *, made_again: bool
 ) -> None:
-    """No other member has committed, so the hold goes on; also when the topic is made again."""
     gone = stage.add_topic()
     owner = owner_of(actor, stage.topic, gone)
     owner.member.commit(dict.fromkeys(owner.owns, OffsetAndMetadata(1)))
@@ -144,10 +138,8 @@ def test_a_topic_that_is_deleted_during_a_hold_leaves_the_other_topics_to_the_me
     ).failed
 
 
-def test_fencing_is_found_in_a_hold_after_a_topic_was_deleted(
-    stage: Stage, actor: NewActor
-) -> None:
-    """The broker looks at the member only in a commit for a topic that exists."""
+def test_probe_detects_fencing_after_a_topic_was_deleted(stage: Stage, actor: NewActor) -> None:
+    """The broker checks the member only in a commit for an existing topic."""
     gone = stage.add_topic()
     owner = owner_of(actor, stage.topic, gone)
     other = actor().subscribe(gone)
@@ -159,10 +151,7 @@ def test_fencing_is_found_in_a_hold_after_a_topic_was_deleted(
     assert partitions_of(stage.topic) <= set(owner.all_told(PartitionsLost))
 
 
-def test_partitions_of_a_deleted_topic_are_lost_to_commits_after_a_while(
-    stage: Stage, actor: NewActor
-) -> None:
-    """They can never be committed, so no caller must wait for that."""
+def test_commits_of_a_deleted_topic_fail_with_partition_lost(stage: Stage, actor: NewActor) -> None:
     gone = stage.add_topic()
     owner = owner_of(actor, stage.topic, gone)
     other = actor().subscribe(gone)

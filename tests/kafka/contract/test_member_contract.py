@@ -1,4 +1,4 @@
-"""What every member of a group does, whoever plays it."""
+"""Contract of the group member: fake group, mock cluster and broker behave alike."""
 
 from __future__ import annotations
 
@@ -24,60 +24,32 @@ if TYPE_CHECKING:
     NewActor = Callable[[], Actor]
 
 
-def everything(stage: Stage) -> frozenset[TopicPartition]:
-    """All partitions of the topic."""
-    return frozenset(TopicPartition(stage.topic, number) for number in range(4))
-
-
-def alone(stage: Stage, actor: NewActor) -> Actor:
-    """A member that owns all partitions."""
-    blue = actor().subscribe()
-    play(lambda: blue.owns == everything(stage), blue, what="the first member to own everything")
-    return blue
-
-
-def holding(stage: Stage, actor: NewActor) -> tuple[Actor, Actor]:
-    """A member that holds two partitions, and the one that waits for them."""
-    blue = alone(stage, actor)
-    green = actor().subscribe()
-    play(lambda: blue.member.held, blue, green, what="a revoke request to the first member")
-    return blue, green
-
-
-def test_a_single_member_is_assigned_everything(stage: Stage, actor: NewActor) -> None:
-    """The start of every life of a group, told as an event."""
-    blue = alone(stage, actor)
-    assert sorted(blue.all_told(PartitionsAssigned)) == sorted(everything(stage))
+def test_single_member_is_assigned_everything(blue: Actor) -> None:
+    assert sorted(blue.all_told(PartitionsAssigned)) == sorted(blue.everything)
     assert blue.member.member_id
 
 
-def test_held_partitions_stay_assigned_while_polling_goes_on(stage: Stage, actor: NewActor) -> None:
-    """The whole point: a hold neither blocks the member nor gives anything away."""
-    blue, green = holding(stage, actor)
+def test_held_partitions_stay_assigned_while_polling(blue: Actor, green: Actor) -> None:
     pass_time(blue, green, polls=15)
-    assert blue.owns == everything(stage)
+    assert blue.owns == blue.everything
     assert not green.owns
     assert len(blue.member.held) == 2
     assert frozenset(blue.all_told(RevokeRequested)) == blue.member.held
 
 
-def test_commits_succeed_during_a_hold(stage: Stage, actor: NewActor) -> None:
-    """A drain commits what finishes, for held and for retained partitions."""
-    blue, green = holding(stage, actor)
+def test_commits_succeed_during_a_hold(blue: Actor, green: Actor) -> None:
     pass_time(blue, green, polls=3)
-    result = blue.member.commit({tp: OffsetAndMetadata(7, "drained") for tp in everything(stage)})
-    assert result.committed == everything(stage)
+    result = blue.member.commit({tp: OffsetAndMetadata(7, "drained") for tp in blue.everything})
+    assert result.committed == blue.everything
     assert not result.failed
 
 
-def test_a_release_hands_the_held_partitions_over(stage: Stage, actor: NewActor) -> None:
-    """The next owner gets exactly what was held, and sees what was committed for it."""
-    blue, green = holding(stage, actor)
+def test_release_hands_the_held_partitions_over(blue: Actor, green: Actor) -> None:
     held = blue.member.held
     blue.member.commit(dict.fromkeys(held, OffsetAndMetadata(7, "drained")))
     blue.member.release()
-    assert blue.owns == everything(stage) - held
-    play(lambda: green.owns == held, blue, green, what="the second member to own what was held")
+    assert blue.owns == blue.everything - held
+    play(lambda: green.owns == held, blue, green, what="green to own the held partitions")
     found = green.member.committed(held, 5.0)
     assert {
         tp: (offset.offset, offset.metadata) for tp, offset in found.items() if offset
@@ -85,27 +57,21 @@ def test_a_release_hands_the_held_partitions_over(stage: Stage, actor: NewActor)
     assert not blue.all_told(PartitionsLost)
 
 
-def test_released_partitions_come_back_when_the_other_member_leaves(
-    stage: Stage, actor: NewActor
-) -> None:
-    """A partition may be given up and granted again to the same member, as a new ownership."""
-    blue, green = holding(stage, actor)
+def test_released_partitions_return_when_the_other_member_leaves(blue: Actor, green: Actor) -> None:
     held = blue.member.held
     blue.member.release()
-    play(lambda: green.owns == held, blue, green, what="the second member to own what was held")
+    play(lambda: green.owns == held, blue, green, what="green to own the held partitions")
     green.member.close(5.0)
     play(
-        lambda: blue.owns == everything(stage),
+        lambda: blue.owns == blue.everything,
         blue,
-        what="the first member to own everything again",
+        what="blue to own everything again",
     )
-    assert sorted(blue.all_told(PartitionsAssigned)) == sorted([*everything(stage), *held])
+    assert sorted(blue.all_told(PartitionsAssigned)) == sorted([*blue.everything, *held])
 
 
-def test_metadata_of_a_commit_is_read_back(stage: Stage, actor: NewActor) -> None:
-    """Claims are kept in it."""
-    blue = alone(stage, actor)
-    first, second = sorted(everything(stage))[:2]
+def test_metadata_of_a_commit_is_read_back(blue: Actor) -> None:
+    first, second = sorted(blue.everything)[:2]
     text = '{"v":1,"b":"2f1d","n":[[0,120]]} ☂'
     blue.member.commit({first: OffsetAndMetadata(3, text)})
     found = blue.member.committed([first, second], 5.0)
@@ -115,86 +81,63 @@ def test_metadata_of_a_commit_is_read_back(stage: Stage, actor: NewActor) -> Non
     assert (stored.offset, stored.metadata) == (3, text)
 
 
-def test_a_commit_for_a_partition_that_is_not_assigned_is_refused(
-    stage: Stage, actor: NewActor
-) -> None:
-    """The broker checks the member only, so the member itself must check the partition.
-
-    The offsets of the other partitions are committed.
-    """
-    blue = alone(stage, actor)
-    mine, foreign = min(everything(stage)), TopicPartition(stage.topic, 99)
+def test_commit_of_a_partition_that_is_not_assigned_is_refused(stage: Stage, blue: Actor) -> None:
+    """The broker checks only the member; the other offsets are committed."""
+    mine, foreign = min(blue.everything), TopicPartition(stage.topic, 99)
     result = blue.member.commit({mine: OffsetAndMetadata(1), foreign: OffsetAndMetadata(1)})
     assert result.committed == {mine}
     assert isinstance(result.failed[foreign], PartitionLostError)
 
 
 def answers(blue: Actor) -> dict[int, CommitResult]:
-    """What became of the commits that were not waited for, by their tickets."""
+    """The results of asynchronous commits, by ticket."""
     return {event.ticket: event.result for event in blue.told if isinstance(event, CommitAnswered)}
 
 
-def test_commits_that_are_not_waited_for_are_answered_in_order(
-    stage: Stage, actor: NewActor
-) -> None:
-    """Of several commits of one partition, the last offset stays.
-
-    Each caller hears the outcome of its own commit.
-    """
-    blue = alone(stage, actor)
-    first, second = sorted(everything(stage))[:2]
+def test_asynchronous_commits_are_answered_in_order(stage: Stage, blue: Actor) -> None:
+    first, second = sorted(blue.everything)[:2]
     foreign = TopicPartition(stage.topic, 99)
-    asked = [
+    tickets = [
         blue.member.commit_async({first: OffsetAndMetadata(1), second: OffsetAndMetadata(7)}),
         *(blue.member.commit_async({first: OffsetAndMetadata(offset)}) for offset in range(2, 9)),
         blue.member.commit_async({foreign: OffsetAndMetadata(1)}),
     ]
-    play(lambda: len(answers(blue)) == len(asked), blue, what="all answers")
-    assert list(answers(blue)) == asked
-    assert answers(blue)[asked[0]].committed == {first, second}
-    assert isinstance(answers(blue)[asked[-1]].failed[foreign], PartitionLostError)
-    assert not any(answers(blue)[ticket].failed for ticket in asked[:-1])
+    play(lambda: len(answers(blue)) == len(tickets), blue, what="all answers")
+    assert list(answers(blue)) == tickets
+    assert answers(blue)[tickets[0]].committed == {first, second}
+    assert isinstance(answers(blue)[tickets[-1]].failed[foreign], PartitionLostError)
+    assert not any(answers(blue)[ticket].failed for ticket in tickets[:-1])
     stored = blue.member.committed([first, second], 5.0)
     assert [stored[tp].offset for tp in (first, second)] == [8, 7]  # type: ignore[union-attr]
 
 
-def test_a_commit_that_is_waited_for_comes_after_those_that_are_not(
-    stage: Stage, actor: NewActor
-) -> None:
-    """In another order, an older offset could be stored over a newer one.
-
-    The next poll tells the answers to the older commits.
-    """
-    blue = alone(stage, actor)
-    mine = min(everything(stage))
-    asked = [blue.member.commit_async({mine: OffsetAndMetadata(offset)}) for offset in (3, 4)]
+def test_synchronous_commit_is_stored_after_earlier_asynchronous_ones(blue: Actor) -> None:
+    mine = min(blue.everything)
+    tickets = [blue.member.commit_async({mine: OffsetAndMetadata(offset)}) for offset in (3, 4)]
     assert blue.member.commit({mine: OffsetAndMetadata(5)}).committed == {mine}
     assert blue.member.settle(0)
     blue.poll()
-    assert list(answers(blue)) == asked
+    assert list(answers(blue)) == tickets
     stored = blue.member.committed([mine], 5.0)[mine]
     assert stored is not None
     assert stored.offset == 5
 
 
-def test_nothing_is_on_its_way_when_settling_says_so(stage: Stage, actor: NewActor) -> None:
-    """Whoever closes something of its own waits with it; what happened meanwhile is not lost."""
-    blue = alone(stage, actor)
-    ticket = blue.member.commit_async(dict.fromkeys(everything(stage), OffsetAndMetadata(2)))
+def test_settle_waits_for_commits_in_flight(blue: Actor) -> None:
+    ticket = blue.member.commit_async(dict.fromkeys(blue.everything, OffsetAndMetadata(2)))
     assert blue.member.settle(5.0)
     assert {
-        offset.offset for offset in blue.member.committed(everything(stage), 5.0).values() if offset
+        offset.offset for offset in blue.member.committed(blue.everything, 5.0).values() if offset
     } == {2}
     blue.poll()
-    assert answers(blue)[ticket].committed == everything(stage)
+    assert answers(blue)[ticket].committed == blue.everything
 
 
 @pytest.mark.parametrize("ending", ["release", "unsubscribe", "close"])
-def test_giving_partitions_up_waits_for_commits_on_their_way(
-    stage: Stage, actor: NewActor, ending: str
+def test_release_and_leave_wait_for_commits_in_flight(
+    blue: Actor, green: Actor, ending: str
 ) -> None:
-    """A commit that reached the broker later would overwrite the next owner's commit."""
-    blue, green = holding(stage, actor)
+    """A later commit would overwrite the next owner's."""
     held = blue.member.held
     tickets = [
         blue.member.commit_async(dict.fromkeys(held, OffsetAndMetadata(offset)))
@@ -207,7 +150,7 @@ def test_giving_partitions_up_waits_for_commits_on_their_way(
     else:
         blue.member.unsubscribe(5.0)
     polled = [green] if ending == "close" else [blue, green]
-    play(lambda: held <= green.owns, *polled, what="the second member to own what was held")
+    play(lambda: held <= green.owns, *polled, what="green to own the held partitions")
     assert [offset and offset.offset for offset in green.member.committed(held, 5.0).values()] == [
         7,
         7,
@@ -217,60 +160,50 @@ def test_giving_partitions_up_waits_for_commits_on_their_way(
         assert {tp for result in answers(blue).values() for tp in result.committed} == held
 
 
-def test_a_commit_on_its_way_learns_of_fencing_in_a_hold(stage: Stage, actor: NewActor) -> None:
-    """It is told as lost, and so is everything that the member had, once."""
-    blue, _ = holding(stage, actor)
+@pytest.mark.usefixtures("green")
+def test_asynchronous_commit_detects_fencing_during_a_hold(stage: Stage, blue: Actor) -> None:
     stage.evict(blue.member)
-    ticket = blue.member.commit_async(dict.fromkeys(everything(stage), OffsetAndMetadata(1)))
+    ticket = blue.member.commit_async(dict.fromkeys(blue.everything, OffsetAndMetadata(1)))
     play(lambda: blue.all_told(PartitionsLost), blue, what="the loss to be noticed")
     assert {type(error) for error in answers(blue)[ticket].failed.values()} == {PartitionLostError}
     assert not answers(blue)[ticket].committed
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
+    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
 
 
-def test_fencing_during_a_hold_is_reported_once_for_each_partition(
-    stage: Stage, actor: NewActor
-) -> None:
-    """No callback tells of it: retained and held partitions are found lost by a probe."""
-    blue, green = holding(stage, actor)
-    blue.member.commit({tp: OffsetAndMetadata(1) for tp in everything(stage)})
+def test_probe_detects_fencing_during_a_hold(stage: Stage, blue: Actor, green: Actor) -> None:
+    """The client calls no callback. Each partition is reported once."""
+    blue.member.commit({tp: OffsetAndMetadata(1) for tp in blue.everything})
     stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
+    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
     assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
         LostReason.FENCED
     ]
     assert not blue.member.held
 
 
-def test_fencing_during_a_hold_is_found_where_nothing_is_committed(
-    stage: Stage, actor: NewActor
+def test_probe_detects_fencing_without_a_committed_offset(
+    stage: Stage, blue: Actor, green: Actor
 ) -> None:
-    """The probe has no offset to commit back unchanged, and it must not leave one behind."""
-    blue, green = holding(stage, actor)
+    """The probe must not leave an offset behind."""
     pass_time(blue, green, polls=15)
-    assert set(blue.member.committed(everything(stage), 5.0).values()) == {None}
+    assert set(blue.member.committed(blue.everything, 5.0).values()) == {None}
     assert not blue.all_told(PartitionsLost)
     stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
-    assert set(green.member.committed(everything(stage), 5.0).values()) == {None}
+    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
+    assert set(green.member.committed(blue.everything, 5.0).values()) == {None}
 
 
-def test_a_commit_after_fencing_says_that_the_partitions_are_lost(
-    stage: Stage, actor: NewActor
-) -> None:
-    """Whoever commits before the next probe must not take it for a passing trouble."""
-    blue, _ = holding(stage, actor)
+@pytest.mark.usefixtures("green")
+def test_commit_after_fencing_fails_with_partition_lost(stage: Stage, blue: Actor) -> None:
     stage.evict(blue.member)
-    result = blue.member.commit({tp: OffsetAndMetadata(1) for tp in everything(stage)})
+    result = blue.member.commit({tp: OffsetAndMetadata(1) for tp in blue.everything})
     assert not result.committed
     assert all(isinstance(error, PartitionLostError) for error in result.failed.values())
 
 
-def test_a_fenced_member_takes_part_again(stage: Stage, actor: NewActor) -> None:
-    """The group recovers by itself, and every partition has one owner."""
-    blue, green = holding(stage, actor)
+def test_fenced_member_rejoins(stage: Stage, blue: Actor, green: Actor) -> None:
     stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
 
@@ -280,32 +213,25 @@ def test_a_fenced_member_takes_part_again(stage: Stage, actor: NewActor) -> None
                 each.member.release()
         return len(blue.owns) == len(green.owns) == 2 and not blue.owns & green.owns
 
-    play(shared, blue, green, what="both members to share the partitions again")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
+    play(shared, blue, green, what="both to share the partitions again")
+    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
 
 
-def test_fencing_without_a_hold_is_reported_once_for_each_partition(
-    stage: Stage, actor: NewActor
-) -> None:
-    """The client tells of this one by itself."""
-    blue = alone(stage, actor)
+def test_fencing_without_a_hold_is_reported_once(stage: Stage, blue: Actor) -> None:
     stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, what="the loss to be told")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
+    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
     assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
         LostReason.SESSION
     ]
 
 
-def test_closing_during_a_hold_hands_everything_over(stage: Stage, actor: NewActor) -> None:
-    """Shutdown is the most frequent rebalance, and must not wait for a release."""
-    blue, green = holding(stage, actor)
+def test_close_during_a_hold_hands_everything_over(blue: Actor, green: Actor) -> None:
     blue.member.close(5.0)
-    play(lambda: green.owns == everything(stage), green, what="the second member to own everything")
+    play(lambda: green.owns == blue.everything, green, what="green to own everything")
 
 
-def test_closing_before_the_first_assignment_is_quick(actor: NewActor) -> None:
-    """A deploy may end a process that has only just begun."""
+def test_close_before_the_first_assignment_is_quick(actor: NewActor) -> None:
     blue = actor().subscribe()
     blue.poll()
     blue.member.close(5.0)
@@ -314,50 +240,42 @@ def test_closing_before_the_first_assignment_is_quick(actor: NewActor) -> None:
         blue.member.poll(0)
 
 
-def test_unsubscribing_during_a_hold_leaves_the_group(stage: Stage, actor: NewActor) -> None:
-    """What is held goes with it, and the member may come back."""
-    blue, green = holding(stage, actor)
+def test_unsubscribe_during_a_hold_leaves_the_group(blue: Actor, green: Actor) -> None:
     blue.member.unsubscribe(5.0)
     play(
-        lambda: green.owns == everything(stage),
+        lambda: green.owns == blue.everything,
         blue,
         green,
-        what="the second member to own everything",
+        what="green to own everything",
     )
     assert not blue.owns
     green.member.close(5.0)
     blue.subscribe()
     play(
-        lambda: blue.owns == everything(stage),
+        lambda: blue.owns == blue.everything,
         blue,
-        what="the first member to own everything again",
+        what="blue to own everything again",
     )
 
 
-def test_a_release_without_a_hold_is_refused(stage: Stage, actor: NewActor) -> None:
-    """It would be a bug in the caller, and must not give partitions away."""
-    blue = alone(stage, actor)
+def test_release_without_a_hold_is_refused(blue: Actor) -> None:
     with pytest.raises(IllegalStateError, match="held"):
         blue.member.release()
-    assert blue.owns == everything(stage)
+    assert blue.owns == blue.everything
 
 
-def test_a_pattern_subscribes_to_topics_whose_whole_name_matches(
+def test_pattern_subscribes_to_topics_whose_whole_name_matches(
     stage: Stage, actor: NewActor
 ) -> None:
-    """Matched here with Python's rules, so that one dialect holds for all brokers and protocols."""
+    """Python's rules apply to all brokers and protocols."""
     blue = actor()
     blue.member.subscribe(re.compile(re.escape(stage.topic[:-1]) + "."))
-    play(lambda: blue.owns == everything(stage), blue, what="the topic to be found")
+    play(lambda: blue.owns == blue.everything, blue, what="the topic to be found")
 
 
-def test_a_new_pattern_that_matches_nothing_gives_the_topics_before_up(
-    stage: Stage, actor: NewActor
-) -> None:
-    """By a revoke like any other, and the member comes back for topics that exist."""
-    blue = alone(stage, actor)
+def test_new_pattern_without_a_match_revokes_the_old_topics(blue: Actor) -> None:
     blue.member.subscribe(re.compile("no-topic-has-this-name"))
-    play(lambda: blue.member.held == everything(stage), blue, what="the revoke")
+    play(lambda: blue.member.held == blue.everything, blue, what="the revoke")
     partition = min(blue.owns)
     stored = blue.member.commit({partition: OffsetAndMetadata(3)})
     assert stored.committed == {partition}
@@ -366,4 +284,4 @@ def test_a_new_pattern_that_matches_nothing_gives_the_topics_before_up(
     assert blue.owns == frozenset()
     assert blue.all_told(PartitionsLost) == []
     blue.subscribe()
-    play(lambda: blue.owns == everything(stage), blue, what="the topic to be read again")
+    play(lambda: blue.owns == blue.everything, blue, what="the topic to be read again")
