@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:
-    """Two partitions of ten records each."""
     group = FakeGroup({"orders": 2})
     for number in (0, 1):
         group.produce(tp(number), 10)
@@ -39,8 +38,7 @@ def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:
     )
 
 
-def test_the_high_watermark_is_read_now_and_then() -> None:
-    """It only matters behind open transactions, and each look is a request to every leader."""
+def test_read_beyond_reads_high_watermarks_at_intervals() -> None:
     group, consumer = stage()
     group.open_transaction(tp(0), 4)
     reader = BoundsReader(consumer, group.clock, lambda _: None)
@@ -50,8 +48,7 @@ def test_the_high_watermark_is_read_now_and_then() -> None:
     assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4, high_watermark=10)}
 
 
-def test_a_time_to_begin_at_is_looked_up_where_nothing_is_committed() -> None:
-    """What has been committed says where to go on."""
+def test_find_looks_a_start_time_up_without_a_commit() -> None:
     group, consumer = stage()
     group.produce(tp(0), 5, timestamp=60_000)
     group.committed[tp(1)] = OffsetAndMetadata(3)
@@ -62,10 +59,9 @@ def test_a_time_to_begin_at_is_looked_up_where_nothing_is_committed() -> None:
     assert find(consumer, bounds, {})[tp(0)].not_older is None
 
 
-def test_a_leader_that_does_not_say_where_to_begin_keeps_only_its_partition_waiting(
+def test_find_leaves_out_a_leader_without_the_start_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The partition is asked for again; another error is told."""
     group, consumer = stage()
     answers = group.offsets_for_times
     retriable = True
@@ -87,10 +83,9 @@ def test_a_leader_that_does_not_say_where_to_begin_keeps_only_its_partition_wait
 
 
 @pytest.mark.parametrize("kept", [{tp(1)}, {tp(0), tp(1)}], ids=["one", "all"])
-def test_a_partition_with_an_offset_in_an_open_transaction_has_a_reason_and_the_others_go_on(
+def test_find_reports_the_partition_of_an_open_transaction_alone(
     monkeypatch: pytest.MonkeyPatch, kept: set[TopicPartition]
 ) -> None:
-    """Kafka tells of it once the transaction has ended."""
     group, consumer = stage()
     answers = consumer.committed
 
@@ -110,11 +105,7 @@ def test_a_partition_with_an_offset_in_an_open_transaction_has_a_reason_and_the_
     assert not any(at.refused for at in reader.find([tp(0), tp(1)], {}).values())
 
 
-def test_the_first_offset_is_read_now_and_then_while_a_partition_is_owned() -> None:
-    """The first offset moves when retention deletes.
-
-    Asking for it each second would double the requests of an idle group.
-    """
+def test_read_beyond_reads_first_offsets_at_intervals() -> None:
     group, consumer = stage()
     reader = BoundsReader(consumer, group.clock, lambda _: None)
     assert reader.read_beyond([tp(0)])[tp(0)].start == 0
@@ -127,20 +118,14 @@ def test_the_first_offset_is_read_now_and_then_while_a_partition_is_owned() -> N
     assert reader.read_beyond([tp(0)])[tp(0)].start == 5
 
 
-def test_a_leader_that_is_away_costs_the_others_only_their_high_watermarks() -> None:
-    """The bounds are what work depends on."""
+def test_read_beyond_with_a_silent_leader_lacks_high_watermarks() -> None:
     group, consumer = stage()
     group.silence(tp(1))
     reader = BoundsReader(consumer, group.clock, lambda _: None)
     assert reader.read_beyond([tp(0), tp(1)]) == {tp(0): Bounds(0, 10)}
 
 
-def test_a_position_that_its_leader_does_not_verify_is_not_judged_yet() -> None:
-    """A position that was not verified is not judged.
-
-    To take it for verified could skip records, and to take it for truncated would stop a healthy
-    partition.
-    """
+def test_find_leaves_out_an_unverified_position() -> None:
     group, consumer = stage()
     for number in (0, 1):
         group.committed[tp(number)] = encode(StoredPartition(5, log=Log(leader_epoch=1)))
@@ -151,8 +136,7 @@ def test_a_position_that_its_leader_does_not_verify_is_not_judged_yet() -> None:
     assert (found[tp(0)].is_truncated, found[tp(0)].recorded) == (False, LastRecorded(5))
 
 
-def test_leaders_that_are_far_away_are_waited_for_longer() -> None:
-    """Over a slow line each look would else be given up before its answer, for ever."""
+def test_find_waits_longer_for_slow_leaders() -> None:
     group, consumer = stage()
     group.committed[tp(0)] = encode(StoredPartition(5, log=Log(leader_epoch=0)))
     group.elect(tp(0))
@@ -174,10 +158,9 @@ def test_leaders_that_are_far_away_are_waited_for_longer() -> None:
     assert notes == [f"the leaders of orders-0 {said} 1.5 s"] * 2
 
 
-def test_leaders_that_never_answer_are_told_of_until_the_wait_is_the_longest(
+def test_find_notes_silent_leaders_until_the_longest_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A note of each look would hide what else the member says."""
     group, consumer = stage()
     group.committed[tp(0)] = encode(StoredPartition(5, log=Log(leader_epoch=0)))
     group.elect(tp(0))
@@ -196,8 +179,7 @@ def test_leaders_that_never_answer_are_told_of_until_the_wait_is_the_longest(
     assert [note.rsplit(" ", 2)[1] for note in notes] == ["1.5", "3"]
 
 
-def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:
-    """Kafka drops the group's offsets with the topic, but a member may have written them again."""
+def test_find_reports_the_id_of_a_recreated_topic() -> None:
     group, consumer = stage()
     group.recreate_topic("orders")
     (found,) = find(consumer, {tp(0): Bounds(0, 10)}, {}).values()
@@ -205,8 +187,7 @@ def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:
     assert found.topic_id == "id-1"
 
 
-def test_a_topic_that_may_not_be_read_is_refused_alone() -> None:
-    """The other partitions are read, and this one again a little later."""
+def test_reader_refuses_an_unreadable_topic_alone() -> None:
     group, consumer = stage()
     closed = TopicPartition("payments", 0)
     group.add_partitions("payments", 1)
@@ -226,8 +207,7 @@ def test_a_topic_that_may_not_be_read_is_refused_alone() -> None:
     assert not reader.refused
 
 
-def test_a_group_is_looked_at_without_the_topics_that_may_not_be_read() -> None:
-    """Their bounds may be read, and what the group has committed may not."""
+def test_find_leaves_out_unreadable_topics() -> None:
     group, consumer = stage()
     closed = TopicPartition("payments", 0)
     group.add_partitions("payments", 1)
@@ -238,8 +218,7 @@ def test_a_group_is_looked_at_without_the_topics_that_may_not_be_read() -> None:
     assert found[tp(0)].bounds == Bounds(0, 10)
 
 
-def test_a_refusal_of_everything_is_raised() -> None:
-    """No partition is to blame."""
+def test_allowed_raises_if_everything_is_refused() -> None:
 
     def ask(_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         msg = "the group may not be read"

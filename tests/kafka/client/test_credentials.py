@@ -44,7 +44,6 @@ class Vault:
         self.credentials = Credentials(self.ask, lambda: self.now, self.later.append)
 
     def ask(self) -> tuple[str, str]:
-        """What `credentials_cb` names."""
         self.asked += 1
         if isinstance(self.login, Exception):
             raise self.login
@@ -52,18 +51,16 @@ class Vault:
         return found
 
     def set_sasl_credentials(self, username: str, password: str, /) -> None:
-        """Play the client."""
         self.heard.append((username, password))
 
 
 @pytest.fixture
 def vault() -> Vault:
-    """It has been asked for nothing."""
     return Vault()
 
 
-def test_a_client_hears_once_of_what_is_new(vault: Vault) -> None:
-    """Each client is told by its own thread, and a slow function keeps nobody waiting."""
+def test_login_passes_a_new_password_to_its_client_once(vault: Vault) -> None:
+    """The function runs in the background, so a slow one delays no client."""
     login = Login(vault.credentials, vault)
     login.renew()
     vault.login = ("etl", f"{SECRET} 2")
@@ -77,10 +74,9 @@ def test_a_client_hears_once_of_what_is_new(vault: Vault) -> None:
     assert vault.heard == [("etl", f"{SECRET} 1"), ("etl", f"{SECRET} 2")]
 
 
-def test_a_function_that_does_not_answer_is_asked_once_and_told_of(
+def test_credentials_wait_for_a_silent_function_and_warn(
     vault: Vault, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each ask was a thread more, for ever, and its late answer came over a newer one."""
     login = Login(vault.credentials, vault)
     login.renew()
     for number in range(1, 5):
@@ -94,16 +90,14 @@ def test_a_function_that_does_not_answer_is_asked_once_and_told_of(
     assert len(vault.later) == 1, "it has with_timeout, and is asked again"
 
 
-def test_a_client_without_a_function_hears_nothing(vault: Vault) -> None:
-    """Most logins never change."""
+def test_login_without_a_function_leaves_the_client_unchanged(vault: Vault) -> None:
     Login(None, vault).renew()
     assert vault.heard == []
 
 
-def test_a_function_that_fails_later_changes_nothing(
+def test_credentials_keep_the_last_login_if_the_function_fails(
     vault: Vault, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file is away for a moment while it is replaced."""
     vault.credentials.current()
     for broken in (FileNotFoundError("/etc/kafka/password"), (SECRET,)):
         vault.login, vault.now = broken, vault.now + ASK_EVERY_S
@@ -124,18 +118,16 @@ def test_a_function_that_fails_later_changes_nothing(
         (("etl", ""), ConfigurationError, "must return a user and a password"),
     ],
 )
-def test_what_is_wrong_at_the_start_is_told_and_not_shown(
+def test_credentials_report_a_wrong_result_without_the_secret(
     vault: Vault, login: object, error: type[Exception], says: str
 ) -> None:
-    """Before a client is made."""
     vault.login = login
     with pytest.raises(error, match=re.escape(says)) as told:
         vault.credentials.current()
     assert SECRET not in str(told.value)
 
 
-def test_each_kind_of_client_gets_the_login_and_none_the_function(vault: Vault) -> None:
-    """A client does not know the setting; Spark gets the login as any other."""
+def test_settings_give_each_client_the_login_and_not_the_function(vault: Vault) -> None:
     settings = validated({**BASE, "credentials_cb": vault.ask}, hold_limit_s=10)
     for config in (settings.member(), settings.fetcher(), settings.connection()):
         assert (config["sasl.username"], config["sasl.password"]) == ("etl", f"{SECRET} 1")
@@ -154,10 +146,9 @@ def test_each_kind_of_client_gets_the_login_and_none_the_function(vault: Vault) 
         ({"credentials_cb": "etl"}, "'credentials_cb' must be a function"),
     ],
 )
-def test_settings_that_do_not_fit_the_function_are_refused(
+def test_settings_refuse_a_second_login_beside_the_function(
     vault: Vault, more: dict[str, str], says: str
 ) -> None:
-    """Two logins for one client, or none."""
     with pytest.raises(ConfigurationError, match=re.escape(says)) as told:
         validated({**BASE, "credentials_cb": vault.ask, **more}, hold_limit_s=10)
     assert SECRET not in str(told.value)
@@ -165,10 +156,9 @@ def test_settings_that_do_not_fit_the_function_are_refused(
 
 @pytest.mark.broker
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_a_living_member_goes_on_with_a_new_password(
+def test_member_logs_in_with_a_new_password_after_a_broker_restart(
     protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kafka takes the old one no more, and a restart ends all connections."""
     monkeypatch.setattr(under_test, "ASK_EVERY_S", 0.0)
     with SecuredKafka(settings={"group.consumer.session.timeout.ms": "60000"}) as kafka:
         name, vault = unique_name("rotated"), Vault()

@@ -36,7 +36,6 @@ COMMIT = Operation("commit in group 'etl'", "kafka:9092")
 
 
 def code(name: str) -> int:
-    """A code of the client's by its name."""
     return int(getattr(KafkaError, name))
 
 
@@ -62,8 +61,7 @@ def code(name: str) -> int:
         ("_MAX_POLL_EXCEEDED", "raise the hold limit"),
     ],
 )
-def test_a_message_says_what_to_do(name: str, advice: str) -> None:
-    """The reader has the message only."""
+def test_broker_error_ends_with_advice(name: str, advice: str) -> None:
     error = broker_error(KafkaError(code(name), "what happened"), COMMIT, [P0])
     assert type(error) is BrokerError
     with pytest.raises(
@@ -95,27 +93,20 @@ def test_a_message_says_what_to_do(name: str, advice: str) -> None:
         *("THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID"),
     ],
 )
-def test_what_passes_by_itself_ends_no_member(name: str) -> None:
-    """They come while brokers are restarted.
-
-    One that is not retriable makes a member leave its group.
-    """
+def test_broker_error_is_retriable_for_errors_of_a_broker_restart(name: str) -> None:
+    """An error that is not retriable makes a member leave its group."""
     assert broker_error(KafkaError(code(name)), COMMIT, [P0]).retriable
 
 
-def test_the_brokers_are_named_when_they_cannot_be_reached() -> None:
-    """The address is the first thing to look at, and of no interest otherwise."""
+def test_broker_error_names_the_brokers_only_if_unreachable() -> None:
     assert "at kafka:9092" in str(broker_error(KafkaError(code("_TRANSPORT")), COMMIT))
     assert "kafka:9092" not in str(
         broker_error(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), COMMIT)
     )
 
 
-def test_a_fatal_heartbeat_of_an_old_broker_names_the_setting() -> None:
-    """Under the code of fatal errors, librdkafka tells the reason in the text only.
-
-    This was seen with Kafka 4.1 without the protocol.
-    """
+def test_broker_error_of_a_fatal_heartbeat_names_the_protocol_setting() -> None:
+    """Seen with Kafka 4.1 without the protocol: a fatal error has its reason only in the text."""
     text = (
         "Fatal error: Broker: API version not supported: "
         "ConsumerGroupHeartbeat fatal error: Broker: API version not supported"
@@ -126,8 +117,8 @@ def test_a_fatal_heartbeat_of_an_old_broker_names_the_setting() -> None:
 
 
 @pytest.mark.parametrize("resource", ["group", "topic"])
-def test_a_fatal_heartbeat_without_a_right_names_the_acl(resource: str) -> None:
-    """Likewise (seen with Kafka 4.1 where the principal may describe the group and not read it)."""
+def test_broker_error_of_a_fatal_heartbeat_names_the_missing_acl(resource: str) -> None:
+    """Seen with Kafka 4.1 where the principal may describe the group but not read it."""
     text = (
         f"Fatal error: Broker: {resource.title()} authorization failed: "
         "ConsumerGroupHeartbeat fatal error: Broker: ..."
@@ -147,16 +138,15 @@ def test_a_fatal_heartbeat_without_a_right_names_the_acl(resource: str) -> None:
         ("UNSUPPORTED_VERSION", "group_protocol: classic"),
     ],
 )
-def test_a_fatal_heartbeat_says_what_to_do(refusal: str, advice: str) -> None:
-    """In the callback of errors it has the code of the reason, in a poll only its words."""
+def test_broker_error_of_a_fatal_heartbeat_ends_with_advice(refusal: str, advice: str) -> None:
+    """The error callback has the code of the reason, a poll only its text."""
     words = f"ConsumerGroupHeartbeat fatal error: {KafkaError(code(refusal)).str()}"
     for error in (KafkaError(code("_FATAL"), words), KafkaError(code(refusal), words, fatal=True)):
         assert is_final(error)
         assert re.search(advice, str(broker_error(error, COMMIT)))
 
 
-def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:
-    """It tells so through callbacks only, and the request itself just ends without an answer."""
+def test_root_cause_of_a_timeout_prefers_refusals_to_failed_connections() -> None:
     refused, cut = (
         KafkaError(code("_AUTHENTICATION"), "wrong password"),
         KafkaError(code("_TRANSPORT"), "connection refused"),
@@ -178,10 +168,9 @@ def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:
         ("TOPIC_AUTHORIZATION_FAILED", "_TIMED_OUT", [1.0]),
     ],
 )
-def test_a_refused_client_is_not_waited_for_to_the_end(
+def test_with_timeout_stops_early_if_the_client_is_refused(
     error: str, cause: str, limits: list[float]
 ) -> None:
-    """A wrong password does not get better within the limit, a slow broker may."""
     asked: list[float] = []
 
     def ask(limit_s: float) -> None:
@@ -193,14 +182,13 @@ def test_a_refused_client_is_not_waited_for_to_the_end(
     assert asked == limits
 
 
-def test_a_short_limit_is_not_made_longer() -> None:
-    """A poll has given it."""
+def test_with_timeout_keeps_a_short_limit() -> None:
     assert with_timeout(lambda limit_s: limit_s, 0.5, lambda error: error) == 0.5
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e10])
-def test_a_limit_that_the_client_cannot_count_is_made_shorter(timeout_s: float) -> None:
-    """Beyond 32 bits of milliseconds it gives up at once, and Python's own wait raises."""
+def test_with_timeout_caps_limits_beyond_the_client(timeout_s: float) -> None:
+    """The client ignores time-outs beyond 32 bits of milliseconds, and Python's own wait raises."""
 
     def ask(limit_s: float) -> float:
         if limit_s == 1.0:
@@ -212,19 +200,15 @@ def test_a_limit_that_the_client_cannot_count_is_made_shorter(timeout_s: float) 
 
 @pytest.mark.parametrize("name", ["UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH", "FENCED_INSTANCE_ID"])
 @pytest.mark.parametrize("holding", [True, False])
-def test_an_unknown_member_has_lost_its_partitions(name: str, holding: bool) -> None:  # noqa: FBT001
-    """The broker has given them away, or will."""
+def test_commit_error_of_an_unknown_member_is_a_loss(name: str, holding: bool) -> None:  # noqa: FBT001
     assert isinstance(
         commit_error(KafkaError(code(name)), COMMIT, [P0], holding=holding), PartitionLostError
     )
 
 
 @pytest.mark.parametrize("name", ["ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"])
-def test_a_stale_generation_is_final_in_a_hold_and_passing_at_other_times(name: str) -> None:
-    """Outside a hold, the client may not yet have heard of the new generation.
-
-    In a hold, the client is told of no new generation.
-    """
+def test_commit_error_of_a_stale_generation_is_a_loss_only_in_a_hold(name: str) -> None:
+    """Outside a hold the client may not have received the new generation yet."""
     assert isinstance(
         commit_error(KafkaError(code(name)), COMMIT, [P0], holding=True), PartitionLostError
     )
@@ -233,8 +217,7 @@ def test_a_stale_generation_is_final_in_a_hold_and_passing_at_other_times(name: 
     assert "commit again" in str(passing)
 
 
-def test_a_rebalance_in_progress_means_still_yours() -> None:
-    """KIP-429: poll, then commit again."""
+def test_commit_error_of_a_rebalance_in_progress_is_retriable() -> None:
     error = commit_error(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), COMMIT, [P0], holding=False)
     assert isinstance(error, RebalanceInProgressError)
     assert error.retriable
@@ -250,15 +233,13 @@ def test_a_rebalance_in_progress_means_still_yours() -> None:
         ("GROUP_AUTHORIZATION_FAILED", False),
     ],
 )
-def test_a_failed_commit_says_whether_to_try_again(name: str, retriable: bool) -> None:  # noqa: FBT001
-    """Without a word about who owns the partition."""
+def test_commit_error_is_retriable_only_for_transient_errors(name: str, retriable: bool) -> None:  # noqa: FBT001
     error = commit_error(KafkaError(code(name)), COMMIT, [P0], holding=True)
     assert type(error) is BrokerError
     assert error.retriable is retriable
 
 
-def test_refused_settings_keep_the_words_of_the_client() -> None:
-    """They name the setting."""
+def test_configuration_error_keeps_the_text_of_the_client() -> None:
     error = configuration_error(
         KafkaException(KafkaError(code("_INVALID_ARG"), 'No such configuration property: "nope"'))
     )
@@ -277,10 +258,9 @@ def test_refused_settings_keep_the_words_of_the_client() -> None:
         {"sasl.mechanism": "hunter2", "security.protocol": "SASL_SSL"},
     ],
 )
-def test_the_value_of_a_setting_that_the_client_refuses_is_not_shown(
+def test_configuration_error_hides_the_value_of_the_setting(
     setting: dict[str, str],
 ) -> None:
-    """It may be a password that stands in the wrong place."""
     with pytest.raises(ConfigurationError, match="refuses its settings") as refused:
         create_client(Consumer, {"bootstrap.servers": "a:1", "group.id": "g", **setting})
     (value, *_) = setting.values()
@@ -289,13 +269,11 @@ def test_the_value_of_a_setting_that_the_client_refuses_is_not_shown(
     assert "hunter2" not in shown
 
 
-def test_an_exception_without_an_error_is_kept_too() -> None:
-    """The client raises such ones here and there."""
+def test_kafka_error_keeps_the_text_of_an_exception_without_an_error() -> None:
     assert kafka_error(KafkaException("something")).str() == "something"
 
 
-def test_no_text_of_a_broker_reaches_a_terminal_as_it_is() -> None:
-    """A broker, or whoever answers in its place, may send escape sequences."""
+def test_errors_escape_control_characters_of_a_broker() -> None:
     error = KafkaError(KafkaError.UNKNOWN, "\x1b[2Jgone")
     operation = Operation("reading", "broker:9092")
     assert r"\x1b[2Jgone" in operation.explain(error)

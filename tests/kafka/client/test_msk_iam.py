@@ -15,7 +15,6 @@ from dagster_rebalance.kafka.client.oauth import Tokens
 
 @pytest.fixture(autouse=True)
 def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An identity in the environment, as AWS's own tools take it; no region."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "swordfish")
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
@@ -23,12 +22,10 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def signed(text: str) -> str:
-    """The request that a token is."""
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
 
 
-def test_a_token_is_signed_for_the_region_and_expires_in_minutes() -> None:
-    """AWS says milliseconds, and the client wants seconds."""
+def test_token_is_signed_for_the_region_and_expires_within_an_hour() -> None:
     text, expires_at = Tokens(token)("region=eu-west-1")
     assert "kafka.eu-west-1.amazonaws.com" in signed(text)
     assert "AKIDEXAMPLE" in signed(text)
@@ -36,23 +33,20 @@ def test_a_token_is_signed_for_the_region_and_expires_in_minutes() -> None:
     assert time.time() < expires_at < time.time() + 3600
 
 
-def test_the_region_can_be_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a pod of EKS."""
+def test_token_takes_the_region_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "us-east-2")
     assert "kafka.us-east-2.amazonaws.com" in signed(token("")[0])
 
 
 @pytest.mark.parametrize("config", ["", "region=", "eu-west-1"])
-def test_a_region_that_nobody_says_is_asked_for(config: str) -> None:
-    """The signer's own error says nothing of Kafka's settings."""
+def test_token_without_a_region_names_the_setting(config: str) -> None:
     with pytest.raises(ConfigurationError, match=r"'sasl\.oauthbearer\.config' to 'region='"):
         token(config)
     with pytest.raises(BrokerError, match="region=eu-west-1"):
         Tokens(token)(config)
 
 
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few need AWS's libraries."""
+def test_token_without_the_signer_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'dagster-rebalance\[msk\]'"):
         token("region=eu-west-1")

@@ -24,7 +24,6 @@ class Issuer:
         self.is_away = False
 
     def __call__(self, config: str) -> Token:
-        """Give one, or be away."""
         self.asked += 1
         if self.is_away:
             msg = f"no answer for {config}"
@@ -34,27 +33,23 @@ class Issuer:
 
 @pytest.fixture
 def issuer() -> Issuer:
-    """It has given nothing yet."""
     return Issuer()
 
 
 @pytest.fixture
 def tokens(issuer: Issuer) -> Tokens:
-    """By the issuer's clock."""
     return Tokens(issuer, lambda: issuer.now)
 
 
-def test_a_token_serves_all_clients_for_half_of_its_life(issuer: Issuer, tokens: Tokens) -> None:
-    """A consumer has three clients; each asks by itself."""
+def test_tokens_share_a_token_for_half_of_its_life(issuer: Issuer, tokens: Tokens) -> None:
     assert tokens("x") == tokens("x") == ("token 1", NOW + 100, "etl")
     issuer.now += 50
     assert tokens("x")[0] == "token 2"
 
 
-def test_an_issuer_that_is_away_costs_nothing_while_the_last_token_is_valid(
+def test_tokens_return_the_last_token_while_the_issuer_is_unavailable(
     issuer: Issuer, tokens: Tokens
 ) -> None:
-    """The client asks when a fifth of its life is left, and again and again."""
     tokens("x")
     issuer.is_away = True
     issuer.now += 99
@@ -68,8 +63,7 @@ def test_an_issuer_that_is_away_costs_nothing_while_the_last_token_is_valid(
     assert tokens("x")[0] == "token 4"
 
 
-def test_what_the_client_takes_beside_a_token_is_taken() -> None:
-    """The name of the principal and extensions, as confluent-kafka has them."""
+def test_tokens_accept_a_principal_and_extensions() -> None:
     for rest in ((), ("etl",), ("etl", {}), ("etl", {"traceId": "1 2"})):
         given = ("token", NOW + 9, *rest)
         assert Tokens(lambda _, given=given: given, lambda: NOW)("") == given
@@ -78,8 +72,7 @@ def test_what_the_client_takes_beside_a_token_is_taken() -> None:
 @pytest.mark.parametrize(
     "nonsense", [None, ("token 2", NOW - 1), ("token 2", NOW + 9, "p", {"a": 1})]
 )
-def test_nonsense_is_a_failure_that_the_last_token_outlives(nonsense: Token) -> None:
-    """The client would ask no more, without a word."""
+def test_tokens_return_the_last_token_instead_of_an_invalid_one(nonsense: Token) -> None:
     given, now = [("token 1", NOW + 100), nonsense, ("token 3", NOW + 200)], [NOW]
     tokens = Tokens(lambda _: given.pop(0), lambda: now[0])
     tokens("")
@@ -88,8 +81,10 @@ def test_nonsense_is_a_failure_that_the_last_token_outlives(nonsense: Token) -> 
     assert tokens("")[0] == "token 3"
 
 
-def test_a_client_is_not_made_without_a_token(issuer: Issuer, tokens: Tokens) -> None:
-    """It would wait for ten seconds, and then say only that it has none. Waiting may help."""
+def test_create_client_without_a_token_raises_a_retriable_error(
+    issuer: Issuer, tokens: Tokens
+) -> None:
+    """The client would wait for ten seconds, and then report only that it has no token."""
     issuer.is_away = True
     with pytest.raises(BrokerError, match="no answer for scope=x") as problem:
         create_client(dict, {"oauth_cb": tokens, "sasl.oauthbearer.config": "scope=x"})
@@ -115,15 +110,13 @@ def test_a_client_is_not_made_without_a_token(issuer: Issuer, tokens: Tokens) ->
         ((SECRET, NOW + 9, "etl", {}, "more"), "only the name of the principal"),
     ],
 )
-def test_what_is_no_token_is_told_and_not_shown(given: Token, says: str) -> None:
-    """With milliseconds the client would never ask again, and lose its connections one day."""
+def test_tokens_report_an_invalid_token_without_showing_it(given: Token, says: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(says)) as problem:
         Tokens(lambda _: given, lambda: NOW)("")
     assert SECRET not in str(problem.value)
 
 
-def test_all_clients_of_a_configuration_share_their_tokens(issuer: Issuer) -> None:
-    """Validated once more, as for its reader, it still does."""
+def test_settings_share_the_tokens_of_one_configuration(issuer: Issuer) -> None:
     config = {
         "bootstrap.servers": "kafka:9092",
         "group.id": "etl",

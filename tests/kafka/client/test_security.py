@@ -69,13 +69,11 @@ class Door:
 
     @property
     def partition(self) -> TopicPartition:
-        """The topic's only partition."""
         return TopicPartition(self.name, 0)
 
     def allow(
         self, *, topic: str | None = LEAST["topic"], group: str | None = LEAST["group"]
     ) -> None:
-        """Grant rights; those of a member by default."""
         if topic is not None:
             self.kafka.allow(self.name, topic, topic=self.name)
         if group is not None:
@@ -89,7 +87,6 @@ class Door:
         wrong: Mapping[str, str] | None = None,
         without: tuple[str, ...] = (),
     ) -> RebalanceAwareConsumer:
-        """A consumer of this user; the member loop's kind by default, which reads no records."""
         config = {
             **self._config(without),
             "group.protocol": protocol,
@@ -100,7 +97,6 @@ class Door:
         )
 
     def read(self, wrong: Mapping[str, str] | None = None) -> list[Message]:
-        """All records, as a run of this user reads them."""
         config = {**self._config(), "log_level": 0, **(wrong or {})}
         with closing(RangeReader(validated(config, hold_limit_s=10))) as reader:
             return list(reader.read([OffsetRange(self.name, 0, 0, RECORDS)], PATIENCE_S))
@@ -115,7 +111,6 @@ class Door:
 
 @pytest.fixture
 def door(secured_kafka: SecuredKafka) -> Door:
-    """Rights are not granted yet."""
     made = Door(secured_kafka, unique_name("door"))
     secured_kafka.add_user(made.name, 'a "pass\\word" of {0} %s')
     fill(secured_kafka, made.name)
@@ -123,7 +118,6 @@ def door(secured_kafka: SecuredKafka) -> Door:
 
 
 def fill(kafka: SecuredKafka, topic: str) -> None:
-    """Make a topic with records."""
     kafka.create_topic(topic)
     producer = Producer(kafka.client_config())
     for number in range(RECORDS):
@@ -132,7 +126,6 @@ def fill(kafka: SecuredKafka, topic: str) -> None:
 
 
 def refusal(action: Callable[[], object]) -> str:
-    """The message of the error that an action ends with, which must come soon and be final."""
     began = time.monotonic()
     with pytest.raises(BrokerError) as refused:
         action()
@@ -141,7 +134,6 @@ def refusal(action: Callable[[], object]) -> str:
 
 
 def poll_until_refused(consumer: RebalanceAwareConsumer) -> None:
-    """Poll as a member does, which goes on after retriable errors; return if no refusal came."""
     until = time.monotonic() + REFUSED_WITHIN_S
     while time.monotonic() < until and not consumer.assignment():
         _poll(consumer)
@@ -156,10 +148,7 @@ def _poll(consumer: RebalanceAwareConsumer) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_read_on_the_topic_and_on_the_group_is_enough_for_all_that_a_member_does(
-    door: Door, protocol: str
-) -> None:
-    """More rights in the documentation would be more rights in production."""
+def test_member_needs_only_read_on_topic_and_group(door: Door, protocol: str) -> None:
     door.allow()
     read = 0
     with door.consumer(protocol, fetch=True) as consumer:
@@ -197,48 +186,46 @@ def test_read_on_the_topic_and_on_the_group_is_enough_for_all_that_a_member_does
             wait_until(is_held, timeout_s=30, what="a second member", interval_s=0)
 
 
-def test_a_position_in_a_topic_that_may_not_be_read_is_no_verified_one(door: Door) -> None:
-    """Waiting would not help, and to take it for verified could skip records."""
+def test_truncation_check_without_read_on_the_topic_raises(door: Door) -> None:
+    """To take the position for verified could skip records."""
     door.allow(topic="DESCRIBE")
     with door.consumer() as consumer:
         said = refusal(lambda: consumer.cluster.truncated({door.partition: LogPosition(3, 0)}))
     assert "verifying the leader epochs of committed offsets" in said
 
 
-def test_a_run_needs_no_more_than_to_describe_the_group(door: Door) -> None:
-    """It asks whether its claim stands, joins nothing and commits nothing."""
+def test_run_needs_only_describe_on_the_group(door: Door) -> None:
     door.allow(topic="READ", group="DESCRIBE")
     with door.consumer() as consumer:
         assert consumer.committed([door.partition]) == {door.partition: None}
 
 
-def test_a_run_reads_its_records_with_the_rights_of_a_run(door: Door) -> None:
-    """The client that reads has the member's settings, and writes nothing for the group."""
+def test_range_reader_needs_only_read_on_the_topic(door: Door) -> None:
     door.allow(topic="READ", group="DESCRIBE")
     assert len(door.read()) == RECORDS
 
 
 @pytest.mark.parametrize("topic", [None, "DESCRIBE"])
-def test_a_run_that_may_not_read_its_records_is_told_so(door: Door, topic: str | None) -> None:
-    """Long before the time of a read is over."""
+def test_range_reader_without_read_on_the_topic_raises_before_the_timeout(
+    door: Door, topic: str | None
+) -> None:
     door.allow(topic=topic)
     message = refusal(door.read)
     assert door.name in message
     assert "ACL READ" in message
 
 
-def test_a_run_with_a_wrong_password_is_told_so(door: Door) -> None:
-    """The client would go on trying."""
+def test_range_reader_with_a_wrong_password_raises_before_the_timeout(door: Door) -> None:
     door.allow()
     assert "check 'security.protocol'" in refusal(lambda: door.read({"sasl.password": "wrong"}))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("group", [None, "DESCRIBE"])
-def test_without_read_on_the_group_the_first_poll_names_it(
+def test_poll_without_read_on_the_group_names_the_acl(
     door: Door, protocol: str, group: str | None
 ) -> None:
-    """With DESCRIBE alone the consumer protocol calls the same thing a fatal error."""
+    """With DESCRIBE alone the consumer protocol reports it as a fatal error."""
     door.allow(group=group)
     with door.consumer(protocol) as consumer:
         consumer.subscribe([door.name])
@@ -249,11 +236,8 @@ def test_without_read_on_the_group_the_first_poll_names_it(
 
 
 @pytest.mark.parametrize("topic", [None, "DESCRIBE"])
-def test_without_read_on_the_topic_the_check_names_it(door: Door, topic: str | None) -> None:
-    """With DESCRIBE alone, a member could join and be assigned the topic.
-
-    It would be refused only when it writes a claim.
-    """
+def test_check_without_read_on_the_topic_names_the_acl(door: Door, topic: str | None) -> None:
+    """With DESCRIBE alone, only the first claim would be refused."""
     door.allow(topic=topic)
     with door.consumer() as consumer:
         consumer.subscribe([door.name])
@@ -263,10 +247,7 @@ def test_without_read_on_the_topic_the_check_names_it(door: Door, topic: str | N
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_without_a_right_on_the_topic_the_first_poll_names_it_too(
-    door: Door, protocol: str
-) -> None:
-    """A loop that never calls `check` must not wait for records for ever."""
+def test_poll_without_rights_on_the_topic_names_the_acl(door: Door, protocol: str) -> None:
     door.allow(topic=None)
     with door.consumer(protocol, fetch=True) as consumer:
         consumer.subscribe([door.name])
@@ -275,8 +256,7 @@ def test_without_a_right_on_the_topic_the_first_poll_names_it_too(
     assert "ACL READ, which includes DESCRIBE, on the topic" in message
 
 
-def test_a_commit_without_read_on_the_topic_names_it(door: Door) -> None:
-    """Rights may be taken away while a member works."""
+def test_commit_without_read_on_the_topic_names_the_acl(door: Door) -> None:
     door.allow(topic="DESCRIBE")
     with door.consumer() as consumer:
         consumer.subscribe([door.name])
@@ -286,11 +266,8 @@ def test_a_commit_without_read_on_the_topic_names_it(door: Door) -> None:
     assert "ACL READ, which includes DESCRIBE, on the topic" in message
 
 
-def test_a_run_without_a_right_on_the_group_is_told_so(door: Door) -> None:
-    """A run polls nothing, so the client cannot tell it why no answer comes.
-
-    The request just times out.
-    """
+def test_committed_without_rights_on_the_group_names_the_acl(door: Door) -> None:
+    """A run polls nothing, so its request only times out."""
     door.allow(group=None)
     with door.consumer() as consumer:
         message = refusal(lambda: consumer.committed([door.partition], timeout_s=PATIENCE_S))
@@ -301,13 +278,9 @@ def test_a_run_without_a_right_on_the_group_is_told_so(door: Door) -> None:
 @pytest.mark.parametrize(
     ("right", "says"), [("WRITE", ""), ("DESCRIBE", "ACLs WRITE and DESCRIBE on the topic")]
 )
-def test_write_on_the_topic_of_dead_letters_is_enough_for_them(
+def test_dead_letter_producer_needs_only_write_on_its_topic(
     door: Door, right: str, says: str
 ) -> None:
-    """WRITE is also enough for an idempotent producer, with no right on the cluster.
-
-    Without WRITE, the problem names it.
-    """
     door.allow(topic=right, group=None)
     letters = DeadLetterProducer(
         {**door.kafka.client_config(door.name), "group.id": door.name}, door.name
@@ -321,11 +294,7 @@ def test_write_on_the_topic_of_dead_letters_is_enough_for_them(
     assert bool(says) == bool(delivery.problem)
 
 
-def test_a_pattern_matches_those_topics_only_that_the_user_may_see(door: Door) -> None:
-    """A topic that the user may not see is no error.
-
-    The member takes it in, with its records, once the user is allowed to see it.
-    """
+def test_pattern_matches_only_visible_topics(door: Door) -> None:
     door.allow()
     hidden = f"{door.name}-hidden"
     fill(door.kafka, hidden)
@@ -356,8 +325,7 @@ def test_a_pattern_matches_those_topics_only_that_the_user_may_see(door: Door) -
         )
 
 
-def test_a_topic_of_a_pattern_that_may_be_seen_and_not_read_is_named(door: Door) -> None:
-    """It is assigned, since the group knows nothing of who may read what."""
+def test_pattern_with_an_unreadable_topic_names_it(door: Door) -> None:
     door.allow(topic="DESCRIBE")
     with door.consumer(fetch=True) as consumer:
         consumer.subscribe(re.compile(f"{door.name}.*"))
@@ -374,7 +342,6 @@ def test_a_topic_of_a_pattern_that_may_be_seen_and_not_read_is_named(door: Door)
 
 @pytest.fixture(scope="module")
 def holder(secured_kafka: SecuredKafka) -> Door:
-    """Somebody with a certificate instead of a password, and the rights of a member."""
     made = Door(secured_kafka, unique_name("holder"))
     secured_kafka.add_certificate(made.name)
     fill(secured_kafka, made.name)
@@ -384,13 +351,10 @@ def holder(secured_kafka: SecuredKafka) -> Door:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("form", ["PEM", "PKCS#12"])
-def test_a_certificate_is_enough_to_log_in(
+def test_consumer_logs_in_with_a_certificate(
     holder: Door, protocol: str, form: str, tmp_path: Path
 ) -> None:
-    """The settings are those of docs/security.md, whose key has a password.
-
-    A single file for everything also works.
-    """
+    """The settings are those of docs/security.md, whose key has a password, and a single file."""
     settings = (
         pem_settings(holder.kafka.client_config(holder.name), tmp_path)
         if form == "PEM"
@@ -412,8 +376,7 @@ def test_a_certificate_is_enough_to_log_in(
         }
 
 
-def test_the_rights_of_a_certificate_are_those_of_its_subject(holder: Door) -> None:
-    """A topic of somebody else's is as closed to it as to anybody."""
+def test_certificate_has_the_rights_of_its_subject(holder: Door) -> None:
     other = unique_name("other")
     fill(holder.kafka, other)
     with holder.consumer() as consumer:
@@ -423,13 +386,8 @@ def test_the_rights_of_a_certificate_are_those_of_its_subject(holder: Door) -> N
     assert "ACL READ" in message
 
 
-def test_without_a_certificate_or_with_one_of_another_authority_nobody_gets_in(
-    holder: Door, tmp_path: Path
-) -> None:
-    """The broker ends the connection right after the handshake, again and again.
-
-    The check tells this, with the reason, when the time is over.
-    """
+def test_check_without_a_valid_certificate_reports_the_reason(holder: Door, tmp_path: Path) -> None:
+    """The broker ends the connection right after each handshake."""
     trusted = holder.kafka.client_config(holder.name)
     none = {name: value for name, value in trusted.items() if not name.startswith("ssl.keystore")}
     certificate = _authority(tmp_path / "another.pem")
@@ -483,13 +441,10 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_what_is_wrong_with_the_connection_is_said_within_seconds(
+def test_connection_errors_are_reported_within_seconds(
     door: Door, kind: str, tmp_path: Path
 ) -> None:
-    """`check`, a poll without it, and a run's first question must each say it.
-
-    Each of them finds the mistake in another way.
-    """
+    """`check`, a poll without it, and a run's first request find the error in different ways."""
     mistake = MISTAKES[kind]
     hangs_up = kind in {"protocol", "login"}
     limit_s = (
@@ -538,7 +493,6 @@ def pem_settings(config: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 def _authority(path: Path) -> Path:
-    """The certificate of an authority that nobody has asked."""
     names = ["-subj", "/CN=another", "-keyout", str(path.with_suffix(".key")), "-out", str(path)]
     command = [
         "openssl",
@@ -559,10 +513,9 @@ def _authority(path: Path) -> Path:
 
 @pytest.mark.parametrize("sees", [True, False], ids=["seen", "hidden"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_right_that_is_withdrawn_in_a_hold_costs_its_topic_alone(
+def test_hold_survives_a_withdrawn_right_on_one_topic(
     secured_kafka: SecuredKafka, protocol: str, *, sees: bool
 ) -> None:
-    """The hold goes on, and commits for the other topic are stored."""
     user, kept = unique_name("user"), unique_name("kept")
     closed = f"a-{unique_name('closed')}"
     secured_kafka.add_user(user, "a-password-of-a-test")

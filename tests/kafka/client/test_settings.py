@@ -23,7 +23,6 @@ GOOD = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 
 
 def settings(*, hold_limit_s: float = 300.0, **config: object) -> Settings:
-    """Settings with underscores for dots."""
     return validated(
         {**GOOD, **{name.replace("_", "."): value for name, value in config.items()}},
         hold_limit_s=hold_limit_s,

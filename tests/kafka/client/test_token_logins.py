@@ -44,11 +44,9 @@ class Login:
 
     @property
     def partition(self) -> TopicPartition:
-        """The topic's only partition."""
         return TopicPartition(self.name, 0)
 
     def config(self, how: str) -> dict[str, Any]:
-        """The settings for a login, by an issuer or by a function."""
         if how == "function":
             return {"oauth_cb": self.token}
         return {
@@ -60,18 +58,15 @@ class Login:
         }
 
     def token(self, _config: str) -> tuple[str, float]:
-        """What a function of the user returns."""
         return self.kafka.issuer.token(self.name), time.time() + self.kafka.issuer.lifetime_s
 
     def consumer(self, config: Mapping[str, Any], *, fetch: bool = True) -> RebalanceAwareConsumer:
-        """A consumer with a login."""
         base = {"group.id": self.name, "auto.offset.reset": "earliest", "log_level": 0}
         return RebalanceAwareConsumer({**self.kafka.bearer_config(), **base, **config}, fetch=fetch)
 
 
 @pytest.fixture
 def login(kafka_with_tokens: KafkaWithTokens) -> Login:
-    """Its topic has records."""
     made = Login(kafka_with_tokens, unique_name("bearer"))
     made.kafka.create_topic(made.name)
     producer = Producer(made.kafka.client_config())
@@ -85,8 +80,7 @@ def login(kafka_with_tokens: KafkaWithTokens) -> Login:
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 @pytest.mark.parametrize("how", ["issuer", "function"])
-def test_a_token_is_enough_to_log_in(login: Login, how: str, protocol: str) -> None:
-    """Member, reader and read-only requests are three clients, and each logs in."""
+def test_consumer_logs_in_with_a_token(login: Login, how: str, protocol: str) -> None:
     with login.consumer({**login.config(how), "group.protocol": protocol}) as consumer:
         consumer.subscribe([login.name])
         consumer.check()
@@ -102,8 +96,7 @@ def test_a_token_is_enough_to_log_in(login: Login, how: str, protocol: str) -> N
         assert consumer.committed([login.partition])[login.partition] == OffsetAndMetadata(RECORDS)
 
 
-def test_a_wrong_secret_is_told_by_the_check(login: Login) -> None:
-    """In the words of the issuer, and without the secret."""
+def test_check_with_a_wrong_secret_reports_the_issuers_error(login: Login) -> None:
     login.kafka.issuer.clients[login.name] = "another one"
     with login.consumer(login.config("issuer"), fetch=False) as consumer:
         consumer.subscribe([login.name])
@@ -113,7 +106,7 @@ def test_a_wrong_secret_is_told_by_the_check(login: Login) -> None:
     assert SECRET not in str(told.value)
 
 
-def test_a_function_that_gives_no_token_is_told_before_anything_else(login: Login) -> None:
+def test_consumer_whose_function_fails_raises_at_creation(login: Login) -> None:
     """With an `error_cb`, the client's own error cannot even be caught."""
 
     def token(_config: str) -> tuple[str, float]:
@@ -124,8 +117,7 @@ def test_a_function_that_gives_no_token_is_told_before_anything_else(login: Logi
         login.consumer({"oauth_cb": token})
 
 
-def test_an_issuer_that_is_away_costs_no_membership(login: Login) -> None:
-    """Its tokens are renewed many times in the life of a member."""
+def test_member_survives_an_unavailable_issuer(login: Login) -> None:
     failed = 0
     is_away = False
 
@@ -170,10 +162,7 @@ def test_an_issuer_that_is_away_costs_no_membership(login: Login) -> None:
 
 
 @pytest.mark.parametrize("words", NOT_RENEWED.values(), ids=NOT_RENEWED)
-def test_a_login_that_is_not_renewed_ends_no_member_that_has_joined(
-    login: Login, words: str
-) -> None:
-    """What it logged in with may be valid for an hour; before that it is an error at once."""
+def test_member_survives_a_failed_renewal_of_its_login(login: Login, words: str) -> None:
     not_renewed = KafkaError(KafkaError._AUTHENTICATION, words)
     with login.consumer(login.config("issuer"), fetch=False) as consumer:
         session = consumer._state.member._session  # type: ignore[attr-defined]

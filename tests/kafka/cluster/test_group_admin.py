@@ -10,8 +10,7 @@ from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
 
 
-def test_the_client_id_of_a_member_reaches_no_terminal_as_it_is() -> None:
-    """Any client that may join the group chooses its own."""
+def test_members_escape_control_characters_in_client_ids() -> None:
     member = SimpleNamespace(
         member_id="m-1", client_id="\x1b]0;owned\x07", host="/10.0.0.1", assignment=None,
         target_assignment=None,

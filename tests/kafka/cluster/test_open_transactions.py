@@ -41,7 +41,6 @@ class Coordinator:
     def committed(
         self, partitions: list[confluent_kafka.TopicPartition], timeout: float
     ) -> list[confluent_kafka.TopicPartition]:
-        """The offsets, or a time-out."""
         self.asked.append((len(partitions), timeout))
         if self._is_away or not self._kept.isdisjoint(asked.partition for asked in partitions):
             self.now += timeout
@@ -51,32 +50,27 @@ class Coordinator:
         ]
 
     def read(self, timeout_s: float) -> tuple[list[int], list[int]]:
-        """The partitions that are with_timeout, and those that wait."""
         found, waiting = committed_offsets.read(self, PARTITIONS, timeout_s, lambda: self.now)  # type: ignore[arg-type]
         return sorted(at.partition for at in found), sorted(at.partition for at in waiting)
 
 
-def test_a_read_without_a_transaction_is_one_request() -> None:
-    """It takes the whole time-out."""
+def test_read_without_a_transaction_sends_one_request() -> None:
     coordinator = Coordinator()
     assert coordinator.read(1.0) == (list(range(8)), [])
     assert coordinator.asked == [(8, 1.0)]
 
 
-def test_partitions_of_an_open_transaction_wait_and_others_are_read() -> None:
-    """Halves are asked for until those that wait are alone."""
+def test_read_returns_partitions_outside_an_open_transaction() -> None:
     assert Coordinator(1, 6).read(10.0) == ([0, 2, 3, 4, 5, 7], [1, 6])
 
 
-def test_a_read_that_runs_out_of_time_counts_the_rest_as_waiting() -> None:
-    """The next read asks for fewer."""
+def test_read_at_its_timeout_reports_the_rest_as_waiting() -> None:
     coordinator = Coordinator(1)
     assert coordinator.read(1.0) == ([4, 5, 6, 7], [0, 1, 2, 3])
     assert coordinator.now <= committed_offsets.longest(1.0)
 
 
-def test_a_coordinator_that_is_away_is_no_transaction() -> None:
-    """The time-out is raised after one more short request."""
+def test_read_from_an_unavailable_coordinator_raises() -> None:
     coordinator = Coordinator(is_away=True)
     with pytest.raises(KafkaException, match="_TIMED_OUT"):
         coordinator.read(1.0)
@@ -85,7 +79,6 @@ def test_a_coordinator_that_is_away_is_no_transaction() -> None:
 
 @pytest.fixture
 def pending(kafka_broker: KafkaCluster) -> Iterator[Callable[[str, str], Producer]]:
-    """Sends an offset of partition 0 of a topic in a transaction, which stays open."""
     producers: list[Producer] = []
 
     def send(group: str, topic: str) -> Producer:
@@ -119,13 +112,12 @@ def pending(kafka_broker: KafkaCluster) -> Iterator[Callable[[str, str], Produce
 
 @pytest.mark.broker
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_a_member_reads_the_partitions_that_no_open_transaction_has(
+def test_member_reads_partitions_outside_an_open_transaction(
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
     pending: Callable[[str, str], Producer],
     protocol: str,
 ) -> None:
-    """The other one begins where the transaction leaves it."""
     topic = kafka_topic(partitions=2)
     kept, free = (TopicPartition(topic, number) for number in (0, 1))
     writer = Producer(kafka_broker.client_config())

@@ -29,14 +29,12 @@ _HEADER = struct.Struct(">qi")
 
 
 def cluster_of(bootstrap_servers: str) -> Cluster:
-    """Questions to a Kafka."""
     return Cluster(
         validated({"bootstrap.servers": bootstrap_servers, "group.id": "etl"}, hold_limit_s=10)
     )
 
 
 def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
-    """Records in batches of one, so that a log can be cut off between any two."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(records):
         producer.produce(topic, str(number), partition=0)
@@ -44,7 +42,6 @@ def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
 
 
 def cut(log: Path, at: int) -> None:
-    """Cut a segment off before the batch that begins at an offset."""
     data, place = log.read_bytes(), 0
     while place < len(data):
         offset, length = _HEADER.unpack_from(data, place)
@@ -56,7 +53,6 @@ def cut(log: Path, at: int) -> None:
 
 @pytest.fixture(scope="module")
 def cut_off() -> Iterator[KafkaCluster]:
-    """A Kafka where `orders` lost the last 10 of its 20 records, and 20 others replaced them."""
     with KafkaCluster() as kafka:
         kafka.create_topic("orders")
         produce(kafka, "orders", 20)
@@ -67,10 +63,10 @@ def cut_off() -> Iterator[KafkaCluster]:
         yield kafka
 
 
-def test_a_log_that_was_cut_off_does_not_reach_what_it_reached_in_its_earlier_epoch(
+def test_truncated_compares_positions_with_their_leader_epoch(
     cut_off: KafkaCluster,
 ) -> None:
-    """Its bounds say nothing: the log ends behind all that the group has committed."""
+    """The bounds of the log look unchanged."""
     cluster = cluster_of(cut_off.bootstrap_servers)
     end = cluster.log_ends([ORDERS])[ORDERS]
     assert end.offset == 30
@@ -85,10 +81,9 @@ def test_a_log_that_was_cut_off_does_not_reach_what_it_reached_in_its_earlier_ep
         assert cluster.truncated({ORDERS: position}) == {ORDERS: is_truncated}, position
 
 
-def test_the_positions_of_many_partitions_are_verified_together(
+def test_truncated_verifies_many_partitions_at_once(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """A broker that restarts leads all of its partitions anew."""
     topic = kafka_topic(50)
     partitions = [TopicPartition(topic, number) for number in range(50)]
     cluster = cluster_of(kafka_broker.bootstrap_servers)
@@ -96,16 +91,14 @@ def test_the_positions_of_many_partitions_are_verified_together(
     assert cluster.truncated({}) == {}
 
 
-def test_leaders_that_do_not_answer_are_left_out() -> None:
-    """They are asked again later; nothing is believed of their logs meanwhile."""
+def test_truncated_leaves_out_silent_leaders() -> None:
     settings = validated(
         {"bootstrap.servers": f"127.0.0.1:{free_port()}", "group.id": "etl"}, hold_limit_s=10
     )
     assert find_truncated(settings, {ORDERS: LogPosition(3, 1)}, 0.3) == {}
 
 
-def test_an_error_of_the_client_names_no_partition() -> None:
-    """A wrong password is the trouble of all partitions."""
+def test_truncated_raises_errors_of_the_client_without_a_partition() -> None:
     message = Message(error=KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
     settings = validated({"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}, hold_limit_s=10)
     with pytest.raises(BrokerError, match="offsets failed: wrong password") as caught:
@@ -113,10 +106,9 @@ def test_an_error_of_the_client_names_no_partition() -> None:
     assert not caught.value.partitions
 
 
-def test_a_topic_that_is_made_again_has_another_id(
+def test_topic_ids_change_when_a_topic_is_created_again(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Its name and its offsets are the same."""
     topic = kafka_topic()
     cluster = cluster_of(kafka_broker.bootstrap_servers)
     before = cluster.topic_ids([topic, "no-such-topic"])
@@ -128,10 +120,9 @@ def test_a_topic_that_is_made_again_has_another_id(
     assert after != before
 
 
-def test_the_high_watermark_lies_behind_an_open_transaction(
+def test_high_watermark_lies_behind_an_open_transaction(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The end offset is the transaction's first: what lies behind it is not to be read yet."""
     topic = kafka_topic()
     producer = Producer(
         {"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": topic}

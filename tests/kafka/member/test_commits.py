@@ -26,13 +26,11 @@ FORBIDDEN = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 def offset(number: int) -> OffsetAndMetadata:
-    """An offset without metadata."""
     return OffsetAndMetadata(number)
 
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedMember]:
-    """A member that owns two partitions."""
     made = ScriptedMember(monkeypatch)
     made.grant(P0, P1)
     made.poll()
@@ -41,17 +39,14 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedMember]:
 
 
 def results(scene: ScriptedMember) -> dict[int, CommitResult]:
-    """What was told, by ticket."""
     return {event.ticket: event.result for event in scene.told if isinstance(event, CommitAnswered)}
 
 
 def asked(scene: ScriptedMember) -> list[list[tuple[int, int]]]:
-    """The requests, without metadata."""
     return [[(partition, at) for partition, at, _ in request] for request in scene.client.asked]
 
 
-def test_what_is_asked_for_meanwhile_goes_out_as_one_request(scene: ScriptedMember) -> None:
-    """In order, and without a request for each record that somebody commits."""
+def test_commits_during_a_request_go_out_as_one(scene: ScriptedMember) -> None:
     scene.client.may_answer.clear()
     scene.member.commit_async({P0: offset(1)})
     scene.until(lambda: scene.client.asked, "the first request")
@@ -67,13 +62,10 @@ def test_what_is_asked_for_meanwhile_goes_out_as_one_request(scene: ScriptedMemb
 
 
 @pytest.mark.parametrize(("refusals", "attempts"), [(2, 3), (9, 6)])
-def test_a_commit_waits_for_an_epoch_that_is_on_its_way(
+def test_commit_with_a_stale_epoch_is_retried(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch, refusals: int, attempts: int
 ) -> None:
-    """Without the wait, a leaving member's last commit fails if another has just left.
-
-    Its records would then be processed twice.
-    """
+    """Otherwise a leaving member's last commit fails if another has just left."""
     monkeypatch.setattr(commits_module, "_EPOCH_PAUSES_S", (0.0,) * 5)
     scene.client.answers = [KafkaError.STALE_MEMBER_EPOCH] * refusals
     result = scene.member.commit({P0: offset(1)})
@@ -86,8 +78,7 @@ def test_a_commit_waits_for_an_epoch_that_is_on_its_way(
 
 
 @pytest.mark.parametrize("code", [KafkaError.STALE_MEMBER_EPOCH, KafkaError.FENCED_MEMBER_EPOCH])
-def test_no_newer_epoch_is_waited_for_where_none_can_come(scene: ScriptedMember, code: int) -> None:
-    """In a hold a stale epoch is final, and so is a refusal of the member itself at any time."""
+def test_commit_with_a_stale_epoch_is_final_in_a_hold(scene: ScriptedMember, code: int) -> None:
     if code == KafkaError.STALE_MEMBER_EPOCH:
         scene.client.stored = KafkaError._TIMED_OUT  # no probe
         scene.ask_for(P1)
@@ -96,8 +87,8 @@ def test_no_newer_epoch_is_waited_for_where_none_can_come(scene: ScriptedMember,
     assert len(scene.client.asked) == 1
 
 
-def test_a_commit_that_waits_for_a_lost_partition_is_never_sent(scene: ScriptedMember) -> None:
-    """Not even when the partition comes back: it was meant for the earlier ownership."""
+def test_waiting_commit_of_a_lost_partition_is_not_sent(scene: ScriptedMember) -> None:
+    """Even if the partition comes back: the commit was for the earlier ownership."""
     scene.client.may_answer.clear()
     scene.member.commit_async({P0: offset(1)})
     scene.until(lambda: scene.client.asked, "the first request")
@@ -119,13 +110,10 @@ def test_a_commit_that_waits_for_a_lost_partition_is_never_sent(scene: ScriptedM
     assert scene.member.commit({P0: offset(3)}).committed == {P0}
 
 
-def test_what_a_caller_reads_of_the_group_is_not_taken_for_what_the_member_knows(
+def test_committed_does_not_record_offsets_for_the_probe(
     scene: ScriptedMember,
 ) -> None:
-    """A caller may ask for partitions of other members, which go on committing.
-
-    Their moved offsets are no sign of a rebalance that the client did not tell of.
-    """
+    """A caller may read partitions of other members, which go on committing."""
     scene.client.stored = {P0: offset(1)}
     assert scene.member.committed([P0], 1.0) == {P0: offset(1)}
     assert scene.session.commits.moved({P0: offset(5)}) == []
@@ -134,10 +122,9 @@ def test_what_a_caller_reads_of_the_group_is_not_taken_for_what_the_member_knows
 @pytest.mark.parametrize(
     ("in_hold", "error"), [(False, RebalanceInProgressError), (True, PartitionLostError)]
 )
-def test_a_stale_generation_counts_as_fencing_only_in_a_hold(
+def test_stale_generation_ends_the_membership_only_in_a_hold(
     scene: ScriptedMember, *, in_hold: bool, error: type[Exception]
 ) -> None:
-    """No newer one can be on its way to a client that waits for its callback."""
     if in_hold:
         scene.ask_for(P1)
     scene.client.answers = [KafkaError.ILLEGAL_GENERATION]
@@ -145,19 +132,18 @@ def test_a_stale_generation_counts_as_fencing_only_in_a_hold(
     assert bool(scene.session.end_reason) is in_hold
 
 
-def test_offsets_beyond_the_limit_of_a_request_go_out_in_several(
+def test_commit_beyond_the_request_limit_is_split(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker stores a request as one batch, of 1 MB at most."""
     monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
     assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P0, P1}
     assert asked(scene) == [[(0, 1)], [(1, 2)]]
 
 
-def test_no_request_follows_one_that_failed_as_a_whole(
+def test_split_commit_stops_after_a_failed_request(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dead broker takes 46 s to fail each of them."""
+    """A dead broker takes 46 s to fail each request."""
     monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
     scene.client.answers = [KafkaError._TIMED_OUT]
     result = scene.member.commit({P0: offset(1), P1: offset(2)})
@@ -165,16 +151,15 @@ def test_no_request_follows_one_that_failed_as_a_whole(
     assert {tp: error.retriable for tp, error in result.failed.items()} == {P0: True, P1: True}
 
 
-def test_a_request_follows_one_in_which_a_partition_was_refused(
+def test_split_commit_goes_on_after_a_refused_partition(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The refusal says nothing about the partitions of the next request."""
     monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)
     scene.client.refused = {P0: TOO_LARGE}
     assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P1}
 
 
-def test_each_refused_topic_fails_with_its_own_error(scene: ScriptedMember) -> None:
+def test_commit_reports_the_error_of_each_refused_topic(scene: ScriptedMember) -> None:
     """The client raises the error of one partition for the whole request."""
     scene.grant(OTHER)
     scene.poll()
@@ -186,10 +171,9 @@ def test_each_refused_topic_fails_with_its_own_error(scene: ScriptedMember) -> N
     assert asked(scene) == [[(0, 1), (1, 2), (5, 3)], [(0, 1)], [(5, 3)]]
 
 
-def test_a_partition_whose_offset_cannot_be_read_back_fails_with_the_error_of_the_read(
+def test_refused_commit_without_read_reports_the_error_of_the_read(
     scene: ScriptedMember,
 ) -> None:
-    """Without the right to read a topic, Kafka refuses both."""
     scene.client.refused = {P0: UNKNOWN}
     scene.client.unreadable = {P0: FORBIDDEN}
     result = scene.member.commit({P0: offset(1), P1: offset(2)})
@@ -197,20 +181,18 @@ def test_a_partition_whose_offset_cannot_be_read_back_fails_with_the_error_of_th
     assert "READ" in str(result.failed[P0])
 
 
-def test_a_result_that_cannot_be_read_back_is_a_retriable_error_of_all(
+def test_refused_commit_without_an_answer_is_retriable_for_all(
     scene: ScriptedMember,
 ) -> None:
-    """The refusal of one partition must not stop another, which is stored or can be."""
     scene.client.refused = {P0: TOO_LARGE}
     scene.client.stored = KafkaError._TIMED_OUT
     result = scene.member.commit({P0: offset(1), P1: offset(2)})
     assert {tp: error.retriable for tp, error in result.failed.items()} == {P0: True, P1: True}
 
 
-def test_a_time_out_of_a_partition_that_was_unknown_is_no_sign_of_a_deleted_topic(
+def test_commit_timeout_after_an_unknown_topic_is_no_deletion(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker refused a new topic as unknown, and later does not answer."""
     monkeypatch.setattr(commit_requests, "GONE_AFTER_S", 0.0)
     scene.client.refused = {P0: UNKNOWN}
     scene.member.commit({P0: offset(1), P1: offset(2)})
@@ -221,8 +203,7 @@ def test_a_time_out_of_a_partition_that_was_unknown_is_no_sign_of_a_deleted_topi
     assert error.retriable
 
 
-def test_the_users_on_commit_is_called_for_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's partitions carry no error, so one call could not tell which of them failed."""
+def test_on_commit_is_called_once_for_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[int | None, list[int]]] = []
     made = ScriptedMember(
         monkeypatch,
@@ -241,10 +222,10 @@ def test_the_users_on_commit_is_called_for_each_outcome(monkeypatch: pytest.Monk
     assert heard == [(TOO_LARGE, [0]), (None, [1])]
 
 
-def test_a_broker_with_a_smaller_limit_gets_smaller_requests_from_then_on(
+def test_requests_shrink_after_a_broker_refuses_one(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker refuses the whole request, and does not tell its limit."""
+    """The broker does not report its limit."""
     monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 400)
     scene.client.answers = [KafkaError.UNKNOWN]
     assert scene.member.commit({P0: offset(1), P1: offset(2)}).committed == {P0, P1}
@@ -252,10 +233,9 @@ def test_a_broker_with_a_smaller_limit_gets_smaller_requests_from_then_on(
     assert asked(scene) == [[(0, 1), (1, 2)], [(0, 1)], [(1, 2)], [(0, 3)], [(1, 4)]]
 
 
-def test_the_limit_of_a_broker_is_found_once(
+def test_requests_shrink_once_for_all_parts_of_a_commit(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each part of a large commit may be too large, and must not make the others smaller."""
     many = [TopicPartition("orders", number) for number in range(2, 36)]
     scene.grant(*many)
     scene.poll()
@@ -265,8 +245,7 @@ def test_the_limit_of_a_broker_is_found_once(
     assert scene.session.commits._share == 4
 
 
-def test_an_unknown_error_of_a_small_request_is_told_at_once(scene: ScriptedMember) -> None:
-    """Its size is not the reason."""
+def test_unknown_error_of_a_small_request_is_reported(scene: ScriptedMember) -> None:
     scene.client.answers = [KafkaError.UNKNOWN]
     assert scene.member.commit({P0: offset(1), P1: offset(2)}).failed.keys() == {P0, P1}
     assert len(scene.client.asked) == 1

@@ -41,7 +41,6 @@ class Loop:
         self.due: frozenset[TopicPartition] = frozenset()
 
     def turn(self) -> None:
-        """Poll once, and commit."""
         records = self.consumer.poll(0.1)
         self.lost |= self.consumer.get_lost_partitions()
         gone = self.tracker.partitions - self.consumer.assignment()
@@ -55,14 +54,12 @@ class Loop:
         self.consumer.delay_revoke(self.tracker.unfinished(self.due))
 
     def finish(self) -> None:
-        """Finish the work on all records."""
         for record in self.open:
             self.tracker.done_record(record)
         self.open = []
 
 
 def fill(kafka: KafkaCluster, *topics: str) -> None:
-    """Produce ten records to each of four partitions."""
     producer = Producer(kafka.client_config())
     for topic in topics:
         for number in range(40):
@@ -71,10 +68,9 @@ def fill(kafka: KafkaCluster, *topics: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_a_topic_that_is_deleted_in_a_hold_keeps_neither_the_hold_nor_the_other_topic(
+def test_hold_of_a_deleted_topic_is_released(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str
 ) -> None:
-    """The revoke is released, and the member keeps the partitions of the other topic."""
     kept, gone = kafka_topic(4), f"a-{unique_name('gone')}"
     kafka_broker.create_topic(gone, 4)
     fill(kafka_broker, kept, gone)
@@ -118,10 +114,9 @@ def test_a_topic_that_is_deleted_in_a_hold_keeps_neither_the_hold_nor_the_other_
         )
 
 
-def test_a_commit_above_the_limit_of_the_offsets_topic_is_stored(
+def test_commit_above_the_limit_of_the_offsets_topic_is_stored(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The broker stores a request as one batch of 1 MB at most, and refuses a larger one."""
     topic = kafka_topic(300)
     config = {**kafka_broker.client_config(), "group.id": unique_name("group")}
     with closing(RebalanceAwareConsumer(config, fetch=False)) as consumer:

@@ -24,13 +24,11 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def stage(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> KafkaStage:
-    """A group with the strategy `range`, and a topic of four partitions."""
     return KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), "range")
 
 
 @pytest.fixture
 def actor(stage: KafkaStage) -> Iterator[Callable[[], Actor]]:
-    """Makes members; they have left when the test ends."""
     actors: list[Actor] = []
 
     def make() -> Actor:
@@ -43,12 +41,10 @@ def actor(stage: KafkaStage) -> Iterator[Callable[[], Actor]]:
 
 
 def everything(stage: KafkaStage) -> frozenset[TopicPartition]:
-    """All partitions of the topic."""
     return frozenset(TopicPartition(stage.topic, number) for number in range(4))
 
 
 def all_share(stage: KafkaStage, *actors: Actor) -> Callable[[], bool]:
-    """Whether each partition has one owner and each member has some; releases holds on the way."""
 
     def shared() -> bool:
         for each in actors:
@@ -62,7 +58,6 @@ def all_share(stage: KafkaStage, *actors: Actor) -> Callable[[], bool]:
 
 
 def holding(stage: KafkaStage, actor: Callable[[], Actor]) -> tuple[Actor, Actor]:
-    """A member that holds all that it has, and the one that waits for its share."""
     blue = actor()
     play(lambda: blue.owns == everything(stage), blue, what="the first member to own everything")
     green = actor()
@@ -70,13 +65,9 @@ def holding(stage: KafkaStage, actor: Callable[[], Actor]) -> tuple[Actor, Actor
     return blue, green
 
 
-def test_an_eager_hold_is_of_everything_and_the_member_goes_on_committing(
+def test_eager_hold_covers_all_partitions_and_accepts_commits(
     stage: KafkaStage, actor: Callable[[], Actor]
 ) -> None:
-    """The revoke waits as it does in the cooperative protocol.
-
-    Afterwards a share of the partitions comes back as a new assignment.
-    """
     blue, green = holding(stage, actor)
     pass_time(blue, green, polls=15)
     assert blue.member.held == blue.owns == everything(stage)
@@ -94,13 +85,7 @@ def test_an_eager_hold_is_of_everything_and_the_member_goes_on_committing(
     assert not blue.all_told(PartitionsLost)
 
 
-def test_an_eager_hold_delays_the_rebalance_of_the_whole_group(
-    stage: KafkaStage, actor: Callable[[], Actor]
-) -> None:
-    """In an eager rebalance, a member has no partitions until the last member has answered.
-
-    This also holds for a member that answered at once.
-    """
+def test_eager_hold_delays_the_whole_group(stage: KafkaStage, actor: Callable[[], Actor]) -> None:
     blue, green = holding(stage, actor)
     play(all_share(stage, blue, green), blue, green, what="both to share the partitions")
     late = actor()
@@ -119,10 +104,9 @@ def test_an_eager_hold_delays_the_rebalance_of_the_whole_group(
     play(all_share(stage, blue, green, late), blue, green, late, what="all to share the partitions")
 
 
-def test_fencing_in_an_eager_hold_is_reported_once_for_each_partition(
+def test_fencing_in_an_eager_hold_is_reported_once(
     stage: KafkaStage, actor: Callable[[], Actor]
 ) -> None:
-    """Nobody calls back here either; the probe finds it, and the member takes part again."""
     blue, green = holding(stage, actor)
     blue.member.commit(dict.fromkeys(everything(stage), OffsetAndMetadata(1)))
     stage.evict(blue.member)
@@ -135,10 +119,9 @@ def test_fencing_in_an_eager_hold_is_reported_once_for_each_partition(
 
 
 @pytest.mark.parametrize("ending", ["close", "unsubscribe"])
-def test_leaving_in_an_eager_hold_hands_everything_over(
+def test_leave_in_an_eager_hold_releases_all_partitions(
     stage: KafkaStage, actor: Callable[[], Actor], ending: str
 ) -> None:
-    """Shutdown must not wait for a release."""
     blue, green = holding(stage, actor)
     if ending == "close":
         blue.member.close(5.0)
@@ -147,10 +130,9 @@ def test_leaving_in_an_eager_hold_hands_everything_over(
     play(lambda: green.owns == everything(stage), green, what="the second member to own everything")
 
 
-def test_a_delay_of_an_eager_revoke_is_answered_by_the_truth(
+def test_delay_revoke_of_an_eager_member_returns_whether_assigned(
     stage: KafkaStage, actor: Callable[[], Actor]
 ) -> None:
-    """True while it is delayed, poll after poll; the partitions are still assigned then."""
     with closing(RebalanceAwareConsumer(stage.config, hold_limit_s=30, fetch=False)) as blue:
         blue.subscribe([stage.topic])
         wait_until(

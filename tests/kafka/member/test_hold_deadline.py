@@ -25,7 +25,6 @@ POLL_LIMIT_S = 3.0
 def pair(
     request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> Iterator[tuple[Actor, Actor]]:
-    """A member that may hold two partitions for a short time only, and one that waits for them."""
     stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
     stage.hold_limit_s = 1.0
     stage.config["max.poll.interval.ms"] = f"{POLL_LIMIT_S * 1000:.0f}"
@@ -41,7 +40,6 @@ def pair(
 
 
 def both_share(blue: Actor, green: Actor) -> Callable[[], bool]:
-    """Whether every partition has one owner again; holds on the way are released."""
 
     def shared() -> bool:
         for actor in (blue, green):
@@ -52,13 +50,10 @@ def both_share(blue: Actor, green: Actor) -> Callable[[], bool]:
     return shared
 
 
-def test_a_hold_that_is_not_released_in_time_is_lost_and_the_group_goes_on(
+def test_hold_past_its_deadline_is_lost_and_reassigned(
     pair: tuple[Actor, Actor],
 ) -> None:
-    """In classic, no broker would ever end the hold.
-
-    In the consumer protocol, broker and member end it at the same time.
-    """
+    """In classic the broker never ends a hold; in the consumer protocol both end it."""
     blue, green = pair
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the hold to be lost")
     (loss,) = [event for event in blue.told if isinstance(event, PartitionsLost)]
@@ -67,10 +62,9 @@ def test_a_hold_that_is_not_released_in_time_is_lost_and_the_group_goes_on(
     play(both_share(blue, green), blue, green, what="both to share the partitions")
 
 
-def test_a_process_that_stops_polling_in_a_hold_loses_everything_once(
+def test_member_that_stops_polling_in_a_hold_loses_all_once(
     pair: tuple[Actor, Actor],
 ) -> None:
-    """The client leaves the group by itself then, and calls nobody back."""
     blue, green = pair
     resumes_at = time.monotonic() + POLL_LIMIT_S + 0.7
     while time.monotonic() < resumes_at:

@@ -32,13 +32,11 @@ class WatchedConsumer(confluent_kafka.Consumer):
         self.called_in_close: list[str] = []
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:  # type: ignore[override]
-        """Subscribe with callbacks that are noted."""
         super().subscribe(
             topics, **{name: self._noted(name, callback) for name, callback in callbacks.items()}
         )
 
     def close(self) -> None:
-        """From here on nothing should be called."""
         self.is_closing = True
         super().close()
 
@@ -57,7 +55,6 @@ class ThrowingConsumer(WatchedConsumer):
     """A client with a callback of the user's that raises out of each poll."""
 
     def poll(self, timeout: float = -1) -> None:
-        """Raise what no client raises by itself."""
         msg = "the user's statistics callback"
         raise ValueError(msg)
 
@@ -66,7 +63,6 @@ class DeafConsumer(WatchedConsumer):
     """A client that refuses to give anything up."""
 
     def unsubscribe(self) -> None:
-        """Refuse."""
         raise confluent_kafka.KafkaException(
             confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL)
         )
@@ -74,7 +70,6 @@ class DeafConsumer(WatchedConsumer):
 
 @pytest.fixture
 def clients(monkeypatch: pytest.MonkeyPatch) -> list[WatchedConsumer]:
-    """The clients that members make from now on."""
     made: list[WatchedConsumer] = []
 
     def make(config: Mapping[str, object]) -> WatchedConsumer:
@@ -112,31 +107,23 @@ def pair(
 
 
 def green_owns_everything(green: Actor) -> bool:
-    """Whether the other member has taken over all partitions; releases its own hold on the way."""
     if green.member.held:
         green.member.release()
     return len(green.owns) == 4
 
 
 @pytest.mark.broker
-def test_a_member_that_holds_is_closed_with_nothing_to_call_back(pair: tuple[Actor, Actor]) -> None:
-    """The member completes the hold and gives up the rest.
-
-    The other member owns everything without a time-out.
-    """
+def test_close_in_a_hold_leaves_no_callback(pair: tuple[Actor, Actor]) -> None:
     blue, green = pair
     blue.member.close(5.0)
     play(lambda: green_owns_everything(green), green, what="the second member to own everything")
 
 
 @pytest.mark.broker
-def test_a_member_that_has_just_released_is_closed_with_nothing_to_call_back(
+def test_close_after_a_release_leaves_no_callback(
     pair: tuple[Actor, Actor],
 ) -> None:
-    """Two callbacks are due that can freeze a close.
-
-    The assignment that follows the release waits, and the revoke of the rest comes.
-    """
+    """Two callbacks are due, which can freeze a close."""
     blue, green = pair
     blue.member.release()
     blue.member.close(5.0)
@@ -144,10 +131,9 @@ def test_a_member_that_has_just_released_is_closed_with_nothing_to_call_back(
 
 
 @pytest.mark.broker
-def test_a_member_that_was_fenced_in_a_hold_is_replaced_with_nothing_to_call_back(
+def test_rejoin_after_fencing_in_a_hold_leaves_no_callback(
     pair: tuple[Actor, Actor],
 ) -> None:
-    """Its late unassign brings an assignment and a loss, which are two as well."""
     blue, green = pair
     blue.stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
@@ -158,15 +144,13 @@ def test_a_member_that_was_fenced_in_a_hold_is_replaced_with_nothing_to_call_bac
     play(lambda: green_owns_everything(green), green, what="the second member to own everything")
 
 
-def test_a_client_is_closed_even_if_a_callback_of_the_users_raises() -> None:
-    """Else it would go on as a member that nobody polls."""
+def test_leave_closes_the_client_if_a_user_callback_raises() -> None:
     client = ThrowingConsumer(CONFIG)
     leave(client)
     assert client.is_closing
 
 
-def test_a_client_is_closed_even_if_it_gives_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
-    """The broker then ends its membership."""
+def test_leave_closes_the_client_if_unassign_fails(caplog: pytest.LogCaptureFixture) -> None:
     client = DeafConsumer(CONFIG)
     leave(client)
     assert client.is_closing

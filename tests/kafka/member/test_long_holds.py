@@ -42,13 +42,11 @@ class Reads:
 
 
 def hold(group: Readers, blue: Reader, green: Reader) -> frozenset[TopicPartition]:
-    """Let Kafka ask for partitions."""
     group.play(blue.consumer.get_to_be_revoked_partitions, blue, green, what="a revoke request")
     return blue.consumer.get_to_be_revoked_partitions()
 
 
 def outlast(group: Readers, blue: Reader, green: Reader, reads: Reads) -> None:
-    """Delay what is held until several probes were sent; none of them may lose it."""
     held = blue.consumer.get_to_be_revoked_partitions()
     assert blue.consumer.delay_revoke(held)
 
@@ -63,10 +61,9 @@ def outlast(group: Readers, blue: Reader, green: Reader, reads: Reads) -> None:
     assert blue.consumer.assignment() >= held
 
 
-def test_a_partition_that_went_and_came_back_can_be_held(
+def test_hold_ignores_a_commit_of_an_owner_in_between(
     group: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another owner's commit in between is no sign of a rebalance that overtook the hold."""
     blue = group.reader(CommitOnRevoke())
     group.produce(10)
     group.play(lambda: blue.count == 40, blue, what="all records")
@@ -93,20 +90,15 @@ class Transactions:
         self._metadata = metadata.client
 
     def commit(self, offsets: dict[TopicPartition, int]) -> None:
-        """One transaction, from any thread."""
         theirs = [ClientPartition(tp.topic, tp.partition, at) for tp, at in offsets.items()]
         self._producer.begin_transaction()
         self._producer.send_offsets_to_transaction(theirs, self._metadata, 10)
         self._producer.commit_transaction(10)
 
 
-def test_offsets_are_committed_in_transactions_during_a_hold(
+def test_hold_survives_transactional_commits(
     group: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each transaction moves the offsets between a probe's read and its commit.
-
-    It moves those of the retained and of the held partitions.
-    """
     blue = group.reader()
     group.produce(10)
     group.play(lambda: blue.count == 40, blue, what="all records")

@@ -46,7 +46,6 @@ CLAIMS = OffsetAndMetadata(5, "claims")
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedMember]]:
-    """Makes members that own two partitions; they have left when the test ends."""
     made: list[ScriptedMember] = []
 
     def make(clock: ManualClock | None = None, **settings: object) -> ScriptedMember:
@@ -60,8 +59,16 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scripted
         each.close()
 
 
+@pytest.fixture
+def scene(scripted: Callable[..., ScriptedMember]) -> ScriptedMember:
+    return scripted()
+
+
+def no_client(_config: object) -> confluent_kafka.Consumer:
+    raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+
 def lost(scene: ScriptedMember) -> list[PartitionsLost]:
-    """Poll until a loss is told; all of them."""
 
     def losses() -> list[PartitionsLost]:
         return [event for event in scene.told if isinstance(event, PartitionsLost)]
@@ -71,16 +78,11 @@ def lost(scene: ScriptedMember) -> list[PartitionsLost]:
 
 
 def probed(scene: ScriptedMember, times: int = 1) -> None:
-    """Wait for probes."""
     wanted = scene.client.reads + times
     scene.until(lambda: scene.client.reads >= wanted or scene.session.end_reason, "a probe")
 
 
-def test_a_poll_that_comes_too_late_tells_the_loss_at_once(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """The client queues the error before the callback, and both are taken at once."""
-    scene = scripted()
+def test_late_poll_reports_the_loss_at_once(scene: ScriptedMember) -> None:
 
     def lose() -> Message | None:
         scene.session._on_lost(scene.client, scene.client.assignment())
@@ -91,9 +93,7 @@ def test_a_poll_that_comes_too_late_tells_the_loss_at_once(
     assert scene.poll() == [PartitionsLost((P0, P1), LostReason.SESSION)]
 
 
-def test_an_unknown_member_hears_of_its_loss(scripted: Callable[..., ScriptedMember]) -> None:
-    """The broker has given its partitions away, and the client tells so some polls later."""
-    scene = scripted()
+def test_commit_async_of_an_unknown_member_reports_the_loss(scene: ScriptedMember) -> None:
     scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
     ticket = scene.member.commit_async({P0: OffsetAndMetadata(1)})
     assert lost(scene) == [FENCED]
@@ -102,30 +102,19 @@ def test_an_unknown_member_hears_of_its_loss(scripted: Callable[..., ScriptedMem
     assert (answer.ticket, set(answer.result.failed)) == (ticket, {P0})
 
 
-def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """The same, where the answer is the result of the call."""
-    scene = scripted()
+def test_commit_of_an_unknown_member_reports_the_loss(scene: ScriptedMember) -> None:
     scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
     assert set(scene.member.commit({P0: OffsetAndMetadata(1)}).failed) == {P0}
     assert lost(scene) == [FENCED]
 
 
-def test_a_loss_is_told_also_where_the_next_client_cannot_be_made(
+def test_loss_is_reported_before_a_failed_rejoin(
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A certificate is being exchanged, say: the work on the partitions would go on beside others'.
-
-    The poll behind the one that told the failure fails not: only a poll that returns can tell what
-    happened to everybody.
-    """
+    """Each failed rejoin is reported, and the poll after it returns other events."""
     clock = ManualClock()
     scene = scripted(clock)
     make = confluent_kafka.Consumer
-
-    def failing(_config: object) -> confluent_kafka.Consumer:
-        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
 
     def failed(events: list[MemberEvent]) -> list[bool]:
         return [
@@ -133,7 +122,7 @@ def test_a_loss_is_told_also_where_the_next_client_cannot_be_made(
             for event in events
         ]
 
-    monkeypatch.setattr(confluent_kafka, "Consumer", failing)
+    monkeypatch.setattr(confluent_kafka, "Consumer", no_client)
     scene.session.end(LostReason.FENCED)
     told = scene.poll()
     assert told[0] == FENCED
@@ -152,16 +141,11 @@ def test_a_loss_is_told_also_where_the_next_client_cannot_be_made(
     assert len(scene.clients) == 2, "and it joins anew"
 
 
-def test_a_member_whose_next_client_cannot_be_made_refuses_commits_and_can_be_closed(
-    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+def test_member_without_a_client_refuses_commits_and_closes(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not closed, and nothing is assigned to it."""
-    scene = scripted()
 
-    def failing(_config: object) -> confluent_kafka.Consumer:
-        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
-
-    monkeypatch.setattr(confluent_kafka, "Consumer", failing)
+    monkeypatch.setattr(confluent_kafka, "Consumer", no_client)
     scene.session.end(LostReason.FENCED)
     assert scene.poll()[0] == FENCED
     failure = scene.member.commit({P0: CLAIMS}).failed[P0]
@@ -176,7 +160,6 @@ def test_a_member_whose_next_client_cannot_be_made_refuses_commits_and_can_be_cl
 
 
 def ask(scene: ScriptedMember, question: str) -> object:
-    """Ask the member."""
     return (
         scene.member.committed({P0}, LIMIT_S)
         if question == "committed"
@@ -185,11 +168,7 @@ def ask(scene: ScriptedMember, question: str) -> object:
 
 
 @pytest.mark.parametrize("question", ["committed", "group_metadata"])
-def test_what_is_asked_behind_a_commit_that_finds_the_member_unknown_is_to_be_asked_again(
-    scripted: Callable[..., ScriptedMember], question: str
-) -> None:
-    """The client is closed when its turn comes, and says that with an error of Python's."""
-    scene = scripted()
+def test_query_behind_a_fenced_commit_is_retriable(scene: ScriptedMember, question: str) -> None:
     scene.client.may_answer.clear()
     scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
     scene.member.commit_async({P0: OffsetAndMetadata(1)})
@@ -209,12 +188,10 @@ def test_what_is_asked_behind_a_commit_that_finds_the_member_unknown_is_to_be_as
     assert ask(scene, question) is not None
 
 
-def test_an_unanswered_question_for_the_metadata_of_the_group_is_an_error_of_the_brokers(
-    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+def test_group_metadata_times_out_behind_a_commit(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread of the member waits for a coordinator that is away."""
     monkeypatch.setattr("dagster_rebalance.kafka.member.member._READ_TIMEOUT_S", 0.01)
-    scene = scripted()
     scene.client.may_answer.clear()
     scene.member.commit_async({P0: OffsetAndMetadata(1)})
     wait_until(lambda: scene.client.asked, timeout_s=LIMIT_S, what="the commit", interval_s=0.001)
@@ -223,11 +200,8 @@ def test_an_unanswered_question_for_the_metadata_of_the_group_is_an_error_of_the
     assert caught.value.retriable
 
 
-def test_nobody_gets_the_metadata_of_the_next_membership_before_the_loss_is_told(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """With it, the broker would take offsets of what was lost in a transaction."""
-    scene = scripted()
+def test_group_metadata_waits_for_the_report_of_a_loss(scene: ScriptedMember) -> None:
+    """The broker would accept transactional offsets of lost partitions with the new metadata."""
     scene.session.end(LostReason.FENCED)
     with pytest.raises(BrokerError, match="which no poll has returned yet") as caught:
         scene.member.group_metadata()
@@ -236,11 +210,7 @@ def test_nobody_gets_the_metadata_of_the_next_membership_before_the_loss_is_told
     assert scene.member.group_metadata() is not None
 
 
-def test_a_loss_that_comes_before_the_answer_keeps_the_metadata_of_the_group_back(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """The client joins again by itself, so the answer is of its next generation."""
-    scene = scripted()
+def test_group_metadata_waits_for_a_loss_that_arrives_first(scene: ScriptedMember) -> None:
     submit = scene.session.submit
 
     def after_a_loss(function: Callable[[], object]) -> object:
@@ -255,27 +225,18 @@ def test_a_loss_that_comes_before_the_answer_keeps_the_metadata_of_the_group_bac
 
 
 @pytest.mark.parametrize("question", ["committed", "group_metadata"])
-def test_a_member_whose_next_client_cannot_be_made_answers_no_question(
-    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch, question: str
+def test_query_of_a_member_without_a_client_is_retriable(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch, question: str
 ) -> None:
-    """It is not closed: the same question may be answered later."""
-    scene = scripted()
 
-    def failing(_config: object) -> confluent_kafka.Consumer:
-        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
-
-    monkeypatch.setattr(confluent_kafka, "Consumer", failing)
+    monkeypatch.setattr(confluent_kafka, "Consumer", no_client)
     scene.session.end(LostReason.FENCED)
     with pytest.raises(BrokerError, match="membership has ended") as caught:
         ask(scene, question)
     assert caught.value.retriable
 
 
-def test_what_nobody_waits_for_leaves_nothing_behind(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """A consumer that reads never waits for its member, and would grow with each event."""
-    scene = scripted()
+def test_notifications_do_not_accumulate(scene: ScriptedMember) -> None:
     for _ in range(3):
         scene.told.clear()
         scene.member.commit_async({P0: OffsetAndMetadata(1)})
@@ -283,11 +244,7 @@ def test_what_nobody_waits_for_leaves_nothing_behind(
     assert scene.session._notifications.qsize() == 1
 
 
-def test_no_event_is_lost_to_a_signal_handler_that_raises(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """Ctrl-C comes at any moment; a revoke that nobody heard of would be held to its limit."""
-    scene = scripted()
+def test_signal_handler_that_raises_loses_no_event(scene: ScriptedMember) -> None:
 
     def interrupted() -> None:
         vars(scene.session).pop("take_event")
@@ -302,14 +259,9 @@ def test_no_event_is_lost_to_a_signal_handler_that_raises(
     assert scene.member.commit({P0: OffsetAndMetadata(1)}).committed == {P0}
 
 
-def test_a_release_that_fails_ends_the_membership(
-    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+def test_failed_release_ends_the_membership(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for the outcome of a release.
-
-    The hold would stay, without a word, until `max.poll.interval.ms` is over.
-    """
-    scene = scripted()
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the request")
 
@@ -322,14 +274,7 @@ def test_a_release_that_fails_ends_the_membership(
     assert lost(scene) == [PartitionsLost((P0,), LostReason.SESSION)]
 
 
-def test_a_commit_of_a_wrong_value_is_refused_and_blocks_no_other(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """The member would otherwise wait for this commit without end.
-
-    The commit never reached the broker, and nobody answers it.
-    """
-    scene = scripted()
+def test_commit_of_a_wrong_value_is_refused_and_blocks_no_other(scene: ScriptedMember) -> None:
     wrong: Any = {P0: 5}
     with pytest.raises(
         TypeError, match="orders-0 must be an OffsetAndMetadata with the next offset, not 5"
@@ -340,9 +285,7 @@ def test_a_commit_of_a_wrong_value_is_refused_and_blocks_no_other(
     assert scene.client.asked == [[(0, 5, "")]]
 
 
-def test_commits_are_made_while_a_revoke_is_held(scripted: Callable[..., ScriptedMember]) -> None:
-    """Of what is held and of what is kept; the client waits for its callback all the time."""
-    scene = scripted()
+def test_commits_are_sent_during_a_hold(scene: ScriptedMember) -> None:
     scene.ask_for(P1)
     assert scene.member.commit({P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(2)}).committed == {
         P0,
@@ -352,11 +295,7 @@ def test_commits_are_made_while_a_revoke_is_held(scripted: Callable[..., Scripte
     assert scene.session.hold is not None
 
 
-def test_a_commit_that_was_asked_for_before_a_release_is_stored_before_it(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """Afterwards it would overwrite what the next owner has committed."""
-    scene = scripted()
+def test_release_goes_out_after_earlier_commits(scene: ScriptedMember) -> None:
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the revoke to be told")
     scene.client.may_answer.clear()
@@ -369,11 +308,7 @@ def test_a_commit_that_was_asked_for_before_a_release_is_stored_before_it(
     assert scene.member.assignment() == {P0}
 
 
-def test_a_commit_for_an_earlier_ownership_is_not_sent(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """The partition has gone and come back, and whoever commits has heard of neither."""
-    scene = scripted()
+def test_commit_for_an_earlier_ownership_is_not_sent(scene: ScriptedMember) -> None:
     scene.lose(P0)
     scene.grant(P0)
     result = scene.member.commit({P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(1)})
@@ -386,9 +321,7 @@ def test_a_commit_for_an_earlier_ownership_is_not_sent(
     assert scene.member.commit({P0: OffsetAndMetadata(2)}).committed == {P0}
 
 
-def test_nobody_waits_for_a_probe(scripted: Callable[..., ScriptedMember]) -> None:
-    """A coordinator that is away must not stop whoever reads the retained partitions."""
-    scene = scripted()
+def test_probe_does_not_delay_poll_and_release(scene: ScriptedMember) -> None:
     scene.client.may_answer.clear()
     scene.ask_for(P1)
     probed(scene)
@@ -400,12 +333,8 @@ def test_nobody_waits_for_a_probe(scripted: Callable[..., ScriptedMember]) -> No
     scene.until(lambda: scene.client.unassigned, "the release")
 
 
-def test_a_probe_stores_nothing(scripted: Callable[..., ScriptedMember]) -> None:
-    """A transaction may have moved the offset since the probe read it.
-
-    If the probe wrote it back, records would be processed again.
-    """
-    scene = scripted()
+def test_probe_stores_nothing(scene: ScriptedMember) -> None:
+    """A transaction may have moved the offset since the probe read it."""
     scene.client.stored = {P0: CLAIMS, P1: CLAIMS}
     scene.ask_for(P1)
     probed(scene, 3)
@@ -421,20 +350,15 @@ def test_a_probe_stores_nothing(scripted: Callable[..., ScriptedMember]) -> None
     "code",
     [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH],
 )
-def test_a_probe_finds_a_member_that_was_thrown_out(
-    scripted: Callable[..., ScriptedMember], code: int
-) -> None:
-    """The broker looks at the member before it looks at the metadata."""
-    scene = scripted()
+def test_probe_detects_a_fenced_member(scene: ScriptedMember, code: int) -> None:
     scene.client.probe_answer = code
     scene.ask_for(P1)
     assert lost(scene) == [FENCED]
 
 
-def test_the_callback_of_the_user_is_not_called_for_probes(
+def test_on_commit_is_called_in_the_callers_thread_and_not_for_probes(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """It would take the refusal for one of its own commits. It is called in the caller's thread."""
     seen: list[tuple[int, int]] = []
     scene = scripted(
         on_commit=lambda _error, partitions: seen.append((len(partitions), threading.get_ident()))
@@ -447,11 +371,7 @@ def test_the_callback_of_the_user_is_not_called_for_probes(
     assert seen == [(1, threading.get_ident())]
 
 
-def test_a_broker_that_stores_a_probe_gets_no_other_and_the_own_metadata_back(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """A limit of 32,000 bytes can be configured; a claim must not be gone for it."""
-    scene = scripted()
+def test_stored_probe_is_replaced_and_not_repeated(scene: ScriptedMember) -> None:
     scene.client.stored = {P0: CLAIMS}
     scene.client.probe_answer = None
     assert scene.member.commit({P0: CLAIMS}).committed == {P0}
@@ -461,11 +381,7 @@ def test_a_broker_that_stores_a_probe_gets_no_other_and_the_own_metadata_back(
     assert scene.session.end_reason is None
 
 
-def test_what_an_earlier_owner_had_committed_comes_back_as_well(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """Claims that a member has adopted and not written itself yet."""
-    scene = scripted()
+def test_stored_probe_is_replaced_with_an_earlier_owners_commit(scene: ScriptedMember) -> None:
     scene.client.stored = {P0: CLAIMS}
     scene.client.probe_answer = None
     scene.ask_for(P1)
@@ -473,11 +389,7 @@ def test_what_an_earlier_owner_had_committed_comes_back_as_well(
     assert scene.client.asked[-1] == [(0, 5, "claims")]
 
 
-def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_not(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """Only this member can own what it retains, so this member's user has moved that offset."""
-    scene = scripted()
+def test_probe_detects_a_moved_offset_of_a_held_partition_only(scene: ScriptedMember) -> None:
     scene.client.stored = {P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(1)}
     scene.ask_for(P1)
     probed(scene)
@@ -488,11 +400,7 @@ def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_n
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SUPERSEDED)]
 
 
-def test_once_transactions_may_commit_a_moved_offset_is_no_sign(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """The user's producer has moved it, in the name of this member."""
-    scene = scripted()
+def test_probe_ignores_moved_offsets_once_transactions_may_commit(scene: ScriptedMember) -> None:
     scene.member.group_metadata()
     scene.ask_for(P1)
     for offset in range(4):
@@ -501,11 +409,7 @@ def test_once_transactions_may_commit_a_moved_offset_is_no_sign(
     assert scene.session.end_reason is None
 
 
-def test_what_was_committed_in_an_earlier_ownership_is_no_sign(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """Another owner has gone on from there, as it should."""
-    scene = scripted()
+def test_probe_ignores_commits_of_an_earlier_ownership(scene: ScriptedMember) -> None:
     scene.member.commit({P1: OffsetAndMetadata(1)})
     scene.client.stored = {P1: OffsetAndMetadata(9)}
     scene.lose(P1)
@@ -515,11 +419,7 @@ def test_what_was_committed_in_an_earlier_ownership_is_no_sign(
     assert scene.session.end_reason is None
 
 
-def test_offsets_that_are_gone_are_no_sign_of_another_member(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """Kafka deletes them with their topic."""
-    scene = scripted()
+def test_probe_ignores_deleted_offsets(scene: ScriptedMember) -> None:
     assert scene.member.commit({P1: OffsetAndMetadata(1)}).committed == {P1}
     scene.ask_for(P1)
     probed(scene, 2)
@@ -530,12 +430,10 @@ def test_offsets_that_are_gone_are_no_sign_of_another_member(
 @pytest.mark.parametrize(
     "refusal", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED]
 )
-def test_a_probe_of_a_refused_topic_is_followed_by_one_of_another_topic(
-    scripted: Callable[..., ScriptedMember], refusal: int, *, is_read: bool
+def test_probe_moves_to_another_topic_after_a_refusal(
+    scene: ScriptedMember, refusal: int, *, is_read: bool
 ) -> None:
-    """The broker refuses the topic before it looks at the member."""
     first, last = TopicPartition("a", 7), TopicPartition("z", 8)
-    scene = scripted()
     scene.lose(P0)
     scene.grant(first, last)
     scene.poll()
@@ -549,11 +447,8 @@ def test_a_probe_of_a_refused_topic_is_followed_by_one_of_another_topic(
     assert sent == ([8] if is_read else [7, 8])
 
 
-def test_a_revoke_that_was_queued_before_the_session_ended_is_a_loss(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """In the classic protocol, the client calls back for a revoke then (librdkafka#5604)."""
-    scene = scripted()
+def test_revoke_queued_before_the_end_of_the_session_is_a_loss(scene: ScriptedMember) -> None:
+    """librdkafka#5604: the classic client still calls back."""
     scene.client.stored = KafkaError._TIMED_OUT
 
     def revoke_late() -> None:
@@ -566,11 +461,7 @@ def test_a_revoke_that_was_queued_before_the_session_ended_is_a_loss(
     assert lost(scene) == [FENCED]
 
 
-def test_a_hold_of_refused_topics_alone_goes_on_without_probes(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """Each of them costs the broker a refusal, and none would say anything of the member."""
-    scene = scripted()
+def test_probe_stops_if_every_topic_is_refused(scene: ScriptedMember) -> None:
     scene.client.probe_answer = KafkaError.UNKNOWN_TOPIC_OR_PART
     scene.ask_for(P1)
     probed(scene, 4)
@@ -578,11 +469,7 @@ def test_a_hold_of_refused_topics_alone_goes_on_without_probes(
     assert scene.session.end_reason is None
 
 
-def test_a_partition_in_an_open_transaction_is_probed_after_its_end(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """The broker refuses neither the partition nor its topic."""
-    scene = scripted()
+def test_probe_waits_for_the_end_of_a_transaction(scene: ScriptedMember) -> None:
     scene.client.kept_back = frozenset({P0, P1})
     scene.ask_for(P1)
     probed(scene, 8)
@@ -592,9 +479,7 @@ def test_a_partition_in_an_open_transaction_is_probed_after_its_end(
     assert scene.session.end_reason is None
 
 
-def test_a_probe_without_an_answer_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
-    """A broker that is away says nothing about the member."""
-    scene = scripted()
+def test_probe_ignores_a_timeout(scene: ScriptedMember) -> None:
     scene.client.stored = KafkaError._TIMED_OUT
     scene.ask_for(P1)
     probed(scene, 2)
@@ -602,12 +487,7 @@ def test_a_probe_without_an_answer_is_no_sign(scripted: Callable[..., ScriptedMe
     assert scene.client.asked == []
 
 
-def test_a_refused_release_is_told_as_a_loss(scripted: Callable[..., ScriptedMember]) -> None:
-    """Another rebalance was faster.
-
-    Raised, it would end the caller; ignored, both would believe to own the partition.
-    """
-    scene = scripted()
+def test_refused_release_is_reported_as_superseded(scene: ScriptedMember) -> None:
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the revoke to be told")
     scene.session.consumer.unassign()
@@ -615,11 +495,8 @@ def test_a_refused_release_is_told_as_a_loss(scripted: Callable[..., ScriptedMem
     assert lost(scene) == [PartitionsLost((P0,), LostReason.SUPERSEDED)]
 
 
-def test_a_membership_that_ends_in_a_hold_leaves_the_group_before_it_gives_anything_up(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """A client that has unsubscribed is granted nothing that a late unassign could give away."""
-    scene = scripted()
+def test_ended_hold_unsubscribes_before_it_unassigns(scene: ScriptedMember) -> None:
+    """After an unsubscribe, a late unassign cannot give away a new grant."""
     scene.client.probe_answer = KafkaError.UNKNOWN_MEMBER_ID
     scene.ask_for(P1)
     assert lost(scene) == [FENCED]
@@ -627,14 +504,7 @@ def test_a_membership_that_ends_in_a_hold_leaves_the_group_before_it_gives_anyth
     assert scene.client.calls[:2] == ["unsubscribe", "unassign"]
 
 
-def test_what_a_client_tells_after_the_end_of_its_membership_is_not_told(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """The client hears of its loss when it leaves the callback of its hold.
-
-    By then, the member has told all partitions as lost, once.
-    """
-    scene = scripted()
+def test_events_after_the_end_of_the_membership_are_dropped(scene: ScriptedMember) -> None:
 
     def end_and_lose() -> Message | None:
         scene.session.end(LostReason.FENCED)
@@ -645,19 +515,16 @@ def test_what_a_client_tells_after_the_end_of_its_membership_is_not_told(
     assert lost(scene) == [FENCED]
 
 
-def test_leaving_completes_what_is_held(scripted: Callable[..., ScriptedMember]) -> None:
-    """The client would otherwise wait for its unassign, and the group for the client."""
-    scene = scripted()
+def test_close_releases_the_hold(scene: ScriptedMember) -> None:
     scene.ask_for(P1)
     scene.member.close(5.0)
     assert scene.client.is_closed
     assert [1] in scene.client.unassigned
 
 
-def test_a_caller_that_stops_polling_loses_everything(
+def test_caller_that_stops_polling_loses_all_partitions(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """The thread lives on without it, and would keep partitions that nobody works on."""
     clock = ManualClock()
     scene = scripted(clock)
     scene.member.subscribe(["orders"])
@@ -667,10 +534,9 @@ def test_a_caller_that_stops_polling_loses_everything(
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
 
 
-def test_a_hold_that_is_not_released_in_time_is_lost(
+def test_hold_expires_at_max_poll_interval(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """At the very time at which a broker with the consumer protocol ends it."""
     clock = ManualClock()
     scene = scripted(clock)
     scene.ask_for(P1)
@@ -681,10 +547,9 @@ def test_a_hold_that_is_not_released_in_time_is_lost(
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.EXPIRED)]
 
 
-def test_a_hold_whose_thread_waits_for_a_broker_is_lost_in_time_as_well(
+def test_hold_expires_while_the_thread_waits_for_a_broker(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """A frozen broker answers no commit for minutes, and the caller must hear of its loss."""
     clock = ManualClock()
     scene = scripted(clock)
     scene.ask_for(P1)
@@ -702,11 +567,9 @@ def test_a_hold_whose_thread_waits_for_a_broker_is_lost_in_time_as_well(
     assert "not known whether it was stored" in str(answer.result.failed[P1])
 
 
-def test_a_failure_of_the_thread_is_told_as_a_loss(
-    scripted: Callable[..., ScriptedMember], caplog: pytest.LogCaptureFixture
+def test_failure_of_the_thread_is_reported_as_a_loss(
+    scene: ScriptedMember, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody would take part in the group for the caller any more, and it would not know."""
-    scene = scripted()
 
     def fail() -> Message | None:
         msg = "a defect"
@@ -718,13 +581,9 @@ def test_a_failure_of_the_thread_is_told_as_a_loss(
     assert len(scene.clients) == 2, "it joins anew"
 
 
-def test_a_loss_is_told_before_the_old_client_has_left(
-    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+def test_loss_is_reported_before_the_old_client_has_left(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client takes seconds to leave while its broker is away.
-
-    The work on lost partitions must stop at once.
-    """
     may_leave = threading.Event()
 
     def slow(client: Any) -> None:  # noqa: ANN401 - the client
@@ -732,7 +591,6 @@ def test_a_loss_is_told_before_the_old_client_has_left(
         leave.leave(client)
 
     monkeypatch.setattr(session_module, "leave", slow)
-    scene = scripted()
     scene.session.end(LostReason.FENCED)
     assert scene.poll() == [FENCED]
     assert scene.session.is_leaving
@@ -741,11 +599,9 @@ def test_a_loss_is_told_before_the_old_client_has_left(
     assert not scene.session.is_leaving
 
 
-def test_a_close_may_wait_for_the_leave_without_an_end(
-    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+def test_close_accepts_an_infinite_timeout(
+    scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python's own waits take no time-out that is infinite."""
-    scene = scripted()
     waits: list[bool] = []
 
     def wait(timeout_s: float) -> None:
@@ -757,13 +613,9 @@ def test_a_close_may_wait_for_the_leave_without_an_end(
 
 
 @pytest.mark.parametrize("callback", ["on_commit", "stats_cb", "error_cb", "throttle_cb"])
-def test_what_a_callback_of_the_settings_raises_interrupts_nothing(
+def test_exception_of_a_user_callback_is_reported_once(
     scripted: Callable[..., ScriptedMember], callback: str
 ) -> None:
-    """The client would raise the error out of any call.
-
-    A release would be lost, and a close would leave a member behind.
-    """
     problem = ValueError("a bug of the user's")
 
     def fail(*_arguments: object) -> None:
@@ -783,28 +635,26 @@ def test_what_a_callback_of_the_settings_raises_interrupts_nothing(
     assert scene.session.end_reason is None
 
 
-def test_a_poll_inside_of_a_callback_of_the_settings_is_refused(
+def test_poll_inside_a_user_callback_is_refused(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """It would tell events before those that this poll has taken."""
     refused: list[str] = []
 
     def poll(_raw: str) -> None:
         try:
-            scene.member.poll(0)
+            stage.member.poll(0)
         except IllegalStateError as problem:
             refused.append(str(problem))
 
-    scene = scripted(stats_cb=poll)
-    scene.do(lambda: scene.session._on_statistics("{}"))
-    scene.until(lambda: refused, "the refusal")
+    stage = scripted(stats_cb=poll)
+    stage.do(lambda: stage.session._on_statistics("{}"))
+    stage.until(lambda: refused, "the refusal")
     assert "inside a callback" in refused[0]
 
 
-def test_a_commit_that_cannot_be_waited_for_in_a_callback_is_not_sent(
+def test_commit_with_a_timeout_inside_a_user_callback_is_not_sent(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """Refused and stored all the same, it would be taken for one that was not made."""
     refused: list[str] = []
 
     def commit(_raw: str) -> None:
@@ -822,14 +672,7 @@ def test_a_commit_that_cannot_be_waited_for_in_a_callback_is_not_sent(
     assert scene.client.asked == []
 
 
-def test_a_topic_that_is_missing_is_told_once_until_it_was_there(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """In classic, the client repeats the error with each rejoin and each look at the cluster.
-
-    A poll that always raises reads nothing.
-    """
-    scene = scripted()
+def test_missing_topic_is_reported_once_until_assigned(scene: ScriptedMember) -> None:
 
     def missing() -> list[object]:
         for _ in range(3):
@@ -842,23 +685,15 @@ def test_a_topic_that_is_missing_is_told_once_until_it_was_there(
     assert len(missing()) == 1
 
 
-def test_other_errors_of_a_topic_are_told_each_time(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """Only that it is missing is no news."""
-    scene = scripted()
+def test_other_errors_of_a_topic_are_reported_each_time(scene: ScriptedMember) -> None:
     for _ in range(2):
         scene.do(lambda: trouble(KafkaError.TOPIC_AUTHORIZATION_FAILED, "orders"))
     assert len([event for event in scene.poll() if isinstance(event, RequestFailed)]) == 2
 
 
-def test_a_client_that_is_broken_is_told_once_with_the_loss_and_replaced_later(
+def test_fatal_error_is_reported_once_and_the_client_replaced_later(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """It does nothing any more.
-
-    Polls that raised without a wait kept a core busy; and the next client may be refused likewise.
-    """
     clock = ManualClock()
     scene = scripted(clock)
 
@@ -878,21 +713,16 @@ def test_a_client_that_is_broken_is_told_once_with_the_loss_and_replaced_later(
     assert len(scene.clients) == 2
 
 
-def test_a_fatal_answer_to_a_probe_ends_the_ownership(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
-    """In a hold the client calls nobody back, and the group has given the partitions away."""
-    scene = scripted()
+def test_fatal_answer_to_a_probe_is_a_loss(scene: ScriptedMember) -> None:
     scene.client.stored = KafkaError._FATAL
     scene.ask_for(P1)
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
     assert isinstance(scene.told[-1], RequestFailed)
 
 
-def test_a_client_that_breaks_ends_a_poll_that_waits(
+def test_fatal_error_ends_a_waiting_poll(
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The poll does not look again by itself for a while."""
     monkeypatch.setattr("dagster_rebalance.kafka.member.member._WAIT_SLICE_S", 10 * LIMIT_S)
     scene, told = scripted(), queue.SimpleQueue[list["MemberEvent"]]()
     poll = partial(scene.member.poll, 10 * LIMIT_S)
@@ -901,10 +731,9 @@ def test_a_client_that_breaks_ends_a_poll_that_waits(
     assert isinstance(told.get(timeout=LIMIT_S)[-1], RequestFailed)
 
 
-def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_release_is_over(
+def test_classic_member_pauses_discovery_until_the_rebalance_is_over(
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it found would let the client rejoin in the middle of it."""
     scene, looked = scripted(**{"group.protocol": "classic"}), []
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the revoke to be told")

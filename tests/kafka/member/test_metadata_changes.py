@@ -37,20 +37,16 @@ class Scene:
         )
 
     def add_two_partitions(self) -> frozenset[TopicPartition]:
-        """The new partitions."""
         self.kafka.add_partitions(self.stage.topic, 6)
         return frozenset(TopicPartition(self.stage.topic, number) for number in (4, 5))
 
     def owned(self) -> list[TopicPartition]:
-        """What both own, with repetitions."""
         return sorted([*self.blue.owns, *self.green.owns])
 
     def everything(self) -> list[TopicPartition]:
-        """All partitions, the new ones included."""
         return [TopicPartition(self.stage.topic, number) for number in range(6)]
 
     def close(self) -> None:
-        """Both leave."""
         self.blue.member.close(5.0)
         self.green.member.close(5.0)
 
@@ -59,15 +55,13 @@ class Scene:
 def scene(
     request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> Iterator[Scene]:
-    """A scene in the protocol that the test asks for."""
     made = Scene(kafka_broker, kafka_topic(4), request.param)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("scene", ["classic"], indirect=True)
-def test_in_classic_a_hold_survives_and_new_partitions_are_found_after_it(scene: Scene) -> None:
-    """The member turns the client's own refresh off and looks for new partitions between holds."""
+def test_classic_hold_survives_new_partitions_until_its_release(scene: Scene) -> None:
     blue, green = scene.blue, scene.green
     held = blue.member.held
     new = scene.add_two_partitions()
@@ -89,10 +83,9 @@ def test_in_classic_a_hold_survives_and_new_partitions_are_found_after_it(scene:
 
 
 @pytest.mark.parametrize("scene", ["consumer"], indirect=True)
-def test_in_the_consumer_protocol_a_hold_survives_and_new_partitions_come_at_once(
+def test_consumer_protocol_assigns_new_partitions_during_a_hold(
     scene: Scene,
 ) -> None:
-    """There the broker assigns, and nothing is superseded."""
     blue, green = scene.blue, scene.green
     held = blue.member.held
     new = scene.add_two_partitions()

@@ -49,7 +49,6 @@ class Scene:
     def look(
         self, wanted: Collection[str] | re.Pattern[str], after_s: float = INTERVAL_S
     ) -> list[list[str]]:
-        """What follows from a look; by default one that is due."""
         self._clock.advance(after_s)
         self._discovery.set_subscription(wanted)
         self.subscribed.clear()
@@ -58,7 +57,6 @@ class Scene:
 
     @property
     def consumer(self) -> Any:  # noqa: ANN401 - what a discovery uses of a client
-        """A client that lists the topics, which takes it some time."""
 
         def list_topics(timeout: float) -> SimpleNamespace:
             self.limits.append(timeout)
@@ -71,16 +69,13 @@ class Scene:
         return SimpleNamespace(list_topics=list_topics)
 
     def enqueue(self, event: object) -> None:
-        """Note it."""
         self.events.append(event)
 
     def subscribe(self, topics: list[str]) -> None:
-        """Note it."""
         self.subscribed.append(topics)
 
 
-def test_a_new_pattern_that_matches_nothing_gives_the_topics_before_up() -> None:
-    """Once; and it subscribes to what matches later."""
+def test_new_pattern_without_a_match_unsubscribes_the_last_topics() -> None:
     scene = Scene("orders-eu")
     assert scene.look(ORDERS) == [["orders-eu"]]
     assert scene.look(re.compile("refunds")) == [[]]
@@ -88,8 +83,7 @@ def test_a_new_pattern_that_matches_nothing_gives_the_topics_before_up() -> None
     assert scene.look(ORDERS) == [["orders-eu"]]
 
 
-def test_topics_that_vanish_from_a_pattern_stay_subscribed_to() -> None:
-    """A list that lacks them for a moment must not take their partitions."""
+def test_topics_that_vanish_from_a_pattern_stay_subscribed() -> None:
     scene = Scene("orders-eu")
     scene.look(ORDERS)
     scene.topics.clear()
@@ -98,16 +92,14 @@ def test_topics_that_vanish_from_a_pattern_stay_subscribed_to() -> None:
     assert scene.look(ORDERS) == []
 
 
-def test_a_pattern_that_matched_nothing_from_the_beginning_subscribes_to_nothing() -> None:
-    """There is nothing to give up."""
+def test_first_pattern_without_a_match_does_not_subscribe() -> None:
     scene = Scene("refunds")
     assert scene.look(ORDERS) == []
     scene.topics.add("orders-eu")
     assert scene.look(ORDERS) == [["orders-eu"]]
 
 
-def test_a_list_that_takes_long_is_waited_for_longer() -> None:
-    """A cluster with many topics takes more than 2 s to list them."""
+def test_topic_list_timeout_doubles() -> None:
     scene = Scene("orders-eu")
     scene.took_s = 9.0
     looks = [list(scene.look(ORDERS, after_s)) for after_s in (INTERVAL_S, 0.0, 0.0, 0.0)]
@@ -116,8 +108,7 @@ def test_a_list_that_takes_long_is_waited_for_longer() -> None:
     assert scene.events == []
 
 
-def test_a_connection_that_is_never_made_is_reported_while_nothing_is_assigned() -> None:
-    """A slow login fails like a broker that is away; a member with partitions has had one."""
+def test_failed_connection_is_reported_without_an_assignment() -> None:
     scene = Scene("orders-eu")
     scene.fails_with = KafkaError._TRANSPORT
     for _ in range(7):
@@ -128,8 +119,7 @@ def test_a_connection_that_is_never_made_is_reported_while_nothing_is_assigned()
 
 
 @pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._AUTHENTICATION])
-def test_a_member_with_partitions_does_not_wait_longer_for_a_broker_that_is_away(code: int) -> None:
-    """Its commits would wait, too."""
+def test_topic_list_timeout_of_an_owner_stays_for_an_unavailable_broker(code: int) -> None:
     scene = Scene("orders-eu")
     scene.owned = frozenset({TopicPartition("orders-eu", 0)})
     scene.fails_with = code
@@ -138,8 +128,7 @@ def test_a_member_with_partitions_does_not_wait_longer_for_a_broker_that_is_away
     assert scene.limits == [2.0] * 3
 
 
-def test_a_list_that_never_comes_is_reported_once() -> None:
-    """The consumer waits for its first topic, and its user must not wait in silence."""
+def test_missing_topic_list_is_reported_once() -> None:
     scene = Scene("orders-eu")
     scene.took_s = 60.0
     for _ in range(7):
@@ -154,8 +143,7 @@ def test_a_list_that_never_comes_is_reported_once() -> None:
     assert scene.look(ORDERS) == [["orders-eu"]]
 
 
-def test_a_member_with_partitions_waits_less_and_reports_nothing_to_its_caller() -> None:
-    """Its commits wait for the list, and what it has goes on."""
+def test_topic_list_of_an_owner_has_a_lower_limit_and_no_report() -> None:
     scene = Scene("orders-eu")
     scene.look(ORDERS)
     scene.owned = frozenset({TopicPartition("orders-eu", 0)})
@@ -166,8 +154,7 @@ def test_a_member_with_partitions_waits_less_and_reports_nothing_to_its_caller()
     assert scene.events == []
 
 
-def test_hidden_topics_are_left_out_until_they_can_be_seen() -> None:
-    """In the consumer protocol, the broker would refuse the member as a whole."""
+def test_invisible_topics_are_excluded_until_visible() -> None:
     scene = Scene("orders-eu", only_visible=True)
     names = ("orders-eu", "orders-us")
     assert scene.look(names) == [["orders-eu"]]
@@ -177,8 +164,7 @@ def test_hidden_topics_are_left_out_until_they_can_be_seen() -> None:
     assert scene.look(names) == []
 
 
-def test_a_member_that_is_refused_for_a_hidden_topic_leaves_it_out_at_once() -> None:
-    """The broker of the consumer protocol does not say which topic it is."""
+def test_refusal_for_an_invisible_topic_excludes_it_at_once() -> None:
     scene = Scene("orders-eu")
     names = ("orders-eu", "orders-us")
     assert scene.look(names) == [["orders-eu", "orders-us"]]

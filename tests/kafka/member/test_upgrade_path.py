@@ -48,27 +48,22 @@ class Deployment:
         self.play(self.shared, "both to share the partitions")
 
     def join(self, settings: dict[str, str]) -> RebalanceAwareConsumer:
-        """A new member."""
         member = RebalanceAwareConsumer({**self._base, **settings}, hold_limit_s=30)
         member.subscribe([self.topic])
         return member
 
     def replace(self, number: int, settings: dict[str, str]) -> None:
-        """What a rolling bounce does to one member."""
         self.members[number].close()
         self.members[number] = self.join(settings)
         self.play(self.shared, "both to share the partitions after a bounce")
 
     def shared(self) -> bool:
-        """Whether each has two partitions."""
         return [len(member.assignment()) for member in self.members] == [2, 2]
 
     def everything_read(self) -> bool:
-        """Whether no record is missing."""
         return len(self.seen) == self.produced
 
     def play(self, until: Callable[[], bool], what: str, *, produce: bool = True) -> None:
-        """Produce, read and commit until something has come about."""
 
         def step() -> bool:
             if produce:
@@ -88,7 +83,6 @@ class Deployment:
         wait_until(step, timeout_s=20, what=what, interval_s=0)
 
     def commit(self, member: RebalanceAwareConsumer) -> None:
-        """Commit; try again after the next poll if the group is stabilising (KIP-429)."""
         self.refused.discard(member)
         try:
             member.commit_sync()
@@ -96,24 +90,19 @@ class Deployment:
             self.refused.add(member)
 
     def close(self) -> None:
-        """Both leave."""
         for member in self.members:
             member.close(5.0)
 
 
 @pytest.fixture
 def deployment(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[Deployment]:
-    """Two eager members."""
     made = Deployment(kafka_broker, kafka_topic(4), RANGE)
     yield made
     made.close()
 
 
-def test_an_eager_group_moves_to_cooperative_in_two_rolling_bounces(deployment: Deployment) -> None:
-    """The group goes by way of the consumer protocol and reads every record once.
-
-    The client cannot list both kinds of strategies.
-    """
+def test_eager_group_moves_to_cooperative_in_two_rolling_bounces(deployment: Deployment) -> None:
+    """By way of the consumer protocol; every record is read once."""
     for settings in (CONSUMER, COOPERATIVE):
         for number in (0, 1):
             deployment.replace(number, settings)
@@ -121,11 +110,7 @@ def test_an_eager_group_moves_to_cooperative_in_two_rolling_bounces(deployment: 
     assert set(deployment.seen.values()) == {1}
 
 
-def test_a_cooperative_member_is_refused_by_an_eager_group(deployment: Deployment) -> None:
-    """So one rolling bounce is not enough: the new member has nothing, and says why.
-
-    The old one reads everything.
-    """
+def test_cooperative_member_is_refused_by_an_eager_group(deployment: Deployment) -> None:
     deployment.members[0].close()
     with pytest.raises(
         BrokerError,

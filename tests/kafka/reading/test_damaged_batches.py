@@ -47,13 +47,11 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def own_kafka() -> Iterator[KafkaCluster]:
-    """A Kafka whose files may be damaged."""
     with KafkaCluster() as kafka:
         yield kafka
 
 
 def config_of(kafka: KafkaCluster, **settings: Any) -> dict[str, Any]:  # noqa: ANN401 - settings of all kinds
-    """The settings of a client."""
     return {
         **kafka.client_config(),
         "group.id": unique_name("etl"),
@@ -66,7 +64,6 @@ def config_of(kafka: KafkaCluster, **settings: Any) -> dict[str, Any]:  # noqa: 
 def damaged(
     kafka: KafkaCluster, damage: Callable[[KafkaCluster, str, int], None], codec: str = "none"
 ) -> str:
-    """A topic of two partitions, of which the first has a damaged batch in the middle."""
     topic = unique_name("orders")
     kafka.create_topic(topic, 2)
     for partition in (0, 1):
@@ -85,7 +82,6 @@ class Polls:
         self.errors: list[BrokerError] = []
 
     def poll(self) -> None:
-        """Poll once."""
         try:
             for record in self.consumer.poll(0.1):
                 self.offsets[record.partition() or 0].append(record.offset() or 0)
@@ -93,7 +89,6 @@ class Polls:
             self.errors.append(error)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll until something is the case."""
 
         def step() -> bool:
             self.poll()
@@ -103,10 +98,9 @@ class Polls:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_batch_with_a_broken_byte_fails_the_read_of_its_range(
+def test_range_reader_refuses_a_batch_with_a_broken_byte(
     own_kafka: KafkaCluster, codec: str
 ) -> None:
-    """Its records would be processed as good ones. The ranges before and behind it are read."""
     topic = damaged(own_kafka, break_byte, codec)
     reader = RangeReader(validated(config_of(own_kafka), hold_limit_s=10))
     try:
@@ -127,14 +121,10 @@ def test_a_batch_with_a_broken_byte_fails_the_read_of_its_range(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_poll_tells_a_batch_with_a_broken_byte_again_and_again_and_never_passes_it(
+def test_poll_repeats_the_error_of_a_broken_batch_and_never_skips_it(
     own_kafka: KafkaCluster, codec: str
 ) -> None:
-    """Another partition goes on, and so does this one after a seek behind the batch.
-
-    With `auto.offset.reset` at earliest, the offset that librdkafka takes from the middle of the
-    batch must not begin the log once more.
-    """
+    """The offset that librdkafka continues at must not reset the position."""
     topic = damaged(own_kafka, break_byte, codec)
     polls = Polls(topic, config_of(own_kafka))
     first = list(range(EACH))
@@ -154,8 +144,8 @@ def test_a_poll_tells_a_batch_with_a_broken_byte_again_and_again_and_never_passe
         polls.consumer.close()
 
 
-def test_a_batch_of_an_unknown_format_is_told_again_and_again(own_kafka: KafkaCluster) -> None:
-    """The client itself reports it once or twice, and is silent then."""
+def test_poll_repeats_the_error_of_an_unknown_batch_format(own_kafka: KafkaCluster) -> None:
+    """The client itself reports it once or twice."""
     topic = damaged(own_kafka, break_format)
     polls = Polls(topic, config_of(own_kafka))
     try:
@@ -168,10 +158,9 @@ def test_a_batch_of_an_unknown_format_is_told_again_and_again(own_kafka: KafkaCl
         polls.consumer.close()
 
 
-def test_the_log_reaches_a_position_before_a_batch_of_an_unknown_format(
+def test_truncated_verifies_a_position_before_an_unknown_batch_format(
     own_kafka: KafkaCluster,
 ) -> None:
-    """Its partition is committed up to there, and other partitions must be verified with it."""
     topic = damaged(own_kafka, break_format)
     cluster = Cluster(validated(config_of(own_kafka), hold_limit_s=10))
     positions = {
@@ -181,10 +170,10 @@ def test_the_log_reaches_a_position_before_a_batch_of_an_unknown_format(
     assert cluster.truncated(positions, 30.0) == dict.fromkeys(positions, False)
 
 
-def test_a_batch_that_the_client_drops_without_a_sound_is_found(
+def test_poll_reports_a_batch_that_the_client_drops_silently(
     own_kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fetches such a response again and again. An open transaction is no stalled_partitions."""
+    """An open transaction is no stall."""
     monkeypatch.setattr(partition_watch, "STALLED_AFTER_S", 1.0)
     monkeypatch.setattr(fetcher_module, "STALLED_AFTER_S", 1.0)
     monkeypatch.setattr(partition_watch, "CHECK_EVERY_S", 0.5)
@@ -208,10 +197,9 @@ def test_a_batch_that_the_client_drops_without_a_sound_is_found(
         producer.abort_transaction()
 
 
-def test_a_read_of_a_batch_that_the_client_drops_blames_no_transaction(
+def test_range_reader_blames_no_transaction_for_a_dropped_batch(
     own_kafka: KafkaCluster,
 ) -> None:
-    """There is none: the last stable offset is the end of the log."""
     topic = damaged(own_kafka, break_length)
     reader = RangeReader(validated(config_of(own_kafka), hold_limit_s=10))
     with pytest.raises(BrokerError, match=f"{topic}-0 at offset {EACH} could be read") as caught:
@@ -220,10 +208,9 @@ def test_a_read_of_a_batch_that_the_client_drops_blames_no_transaction(
     assert "the batch there is damaged" in str(caught.value)
 
 
-def test_a_record_above_the_limit_of_a_response_is_told_with_the_setting(
+def test_oversized_record_is_reported_with_the_setting(
     own_kafka: KafkaCluster,
 ) -> None:
-    """The client closes the connection and asks again. Both ways to read name the partition."""
     topic = unique_name("orders")
     own_kafka.create_topic(topic, 1)
     producer = Producer(own_kafka.client_config())

@@ -56,25 +56,21 @@ class Log:
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
 
     def tp(self, number: int) -> TopicPartition:
-        """A partition."""
         return TopicPartition(self.topic, number)
 
     def produce(self, *numbers: int, each: int = EACH) -> None:
-        """Append records."""
         for number in numbers:
             for _ in range(each):
                 self._producer.produce(self.topic, b"record", partition=number)
         assert self._producer.flush(10) == 0
 
     def start(self, *numbers: int) -> None:
-        """Begin to read partitions from their first record on."""
         self.fetcher.stage(map(self.tp, numbers))
         for number in numbers:
             self.fetcher.seek(self.tp(number), "earliest")
         self.fetcher.start_staged()
 
     def read(self, max_records: int = 500) -> list[Message]:
-        """Read once, and note the offsets."""
         records = self.fetcher.read(max_records, 0.1)
         for record in records:
             tp = TopicPartition(record.topic() or "", record.partition() or 0)
@@ -84,7 +80,6 @@ class Log:
         return records
 
     def read_until(self, tp: TopicPartition, count: int) -> None:
-        """Read until so many records of a partition were returned."""
 
         def enough() -> bool:
             self.read()
@@ -95,7 +90,6 @@ class Log:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[MockCluster]:
-    """A mock cluster."""
     made = MockCluster()
     yield made
     made.close()
@@ -103,14 +97,12 @@ def cluster() -> Iterator[MockCluster]:
 
 @pytest.fixture
 def log(cluster: MockCluster) -> Iterator[Log]:
-    """A topic that nobody has written to."""
     made = Log(cluster)
     yield made
     made.fetcher.close()
 
 
-def test_records_are_returned_once_in_their_order(log: Log) -> None:
-    """Each under its own partition and offset."""
+def test_read_returns_records_once_in_order(log: Log) -> None:
     log.produce(0, 2)
     log.start(0, 2)
     log.read_until(log.tp(0), EACH)
@@ -119,8 +111,7 @@ def test_records_are_returned_once_in_their_order(log: Log) -> None:
     assert log.seen == {key: list(range(EACH)) for key in [log.tp(0), log.tp(2)]}
 
 
-def test_what_is_put_back_is_returned_again_from_its_first_record_on(log: Log) -> None:
-    """Each partition from where its own records begin, which is not the start of the log."""
+def test_put_back_records_are_returned_again(log: Log) -> None:
     log.produce(0, 1)
     log.start(0, 1)
     log.fetcher.seek(log.tp(0), 5)
@@ -138,8 +129,7 @@ def test_what_is_put_back_is_returned_again_from_its_first_record_on(log: Log) -
     assert log.seen == {log.tp(0): list(range(5, EACH)), log.tp(1): list(range(8, EACH))}
 
 
-def test_a_withheld_partition_is_silent_and_goes_on_where_it_was(log: Log) -> None:
-    """None of its records is lost or returned twice, and the others are not kept waiting."""
+def test_withheld_partition_continues_where_it_was(log: Log) -> None:
     log.produce(0, 1)
     log.start(0, 1)
     log.fetcher.withhold(frozenset({log.tp(0)}))
@@ -150,8 +140,7 @@ def test_a_withheld_partition_is_silent_and_goes_on_where_it_was(log: Log) -> No
     assert log.seen[log.tp(0)] == list(range(EACH))
 
 
-def test_the_lag_is_known_once_something_was_fetched(log: Log) -> None:
-    """From the position to the end of the log."""
+def test_lag_is_known_after_the_first_fetch(log: Log) -> None:
     log.produce(0)
     log.start(0)
     assert log.fetcher.lag(log.tp(0)) is None
@@ -165,11 +154,7 @@ def test_the_lag_is_known_once_something_was_fetched(log: Log) -> None:
 
 
 @pytest.mark.parametrize("offset", [-5, -2, -1, 2**63])
-def test_a_seek_to_no_offset_is_refused_and_reading_goes_on(log: Log, offset: int) -> None:
-    """The client's own refusal would come after the partition was given up.
-
-    Nobody would read the partition again.
-    """
+def test_seek_to_an_invalid_offset_is_refused(log: Log, offset: int) -> None:
     log.produce(0)
     log.start(0)
     wait_until(lambda: log.read(max_records=1), timeout_s=12, what="a record", interval_s=0)
@@ -182,10 +167,7 @@ def test_a_seek_to_no_offset_is_refused_and_reading_goes_on(log: Log, offset: in
     log.fetcher.drop([log.tp(0)])
 
 
-def test_a_start_that_the_client_refuses_is_told_and_tried_again(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A partition that is assigned and not read would stand still in silence."""
+def test_refused_start_is_reported_and_retried(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.produce(0)
     with monkeypatch.context() as patch:
         patch.setattr(log.fetcher, "_consumer", Refusing())
@@ -197,10 +179,8 @@ def test_a_start_that_the_client_refuses_is_told_and_tried_again(
     assert log.seen[log.tp(0)] == list(range(3, EACH))
 
 
-def test_a_refusal_does_not_keep_partitions_from_being_given_up(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is told by the next read; the release that follows is owed to the group."""
+def test_drop_succeeds_if_the_client_refuses(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next read reports it: the release must not wait."""
     log.start(0)
     with monkeypatch.context() as patch:
         patch.setattr(log.fetcher, "_consumer", Refusing(log.tp(0)))
@@ -210,13 +190,9 @@ def test_a_refusal_does_not_keep_partitions_from_being_given_up(
     assert log.read() == []
 
 
-def test_what_a_callback_of_the_settings_raises_costs_no_record(
+def test_exception_of_a_user_callback_loses_no_record(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client would drop the records that it was about to return.
-
-    The caller hears of the error with the next read.
-    """
     problem = ValueError("a bug of the user's")
     configs: list[dict[str, Any]] = []
     make = confluent_kafka.Consumer
@@ -241,10 +217,9 @@ def test_what_a_callback_of_the_settings_raises_costs_no_record(
     log.fetcher.close()
 
 
-def test_a_remade_topic_does_not_replace_an_earlier_error(
+def test_recreated_topic_does_not_replace_an_earlier_error(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each read raises one of them."""
 
     def fail() -> None:
         message = "of the user's callback"
@@ -259,10 +234,9 @@ def test_a_remade_topic_does_not_replace_an_earlier_error(
         log.fetcher.read(500, 0.0)
 
 
-def test_a_topic_that_is_missing_is_told_once_until_it_is_assigned_again(
+def test_missing_topic_is_reported_once_until_assigned_again(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client says it with each look for metadata, for as long as it is so."""
     missing = Message(topic="gone", partition=0, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
     away = Message(
         topic="gone", partition=0, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
@@ -288,7 +262,6 @@ OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET
 
 
 def out_of_range(tp: TopicPartition, offset: int) -> Message:
-    """What the client tells of an offset that the log does not have; below 0 it names none."""
     return Message(
         topic=tp.topic,
         partition=tp.partition,
@@ -300,19 +273,15 @@ def out_of_range(tp: TopicPartition, offset: int) -> Message:
 def told_by_the_client(
     log: Log, monkeypatch: pytest.MonkeyPatch, *messages: Message
 ) -> list[Message]:
-    """What a read returns in which the client has told this."""
     with monkeypatch.context() as patch:
         patch.setattr(fetcher_module, "consume_available", lambda *_: list(messages))
         return log.fetcher.read(500, 0.0)
 
 
-def test_an_error_of_an_earlier_reading_does_not_undo_a_seek(
+def test_out_of_range_error_of_an_earlier_assignment_does_not_undo_a_seek(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client keeps it over an unassign: the user worked while it was queued, and then sought.
-
-    Records would be read again, or skipped with `latest`.
-    """
+    """The client keeps the error over an unassign."""
     log.produce(0)
     log.start(0)
     log.fetcher.seek(log.tp(0), 500)
@@ -323,10 +292,9 @@ def test_an_error_of_an_earlier_reading_does_not_undo_a_seek(
     assert log.seen[log.tp(0)] == list(range(3, EACH))
 
 
-def test_errors_of_several_earlier_readings_do_not_undo_a_seek(
+def test_out_of_range_errors_of_several_assignments_do_not_undo_a_seek(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one is not the first that has come again."""
     log.produce(0)
     log.start(0)
     for offset in (500, 600, 3):
@@ -339,10 +307,9 @@ def test_errors_of_several_earlier_readings_do_not_undo_a_seek(
     assert log.seen[log.tp(0)] == list(range(3, EACH))
 
 
-def test_records_behind_an_unreadable_batch_do_not_move_the_position(
+def test_position_stays_before_an_unreadable_batch(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client returns them with the error; a commit of the position would skip the batch."""
     log.produce(0)
     log.start(0)
     log.fetcher.begin()
@@ -366,10 +333,9 @@ def test_records_behind_an_unreadable_batch_do_not_move_the_position(
     assert log.fetcher.position(log.tp(0)).offset == 8
 
 
-def test_an_error_of_an_earlier_reading_does_not_begin_a_partition_that_was_lost(
+def test_out_of_range_error_does_not_start_a_lost_partition(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its records are another member's."""
     log.produce(0)
     log.start(0)
     log.fetcher.drop([log.tp(0)])
@@ -378,8 +344,7 @@ def test_an_error_of_an_earlier_reading_does_not_begin_a_partition_that_was_lost
     assert log.fetcher._consumer.assignment() == []
 
 
-def test_reading_goes_on_where_kafka_chooses_if_the_offset_is_really_gone(log: Log) -> None:
-    """Retention was faster, say."""
+def test_deleted_offset_is_reset_as_configured(log: Log) -> None:
     log.produce(0)
     log.start(0)
     log.fetcher.seek(log.tp(0), 500)
@@ -387,10 +352,10 @@ def test_reading_goes_on_where_kafka_chooses_if_the_offset_is_really_gone(log: L
     assert log.seen[log.tp(0)] == list(range(EACH))
 
 
-def test_an_error_that_names_another_offset_counts_when_it_comes_again(
+def test_out_of_range_error_with_another_offset_counts_when_it_recurs(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A truncation names none. Records that came with it are not returned twice."""
+    """A truncation has no offset. Records that arrive with it are not returned twice."""
     log.produce(0)
     log.start(0)
     log.fetcher.begin()
@@ -412,10 +377,9 @@ def test_an_error_that_names_another_offset_counts_when_it_comes_again(
     assert log.fetcher.position(log.tp(0)).start == "earliest"
 
 
-def test_partitions_that_may_choose_no_offset_are_told_together_until_they_are_sought(
+def test_partitions_without_reset_are_reported_together_until_sought(
     cluster: MockCluster,
 ) -> None:
-    """They stand still, and an error that named one of them once would leave the others unseen."""
     clock = ManualClock()
     log = Log(cluster, clock, **{"auto.offset.reset": "error"})
     log.produce(0, 1, 2)
@@ -456,21 +420,18 @@ class Refusing:
         self._assigned = assigned
 
     def assignment(self) -> list[confluent_kafka.TopicPartition]:
-        """What it has."""
         return [confluent_kafka.TopicPartition(tp.topic, tp.partition) for tp in self._assigned]
 
     def resume(self, partitions: object) -> None:
         """Take it."""
 
     def incremental_assign(self, partitions: object) -> None:
-        """Refuse."""
         raise KafkaException(KafkaError(KafkaError._FATAL, f"broken: {partitions}"))
 
     incremental_unassign = incremental_assign
 
 
-def test_a_look_up_that_fails_for_long_is_reported_and_then_goes_on() -> None:
-    """A passing failure is no news at first."""
+def test_look_up_is_reported_after_failing_for_a_while() -> None:
     group = FakeGroup({"orders": 1})
     tp = TopicPartition("orders", 0)
     starts = Kept(group.member(), group, "earliest")
@@ -496,12 +457,10 @@ class Kept(StartPositions):
     def find(
         self, wanted: Mapping[TopicPartition, Start], timeout_s: float
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], BrokerError | None]:
-        """Find nothing."""
         return {}, BrokerError("kept", retriable=True, partitions=dict.fromkeys(wanted, "kept"))
 
 
-def test_after_a_revoke_request_poll_returns_no_record_of_the_held_partitions(log: Log) -> None:
-    """From the poll that tells it on, and those of the retained ones come all the same."""
+def test_poll_returns_no_record_of_held_partitions(log: Log) -> None:
     group = FakeGroup({log.topic: 4})
     log.produce(0, 1, 2, 3)
     blue = RebalanceAwareConsumer(log.config, member=group.member(), cluster=group)

@@ -30,14 +30,10 @@ pytestmark = [
 ]
 
 
-def test_retained_partitions_deliver_during_a_hold_and_no_record_is_read_twice_or_never(
+def test_hold_delivers_retained_partitions_exactly_once(
     group: Readers,
 ) -> None:
-    """The consumer keeps the promise of KIP-983 on a real broker.
-
-    Retained partitions are read at full speed, held ones are silent, and the next owner starts
-    clean.
-    """
+    """The promise of KIP-983 on a real broker."""
     blue = group.reader()
     group.produce(100)
     group.play(lambda: blue.count == 400, blue, what="all records")
@@ -63,8 +59,7 @@ def test_retained_partitions_deliver_during_a_hold_and_no_record_is_read_twice_o
         assert blue.offsets[number] + green.offsets[number] == list(range(produced))
 
 
-def test_positions_are_committed_with_the_leader_epoch_of_their_record(group: Readers) -> None:
-    """The next owner can tell by it that the log was truncated meanwhile (KIP-320)."""
+def test_positions_are_committed_with_their_leader_epoch(group: Readers) -> None:
     blue = group.reader()
     group.produce(3)
     group.play(lambda: blue.count == 12, blue, what="all records")
@@ -75,8 +70,7 @@ def test_positions_are_committed_with_the_leader_epoch_of_their_record(group: Re
     )
 
 
-def test_an_iteration_reads_every_record_once_and_ends_when_it_is_woken(group: Readers) -> None:
-    """Record by record, with the positions committed between two of them."""
+def test_iteration_reads_every_record_once_until_woken(group: Readers) -> None:
     blue = group.reader()
     group.produce(50)
     read: dict[int, list[int]] = {number: [] for number in range(4)}
@@ -88,11 +82,8 @@ def test_an_iteration_reads_every_record_once_and_ends_when_it_is_woken(group: R
     assert all(offsets == list(range(50)) for offsets in read.values())
 
 
-def test_a_partition_that_was_given_up_and_comes_back_is_read_again(group: Readers) -> None:
-    """The client remembers a pause over an unassign.
-
-    A partition that was silent before its release must not be silent in its next assignment.
-    """
+def test_reassigned_partition_is_read_again(group: Readers) -> None:
+    """The client remembers a pause over an unassign."""
     blue = group.reader(CommitOnRevoke())
     group.produce(50)
     group.play(lambda: blue.count == 200, blue, what="all records")
@@ -116,7 +107,6 @@ class Chooser(RebalanceListener):
     def on_partitions_assigned(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
-        """A choice for each partition but the first."""
         for tp in partitions:
             if tp.partition == 1:
                 consumer.seek(tp, OffsetAndMetadata(60))
@@ -132,8 +122,7 @@ class Chooser(RebalanceListener):
         """Nothing to do."""
 
 
-def test_a_seek_or_pause_in_the_assignment_holds_before_the_first_record(group: Readers) -> None:
-    """KAFKA-20385: seek to external offsets, pause until caches are warm."""
+def test_seek_and_pause_in_the_listener_precede_the_first_record(group: Readers) -> None:
     group.produce(100)
     blue = group.reader(Chooser())
     group.play(
@@ -154,8 +143,7 @@ def test_a_seek_or_pause_in_the_assignment_holds_before_the_first_record(group: 
     )
 
 
-def test_a_pause_drops_what_is_buffered_and_a_resume_reads_it_again(group: Readers) -> None:
-    """None is lost and none is repeated, however much the client had fetched ahead."""
+def test_resume_reads_records_that_a_pause_dropped(group: Readers) -> None:
     group.produce(2000)
     blue = group.reader()
 
@@ -182,8 +170,7 @@ def test_a_pause_drops_what_is_buffered_and_a_resume_reads_it_again(group: Reade
     assert all(offsets == list(range(2000)) for offsets in blue.offsets.values())
 
 
-def test_the_statistics_of_both_clients_are_told(group: Readers) -> None:
-    """Of the member and of the fetcher, once they are switched on."""
+def test_metrics_have_the_statistics_of_both_clients(group: Readers) -> None:
     group.produce(10)
     blue = group.reader(statistics_interval_ms="100")
     group.play(
@@ -194,10 +181,9 @@ def test_the_statistics_of_both_clients_are_told(group: Readers) -> None:
     assert metrics["fetcher"]["client_id"].endswith("-fetch")
 
 
-def test_an_offset_that_retention_removed_is_an_error_where_no_reset_is_allowed(
+def test_deleted_offset_without_reset_raises(
     group: Readers,
 ) -> None:
-    """Skipping records silently would lose them; the message says what to do."""
     group.produce(10)
     blue = group.reader(auto_offset_reset="error")
     with pytest.raises(BrokerError, match="forbids to choose one"):
@@ -216,13 +202,10 @@ def test_an_offset_that_retention_removed_is_an_error_where_no_reset_is_allowed(
     )
 
 
-def test_the_member_reports_no_error_about_an_offset_that_nobody_reads(
+def test_member_reports_no_deleted_offset(
     group: Readers, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The member pauses its partitions, at offset 0, a moment after they were assigned.
-
-    Retention may have deleted that offset.
-    """
+    """It pauses its partitions at offset 0 a moment after their assignment."""
     topic = kafka_topic(40)
     everything = [TopicPartition(topic, number) for number in range(40)]
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})

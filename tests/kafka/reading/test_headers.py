@@ -49,7 +49,6 @@ HEADERS = [
 
 @pytest.fixture(scope="module")
 def mock_cluster() -> Iterator[MockCluster]:
-    """A cluster inside of this process."""
     cluster = MockCluster()
     yield cluster
     cluster.close()
@@ -57,7 +56,6 @@ def mock_cluster() -> Iterator[MockCluster]:
 
 @pytest.fixture(scope="module")
 def topic(mock_cluster: MockCluster) -> str:
-    """A topic with such records."""
     name = mock_cluster.topic()
     subprocess.run(
         [sys.executable, "-c", WRITER, mock_cluster.bootstrap_servers, name],
@@ -66,8 +64,8 @@ def topic(mock_cluster: MockCluster) -> str:
     return name
 
 
-def test_a_batch_has_headers_with_replaced_bytes(mock_cluster: MockCluster, topic: str) -> None:
-    """The client raises a SystemError, and a second look at such a name ends the process."""
+def test_range_reader_repairs_headers(mock_cluster: MockCluster, topic: str) -> None:
+    """A second access to such a name ends the process."""
     config = {"bootstrap.servers": mock_cluster.bootstrap_servers, "group.id": "etl"}
     reader = RangeReader(validated(config, hold_limit_s=10))
     found = list(reader.read([OffsetRange(topic, 0, 0, 4)]))
@@ -76,8 +74,7 @@ def test_a_batch_has_headers_with_replaced_bytes(mock_cluster: MockCluster, topi
         assert [message.headers() for message in found] == HEADERS
 
 
-def test_a_poll_has_headers_with_replaced_bytes(mock_cluster: MockCluster, topic: str) -> None:
-    """The public consumer returns messages whose headers can be read."""
+def test_poll_repairs_headers(mock_cluster: MockCluster, topic: str) -> None:
     found: list[Message] = []
     config = {
         "bootstrap.servers": mock_cluster.bootstrap_servers,

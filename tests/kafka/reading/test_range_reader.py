@@ -39,14 +39,12 @@ SMALL_FETCHES = {
 
 
 def reader_of(kafka: KafkaCluster, **settings: Any) -> RangeReader:  # noqa: ANN401 - settings of all kinds
-    """A reader of a Kafka."""
     config = {**kafka.client_config(), "group.id": unique_name("etl"), "log_level": 0, **settings}
     return RangeReader(validated(config, hold_limit_s=10))
 
 
 @pytest.fixture(scope="module")
 def reader(kafka_broker: KafkaCluster) -> Iterator[RangeReader]:
-    """One reader for all reads of this file, as a streaming run has it."""
     made = reader_of(kafka_broker)
     yield made
     made.close()
@@ -54,13 +52,11 @@ def reader(kafka_broker: KafkaCluster) -> Iterator[RangeReader]:
 
 @pytest.fixture(scope="module")
 def own_kafka() -> Iterator[KafkaCluster]:
-    """A Kafka that may be killed, and compacts at once."""
     with KafkaCluster(settings={"log.cleaner.backoff.ms": "100"}) as kafka:
         yield kafka
 
 
 def produce(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) -> None:
-    """Append records to each partition, in batches that are small enough to be fetched alone."""
     producer = Producer({**kafka.client_config(), "batch.num.messages": 100})
     for number in range(count):
         for partition in range(partitions):
@@ -69,7 +65,6 @@ def produce(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) ->
 
 
 def transact(kafka: KafkaCluster, topic: str, count: int, *, is_aborted: bool = False) -> None:
-    """Append records and the mark of their transaction."""
     producer = Producer({**kafka.client_config(), "transactional.id": unique_name("transaction")})
     producer.init_transactions()
     producer.begin_transaction()
@@ -80,7 +75,6 @@ def transact(kafka: KafkaCluster, topic: str, count: int, *, is_aborted: bool = 
 
 
 def produce_to_compact(kafka: KafkaCluster, topic: str, keys: str) -> None:
-    """Append a record for each key, each a day later and so in a segment of its own."""
     producer = Producer(kafka.client_config())
     for day, key in enumerate(keys):
         producer.produce(topic, "x", key=key, partition=0, timestamp=(day + 1) * 86_400_000)
@@ -88,7 +82,6 @@ def produce_to_compact(kafka: KafkaCluster, topic: str, keys: str) -> None:
 
 
 def offsets(messages: Iterator[Message]) -> dict[tuple[str, int], list[int]]:
-    """The offsets of each partition in the order in which they came."""
     found: dict[tuple[str, int], list[int]] = {}
     for message in messages:
         assert message.error() is None
@@ -97,10 +90,9 @@ def offsets(messages: Iterator[Message]) -> dict[tuple[str, int], list[int]]:
     return found
 
 
-def test_exactly_the_ranges_are_read_in_the_order_of_each_partition(
+def test_read_returns_exactly_the_ranges_in_order(
     reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Of two topics; ranges stand alone, adjoin, or leave a gap, and one partition has none."""
     orders, users = kafka_topic(4, prefix="orders"), kafka_topic(2, prefix="users")
     produce(kafka_broker, orders, 3000, 4)
     produce(kafka_broker, users, 50, 2)
@@ -118,10 +110,9 @@ def test_exactly_the_ranges_are_read_in_the_order_of_each_partition(
     }
 
 
-def test_a_read_ends_although_the_last_offset_has_no_record(
+def test_read_ends_at_an_offset_without_a_record(
     reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Marks of transactions, and records of aborted ones, have offsets, and are never returned."""
     topic = kafka_topic()
     partition = (topic, 0)
     produce(kafka_broker, topic, 3)
@@ -142,10 +133,9 @@ def test_a_read_ends_although_the_last_offset_has_no_record(
     assert offsets(reader.read([OffsetRange(topic, 0, 6, 10)])) == {partition: [9]}
 
 
-def test_records_of_aborted_transactions_are_read_where_the_settings_ask_for_them(
+def test_read_uncommitted_returns_aborted_records(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The isolation level is that of the member, which has counted them."""
     topic = kafka_topic()
     transact(kafka_broker, topic, 2, is_aborted=True)
     reader = reader_of(kafka_broker, **{"isolation.level": "read_uncommitted"})
@@ -153,8 +143,7 @@ def test_records_of_aborted_transactions_are_read_where_the_settings_ask_for_the
     reader.close()
 
 
-def test_a_read_ends_where_the_last_records_were_compacted_away(own_kafka: KafkaCluster) -> None:
-    """The next record that is left lies behind the range."""
+def test_read_ends_at_compacted_records(own_kafka: KafkaCluster) -> None:
     config = {
         "cleanup.policy": "compact",
         "segment.ms": "1000",
@@ -173,10 +162,9 @@ def test_a_read_ends_where_the_last_records_were_compacted_away(own_kafka: Kafka
     reader.close()
 
 
-def test_deleted_offsets_are_an_error_and_none_is_skipped(
+def test_read_of_deleted_offsets_raises(
     reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Processed without them, they would be committed as if they had been."""
     topic = kafka_topic(2)
     produce(kafka_broker, topic, 100, 2)
     admin = admin_of(kafka_broker.bootstrap_servers)
@@ -191,13 +179,12 @@ def test_deleted_offsets_are_an_error_and_none_is_skipped(
     }
 
 
-def test_deleted_offsets_are_named_also_when_their_leader_answers_late(
+def test_read_names_deleted_offsets_if_the_leader_answers_late(
     reader: RangeReader,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a busy broker the read ended with the client's word, which names no offsets."""
     topic = kafka_topic()
     produce(kafka_broker, topic, 100)
     admin = admin_of(kafka_broker.bootstrap_servers)
@@ -218,10 +205,9 @@ def test_deleted_offsets_are_named_also_when_their_leader_answers_late(
         list(reader.read([OffsetRange(topic, 0, 50, 100)]))
 
 
-def test_offsets_deleted_during_a_read_are_an_error(
+def test_read_raises_if_offsets_are_deleted_during_it(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Retention overtakes a slow reader."""
     topic = kafka_topic()
     produce(kafka_broker, topic, 10_000)
     reader = reader_of(kafka_broker, **SMALL_FETCHES)
@@ -234,10 +220,9 @@ def test_offsets_deleted_during_a_read_are_an_error(
     reader.close()
 
 
-def test_a_log_that_ends_before_the_range_is_an_error(
+def test_read_beyond_the_end_of_the_log_raises(
     reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """It was truncated, or the topic was made anew: the records will never come."""
     topic = kafka_topic()
     produce(kafka_broker, topic, 10)
     for start in (0, 10, 12):
@@ -245,10 +230,9 @@ def test_a_log_that_ends_before_the_range_is_an_error(
             list(reader.read([OffsetRange(topic, 0, start, 15)]))
 
 
-def test_what_never_comes_ends_the_read_and_what_is_late_is_waited_for(
+def test_read_waits_for_late_records_until_its_timeout(
     reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """A transaction that is still open keeps its records back."""
     topic = kafka_topic()
     producer = Producer({**kafka_broker.client_config(), "transactional.id": topic})
     producer.init_transactions()
@@ -268,10 +252,9 @@ def test_what_never_comes_ends_the_read_and_what_is_late_is_waited_for(
     assert [message.value() for message in found] == [b"late"]
 
 
-def test_a_broker_that_is_away_is_said_and_one_that_restarts_is_waited_for(
+def test_read_survives_a_broker_restart_and_reports_an_outage(
     own_kafka: KafkaCluster,
 ) -> None:
-    """In the middle of a read."""
     own_kafka.create_topic("orders")
     produce(own_kafka, "orders", 5_000)
     reader = reader_of(own_kafka, **SMALL_FETCHES)
@@ -290,8 +273,7 @@ def test_a_broker_that_is_away_is_said_and_one_that_restarts_is_waited_for(
     reader.close()
 
 
-def test_a_read_goes_on_at_the_successor_of_a_leader() -> None:
-    """The leader goes in the middle of a read, and others lead by then."""
+def test_read_continues_at_the_next_leader() -> None:
     with KafkaCluster(nodes=3) as kafka:
         kafka.create_topic("orders", 3)
         produce(kafka, "orders", 3_000, 3)
@@ -306,10 +288,9 @@ def test_a_read_goes_on_at_the_successor_of_a_leader() -> None:
         reader.close()
 
 
-def test_reads_share_a_client_one_after_the_other_and_have_their_own_at_the_same_time(
+def test_sequential_reads_share_a_client_and_concurrent_ones_do_not(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """To connect takes longer than to read a few records."""
     topic = kafka_topic(2)
     produce(kafka_broker, topic, 3000, 2)
     first, second = ([OffsetRange(topic, number, 0, 3000)] for number in range(2))
@@ -331,10 +312,9 @@ def test_reads_share_a_client_one_after_the_other_and_have_their_own_at_the_same
         next(reader.read(first))
 
 
-def test_many_reads_with_one_client_are_each_exact(
+def test_repeated_reads_with_one_client_are_exact(
     reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """What the client still has of a read before must not count for the next one."""
     topic, draw = kafka_topic(3), random.Random(7)  # noqa: S311 - no secret
     produce(kafka_broker, topic, 1000, 3)
     for _ in range(200):
@@ -347,10 +327,9 @@ def test_many_reads_with_one_client_are_each_exact(
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_a_read_is_nothing_to_the_group(
+def test_read_does_not_touch_the_group(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str
 ) -> None:
-    """Its member keeps its partitions without a rebalance, and its committed offsets."""
     topic = kafka_topic()
     produce(kafka_broker, topic, 10)
     settings = {"group.id": unique_name("group"), "group.protocol": protocol}
@@ -377,8 +356,7 @@ def test_a_read_is_nothing_to_the_group(
         assert (stored.offset, stored.metadata) == (4, "a claim")
 
 
-def test_a_setting_that_the_client_refuses_is_named() -> None:
-    """With the first read, as connecting is."""
+def test_first_read_names_a_refused_setting() -> None:
     config = {"bootstrap.servers": "nowhere:1", "group.id": "etl", "fetch.wait.max.ms": "soon"}
     reader = RangeReader(validated(config, hold_limit_s=10))
     with pytest.raises(ConfigurationError, match=r"fetch\.wait\.max\.ms"):

@@ -23,19 +23,16 @@ CONFIG = {"bootstrap.servers": "memory:1", "group.id": "etl"}
 
 
 def record(partition: int, offset: int) -> Message:
-    """A record."""
     return Message(topic="orders", partition=partition, offset=offset)
 
 
 def end(partition: int, offset: int) -> Message:
-    """The end of a log."""
     return Message(
         topic="orders", partition=partition, offset=offset, error=KafkaError(END_OF_PARTITION)
     )
 
 
 def trouble(code: int, text: str = "") -> Message:
-    """An error of partition 0."""
     return Message(topic="orders", partition=0, error=KafkaError(code, text))
 
 
@@ -49,24 +46,19 @@ class ScriptedClient:
         self.is_closed = False
 
     def consume(self, _most: int, timeout: float) -> list[Message]:
-        """The next batch, to who waits."""
         return self.batches.popleft() if timeout and self.batches else []
 
     def incremental_assign(self, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        """Note it."""
         self.assigned += partitions
         self.begun += [tp.offset for tp in partitions]
 
     def incremental_unassign(self, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        """Note it."""
         self.assigned = [tp for tp in self.assigned if tp not in partitions]
 
     def assignment(self) -> list[confluent_kafka.TopicPartition]:
-        """What is assigned."""
         return list(self.assigned)
 
     def close(self) -> None:
-        """Note it."""
         self.is_closed = True
 
 
@@ -77,7 +69,6 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """The time."""
         self.now += 1.0
         return self.now
 
@@ -91,7 +82,6 @@ class Script(Protocol):
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """No broker is asked."""
 
     def ends(_: Cluster, asked: Collection[TopicPartition], __: float) -> dict[TopicPartition, int]:
         return dict.fromkeys(asked, 100)
@@ -117,15 +107,13 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 def offsets(reader: RangeReader, *ranges: OffsetRange) -> list[tuple[int | None, int | None]]:
-    """Partition and offset of what is read."""
     return [(message.partition(), message.offset()) for message in reader.read(ranges, 60.0)]
 
 
 BOTH = OffsetRange("orders", 0, 0, 3), OffsetRange("orders", 1, 0, 3)
 
 
-def test_the_end_of_a_log_is_heard_after_the_records_before_it(script: Script) -> None:
-    """Both come in one batch: its records must not count as behind the end."""
+def test_end_of_partition_counts_after_the_records_of_its_batch(script: Script) -> None:
     reader, client = script([record(0, 0), record(0, 1), end(0, 3), record(1, 1), end(1, 3)])
     assert offsets(reader, *BOTH) == [(0, 0), (0, 1), (1, 1)]
     assert not client.assigned
@@ -133,12 +121,11 @@ def test_the_end_of_a_log_is_heard_after_the_records_before_it(script: Script) -
 
 
 def test_records_behind_a_range_end_it_and_are_left_out(script: Script) -> None:
-    """Those of other partitions in the same batch are not."""
     reader, _ = script([record(0, 2), record(1, 0), record(0, 7)], [record(1, 9)])
     assert offsets(reader, *BOTH) == [(0, 2), (1, 0)]
 
 
-def test_troubles_that_pass_do_not_keep_a_read_from_its_time_out(script: Script) -> None:
+def test_transient_errors_do_not_extend_the_timeout(script: Script) -> None:
     """The last one is the reason."""
     away = [trouble(KafkaError._TRANSPORT, "connection refused")]
     reader, client = script([record(0, 0)], *[away] * 1000)
@@ -150,10 +137,9 @@ def test_troubles_that_pass_do_not_keep_a_read_from_its_time_out(script: Script)
     assert client.is_closed
 
 
-def test_a_transaction_is_the_reason_only_where_a_log_can_be_read_no_further(
+def test_timeout_blames_a_transaction_only_at_the_last_stable_offset(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elsewhere it would be a guess."""
     reader, _ = script([record(0, 0)])
     with pytest.raises(BrokerError, match="the client reports no reason") as caught:
         offsets(reader, *BOTH)
@@ -166,19 +152,18 @@ def test_a_transaction_is_the_reason_only_where_a_log_can_be_read_no_further(
         offsets(reader, *BOTH)
 
 
-def test_a_batch_behind_the_range_that_cannot_be_read_is_no_trouble_of_the_range(
+def test_unreadable_batch_behind_the_range_is_ignored(
     script: Script,
 ) -> None:
-    """The leader answers with more than was asked for."""
     damaged = trouble(KafkaError._BAD_MSG, "failed CRC32C check")
     reader, _ = script([record(0, 0), record(0, 2), damaged])
     assert offsets(reader, OffsetRange("orders", 0, 0, 3)) == [(0, 0), (0, 2)]
 
 
-def test_what_a_client_reports_in_its_callbacks_is_the_reason_of_a_silence(
+def test_timeout_has_the_reason_that_the_client_reported(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The callbacks of the user hear of it, too."""
+    """The callbacks of the user are called, too."""
     reader, client = script([record(0, 0)])
     heard: list[object] = []
     config = {**CONFIG, "throttle_cb": heard.append, "error_cb": heard.append}
@@ -216,16 +201,14 @@ def test_what_a_client_reports_in_its_callbacks_is_the_reason_of_a_silence(
         (OFFSET_RESET_FORBIDDEN, "no offset reset"),
     ],
 )
-def test_what_does_not_pass_is_raised_at_once(script: Script, code: int, said: str) -> None:
-    """Also when the bounds of the log know no reason."""
+def test_permanent_errors_are_raised_at_once(script: Script, code: int, said: str) -> None:
     reader, client = script([trouble(code, "no offset reset")])
     with pytest.raises(BrokerError, match=said):
         offsets(reader, OffsetRange("orders", 0, 0, 3))
     assert client.is_closed
 
 
-def test_a_log_that_was_cut_off_and_has_grown_again_is_not_read_on(script: Script) -> None:
-    """Its bounds look as if nothing had happened: the leader's answer counts."""
+def test_truncated_log_that_has_grown_again_is_refused(script: Script) -> None:
     cut_off = trouble(OFFSET_RESET_FORBIDDEN, f"{KafkaError(KafkaError._LOG_TRUNCATION).str()}: x")
     reader, _ = script([record(0, 0), cut_off])
     with pytest.raises(
@@ -236,10 +219,9 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_not_read_on(script: Scrip
     assert not caught.value.retriable
 
 
-def test_an_offset_of_an_earlier_read_that_is_out_of_range_is_no_trouble_of_this_one(
+def test_out_of_range_error_of_an_earlier_read_is_ignored(
     script: Script,
 ) -> None:
-    """The client is used again where the caller wanted no more, and keeps what it has queued."""
     of_earlier = [
         Message(
             topic="orders",
@@ -254,10 +236,7 @@ def test_an_offset_of_an_earlier_read_that_is_out_of_range_is_no_trouble_of_this
     assert client.begun == [0, 1], "an error that is of this read comes again"
 
 
-def test_a_forked_child_takes_no_client_of_its_parent(
-    script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client is its threads, which do not exist there: its calls would never return."""
+def test_forked_child_creates_new_clients(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [OffsetRange("orders", 0, 0, 1)]
     reader, of_parent = script([record(0, 0)], [record(0, 0)])
     assert len(list(reader.read(wanted))) == 1

@@ -40,14 +40,12 @@ class Ids:
         self.remade = RecreatedTopics(self.ask, self.clock)
 
     def ask(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Ask; the answer is that of the time when it is taken."""
         self.asked += 1
         return lambda: (
             None if self.is_silent else {t: i for t, i in self.known.items() if t in topics}
         )
 
     def look(self, *partitions: TopicPartition) -> dict[TopicPartition, bool]:
-        """Ask, and take the answer."""
         self.clock.advance(10)
         self.remade.check(partitions)
         found = self.remade.check(partitions)
@@ -57,8 +55,7 @@ class Ids:
         return found
 
 
-def test_an_id_that_changes_is_told_once_with_the_partitions_at_old_positions() -> None:
-    """One that has begun since then is at a position in the new log. Other topics are not named."""
+def test_changed_id_is_reported_once_with_old_positions() -> None:
     ids = Ids()
     ids.remade.add_started([P0, P1, OTHER])
     assert ids.look(P0, P1, OTHER) == {}
@@ -69,8 +66,7 @@ def test_an_id_that_changes_is_told_once_with_the_partitions_at_old_positions() 
     assert ids.look(P0, P1, OTHER) == {}
 
 
-def test_a_topic_that_is_away_in_between_is_made_again() -> None:
-    """Its first id is remembered."""
+def test_topic_missing_in_between_is_recreated() -> None:
     ids = Ids()
     ids.look(P0)
     ids.look(P0)
@@ -80,8 +76,7 @@ def test_a_topic_that_is_away_in_between_is_made_again() -> None:
     assert ids.look(P0) == {P0: True}
 
 
-def test_a_topic_that_is_read_no_more_hides_no_other_one() -> None:
-    """Its new id is taken in, and asking goes on."""
+def test_topic_that_is_not_read_any_more_is_ignored() -> None:
     ids = Ids()
     ids.look(P0, OTHER)
     ids.look(P0, OTHER)
@@ -93,8 +88,7 @@ def test_a_topic_that_is_read_no_more_hides_no_other_one() -> None:
     assert ids.look(OTHER) == {OTHER: True}
 
 
-def test_a_topic_that_was_made_again_while_it_was_not_read_is_at_no_old_position() -> None:
-    """Its partition begins again, and the first answer after that may lack the topic."""
+def test_topic_recreated_while_not_read_has_no_old_position() -> None:
     ids = Ids()
     ids.remade.add_started([P0])
     ids.look(P0, OTHER)
@@ -106,8 +100,7 @@ def test_a_topic_that_was_made_again_while_it_was_not_read_is_at_no_old_position
     assert ids.look(P0, OTHER) == {}
 
 
-def test_no_answer_is_waited_for_and_no_question_is_asked_beside_another() -> None:
-    """A poll must not wait, and a broker that is away gets no crowd of them."""
+def test_check_never_waits_and_has_one_request_in_flight() -> None:
     ids = Ids()
     ids.is_silent = True
     for _ in range(3):
@@ -116,8 +109,7 @@ def test_no_answer_is_waited_for_and_no_question_is_asked_beside_another() -> No
     assert ids.look() == {}
 
 
-def test_a_refused_question_is_asked_again_later() -> None:
-    """The ids are for a rare case: reading goes on."""
+def test_refused_request_is_retried_later() -> None:
     clock, asked = ManualClock(), []
 
     def refuse(topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
@@ -137,10 +129,10 @@ def test_a_refused_question_is_asked_again_later() -> None:
 @pytest.mark.broker
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 @pytest.mark.parametrize("reset", ["earliest", "error"])
-def test_no_record_of_a_topic_that_was_made_again_is_left_out_or_doubled_in_silence(
+def test_poll_reports_a_recreated_topic_and_reads_its_new_log(
     kafka_broker: KafkaCluster, monkeypatch: pytest.MonkeyPatch, protocol: str, reset: str
 ) -> None:
-    """The client goes on at offset 20 of the new log (classic), or begins it twice."""
+    """The client continues at offset 20 of the new log (classic), or reads it twice."""
     monkeypatch.setattr(partition_watch, "_TOPIC_IDS_EVERY_S", 0.5)
     topic = unique_name("orders")
     kafka_broker.create_topic(topic, 1)
@@ -199,7 +191,6 @@ def test_no_record_of_a_topic_that_was_made_again_is_left_out_or_doubled_in_sile
 
 
 def produce(kafka: KafkaCluster, topic: str, name: str, count: int) -> None:
-    """Append records."""
     producer = Producer(kafka.client_config())
     for number in range(count):
         producer.produce(topic, f"{name}-{number}", partition=0)

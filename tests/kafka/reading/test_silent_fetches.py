@@ -44,7 +44,6 @@ class Throttled:
         return self.log
 
     def poll_for(self, limit_s: float) -> list[str]:
-        """Poll, and collect the errors."""
         until, errors = self.group.clock() + limit_s, []
         while self.group.clock() < until:
             errors += self._poll()
@@ -60,14 +59,12 @@ class Throttled:
 
 @pytest.fixture
 def throttled(monkeypatch: pytest.MonkeyPatch) -> Throttled:
-    """A consumer that reads nothing."""
     return Throttled(monkeypatch)
 
 
-def test_a_quota_is_the_reason_of_a_standstill_where_the_client_reports_it(
+def test_stall_under_a_quota_names_the_quota_and_repeats(
     throttled: Throttled,
 ) -> None:
-    """It is told again after the same time. The leaders know that records are there."""
     throttled.group.produce(P0, 5)
     throttled.settings["throttle_cb"](ThrottleEvent("broker", 1, 600.0))
     errors = throttled.poll_for(2.5 * STALLED_AFTER_S)
@@ -77,8 +74,7 @@ def test_a_quota_is_the_reason_of_a_standstill_where_the_client_reports_it(
         assert "throttles this client for 600 s" in error
 
 
-def test_an_old_report_of_the_client_is_no_reason(throttled: Throttled) -> None:
-    """The connection is there again."""
+def test_old_report_of_the_client_is_no_reason(throttled: Throttled) -> None:
     throttled.group.produce(P0, 5)
     throttled.settings["error_cb"](KafkaError(KafkaError._TRANSPORT, "connection refused"))
     first, *_, last = throttled.poll_for(4.5 * STALLED_AFTER_S)
@@ -86,20 +82,17 @@ def test_an_old_report_of_the_client_is_no_reason(throttled: Throttled) -> None:
     assert "the client reports no reason" in last
 
 
-def test_a_partition_without_records_does_not_stand_still(throttled: Throttled) -> None:
-    """Its leader says so, where the client knows no end."""
+def test_partition_without_records_is_not_stalled(throttled: Throttled) -> None:
     assert throttled.poll_for(2.5 * STALLED_AFTER_S) == []
 
 
-def test_a_paused_partition_does_not_stand_still(throttled: Throttled) -> None:
-    """Nothing is to be read of it."""
+def test_paused_partition_is_not_stalled(throttled: Throttled) -> None:
     throttled.group.produce(P0, 5)
     throttled.consumer.pause([P0])
     assert throttled.poll_for(2.5 * STALLED_AFTER_S) == []
 
 
-def test_what_is_read_at_last_is_no_standstill_any_more(throttled: Throttled) -> None:
-    """From the first record on."""
+def test_partition_is_not_stalled_after_its_first_record(throttled: Throttled) -> None:
     throttled.group.produce(P0, 5)
     throttled.log.produce("orders", 0, 5)
     assert len(throttled.poll_for(1.5 * STALLED_AFTER_S)) == 1

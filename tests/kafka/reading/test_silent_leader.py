@@ -29,7 +29,6 @@ PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[KafkaCluster]:
-    """Three nodes, each of which leads one partition."""
     with KafkaCluster(nodes=3) as cluster:
         cluster.create_topic("orders", len(PARTITIONS))
         producer = Producer(cluster.client_config())
@@ -40,13 +39,8 @@ def kafka() -> Iterator[KafkaCluster]:
 
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["with a backlog", "at the end"])
-def test_the_leaders_on_several_brokers_verify_offsets_at_once(
-    kafka: KafkaCluster, offset: int
-) -> None:
-    """A takeover waits for this.
-
-    What was fetched from one partition kept the client for a second from asking for others.
-    """
+def test_truncated_asks_several_brokers_at_once(kafka: KafkaCluster, offset: int) -> None:
+    """A hand-over waits for this."""
     topic = f"events-{offset}"
     kafka.create_topic(topic, 30)
     partitions = [TopicPartition(topic, number) for number in range(30)]
@@ -62,13 +56,10 @@ def test_the_leaders_on_several_brokers_verify_offsets_at_once(
     )
 
 
-def test_offsets_of_a_leader_that_is_away_are_an_error_and_come_with_its_successor(
+def test_end_offsets_of_an_unavailable_leader_raise_until_its_successor(
     kafka: KafkaCluster,
 ) -> None:
-    """Librdkafka answers -1001 for these partitions and goes on asking the old leader.
-
-    The answer is no error to librdkafka.
-    """
+    """The client answers -1001 without an error, and keeps asking the old leader."""
     leaders = kafka.leaders("orders")
     (silent,) = [
         partition for partition in PARTITIONS if leaders[partition.partition] == leaders[0]

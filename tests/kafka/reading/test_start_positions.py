@@ -26,7 +26,6 @@ class Deaf(FakeMember):
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float = 5.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """No answer."""
         msg = f"no answer about {len(partitions)} within {timeout_s} s"
         raise BrokerError(msg, retriable=True)
 
@@ -37,7 +36,6 @@ class Headless(FakeGroup):
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """Of the others, when it is not among them."""
         if P0 in partitions:
             why = "it has no leader"
             raise BrokerError(why, retriable=True, partitions={P0: why})
@@ -46,7 +44,6 @@ class Headless(FakeGroup):
 
 @pytest.fixture
 def group() -> FakeGroup:
-    """A group that has committed one partition, with records in two."""
     group = FakeGroup({"orders": 4})
     group.committed[P0] = OffsetAndMetadata(3, "mine", 7)
     for tp in (P0, P1):
@@ -55,13 +52,10 @@ def group() -> FakeGroup:
 
 
 @pytest.mark.parametrize(("reset", "where"), [("earliest", 0), ("latest", 9)])
-def test_a_partition_begins_where_the_group_has_committed_or_else_at_the_chosen_end(
+def test_start_is_the_committed_offset_or_the_configured_end(
     group: FakeGroup, reset: str, where: int
 ) -> None:
-    """The start has the leader epoch of the commit, and not its metadata.
-
-    The epoch shows whether the log was cut off.
-    """
+    """The leader epoch of the commit shows a later truncation."""
     starts = StartPositions(group.member(), group, "earliest" if reset == "earliest" else "latest")
     assert starts.find({P0: "committed", P1: "committed"}, 1.0) == (
         {P0: OffsetAndMetadata(3, "", 7), P1: OffsetAndMetadata(where)},
@@ -69,8 +63,7 @@ def test_a_partition_begins_where_the_group_has_committed_or_else_at_the_chosen_
     )
 
 
-def test_a_sought_end_or_offset_counts_whatever_is_committed(group: FakeGroup) -> None:
-    """The caller has chosen it."""
+def test_start_follows_a_seek_over_the_commit(group: FakeGroup) -> None:
     found, problem = StartPositions(group.member(), group, "error").find(
         {P0: "latest", P1: "earliest", P2: 5}, 1.0
     )
@@ -78,8 +71,7 @@ def test_a_sought_end_or_offset_counts_whatever_is_committed(group: FakeGroup) -
     assert problem is None
 
 
-def test_no_offset_is_chosen_where_that_is_forbidden(group: FakeGroup) -> None:
-    """Skipping records in silence would lose them; what has a commit is read all the same."""
+def test_start_without_reset_and_commit_is_an_error(group: FakeGroup) -> None:
     found, problem = StartPositions(group.member(), group, "error").find(
         {P0: "committed", P1: "committed"}, 1.0
     )
@@ -91,8 +83,7 @@ def test_no_offset_is_chosen_where_that_is_forbidden(group: FakeGroup) -> None:
     )
 
 
-def test_what_is_not_known_now_is_left_out_and_the_rest_begins(group: FakeGroup) -> None:
-    """One leader that is away must not keep the other partitions from being read."""
+def test_start_of_a_silent_leader_is_left_out(group: FakeGroup) -> None:
     found, problem = StartPositions(Deaf(group), group, "latest").find(
         {P0: "committed", P1: "latest", P2: 5}, 1.0
     )
