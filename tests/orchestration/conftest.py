@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.parts import new_on_postgres
+from tests.orchestration.parts import batch_request, make_run, new_on_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,3 +50,9 @@ def retrying_instance() -> Iterator[dg.DagsterInstance]:
 def batch_id() -> str:
     """The id of a batch that no other test has."""
     return unique_name("b")
+
+
+@pytest.fixture
+def run(instance: dg.DagsterInstance, batch_id: str) -> dg.DagsterRun:
+    """A started run of the batch."""
+    return make_run(instance, batch_request(batch_id), dg.DagsterRunStatus.STARTED)

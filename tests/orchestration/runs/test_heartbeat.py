@@ -71,8 +71,9 @@ def sign(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
     return Heartbeats(instance).read({run.run_id: record.storage_id}).get(run.run_id, "")
 
 
-def test_heartbeat_changes_while_run_works(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
+def test_heartbeat_changes_while_run_works(
+    instance: dg.DagsterInstance, run: dg.DagsterRun
+) -> None:
     heartbeat = begun(instance, run)
     first = sign(instance, run)
     assert first.startswith("0/1000.0 ")
@@ -86,10 +87,13 @@ def test_heartbeat_changes_while_run_works(instance: dg.DagsterInstance, batch_i
 @pytest.mark.parametrize("timeout_s", [20.0, 0.5, 123_456_789.0])
 @pytest.mark.parametrize("partitions", [[], [tp(0), tp(2)]])
 def test_heartbeat_has_the_timeout_that_the_run_began_with(
-    instance: dg.DagsterInstance, batch_id: str, timeout_s: float, partitions: list[TopicPartition]
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    run: dg.DagsterRun,
+    timeout_s: float,
+    partitions: list[TopicPartition],
 ) -> None:
     """A deploy may shorten it."""
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=timeout_s)
     heartbeat.partitions = lambda: format_partitions(partitions)
     heartbeat.begin()
@@ -141,9 +145,8 @@ def test_run_that_ended_in_dagster_is_interrupted_and_records_finished(
 
 
 def test_run_above_its_limit_is_interrupted_as_failed_attempt(
-    instance: dg.DagsterInstance, interrupts: list[int], batch_id: str
+    instance: dg.DagsterInstance, interrupts: list[int], run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=60.0, limit_s=0.05)
     heartbeat.begin()
     why = pytest.raises(dg.DagsterExecutionInterruptedError, match=r"batch_timeout_s=0\.05")
@@ -155,9 +158,8 @@ def test_run_above_its_limit_is_interrupted_as_failed_attempt(
 
 
 def test_deleted_run_is_interrupted(
-    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
+    instance: dg.DagsterInstance, run: dg.DagsterRun, interrupts: list[int]
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run):
         instance.delete_run(run.run_id)
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
@@ -165,9 +167,8 @@ def test_deleted_run_is_interrupted(
 
 
 def test_run_deleted_before_it_began_does_not_begin(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
     with pytest.raises(IllegalStateError, match="is not in Dagster any more"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
@@ -202,11 +203,10 @@ def test_run_whose_lease_expired_in_start_check_does_not_begin(
 def test_hanging_report_ends_run_despite_heartbeats(
     monkeypatch: pytest.MonkeyPatch,
     instance: dg.DagsterInstance,
-    batch_id: str,
+    run: dg.DagsterRun,
     interrupts: list[int],
 ) -> None:
     """The thread that works waits forever, and receives no signal."""
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     later = process.boot_time_s() + PATIENT_S
     with heartbeat.reporting():
@@ -230,9 +230,8 @@ def test_canceling_run_sends_heartbeats(
 
 
 def test_run_with_stop_event_interrupts_itself_once(
-    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
+    instance: dg.DagsterInstance, run: dg.DagsterRun, interrupts: list[int]
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with begun(instance, run) as heartbeat:
         RunLedger(instance, "etl").cancel(run.run_id)
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
@@ -244,9 +243,8 @@ def test_run_with_stop_event_interrupts_itself_once(
 
 
 def test_run_cancelled_after_its_steps_is_not_interrupted(
-    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
+    instance: dg.DagsterInstance, run: dg.DagsterRun, interrupts: list[int]
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with begun(instance, run) as heartbeat:
         pass
     record_run_event(instance, run, RunEvent.STOP)
@@ -362,9 +360,8 @@ def _deaf_run(ref: dg.InstanceRef, run_id: str) -> None:
 
 
 def test_run_that_ignores_the_interrupt_is_killed(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     child = multiprocessing.get_context("spawn").Process(
         target=_deaf_run, args=(instance.get_ref(), run.run_id)
     )
@@ -406,11 +403,10 @@ def test_process_with_pid_1_is_killed() -> None:
 
 def test_failed_heartbeat_is_retried(
     instance: dg.DagsterInstance,
-    batch_id: str,
+    run: dg.DagsterRun,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     real, failures = Heartbeats.record, iter([OSError("database is locked")] * 2)
 
@@ -426,10 +422,9 @@ def test_failed_heartbeat_is_retried(
 
 
 def test_run_ended_by_a_signal_is_no_failed_attempt(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
     """INTERRUPTED precedes FINISHED, for which its member waits."""
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run):
         raise dg.DagsterExecutionInterruptedError
     instance.report_run_failed(run)

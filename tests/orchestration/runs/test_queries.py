@@ -258,10 +258,9 @@ def test_attempt_parent_and_start_are_read(instance: dg.DagsterInstance, batch_i
 
 @pytest.mark.parametrize("spoilt", ["9" * 5_000, "9" * 4_300, "-1", "1_0", "x"])
 def test_invalid_attempt_tag_is_read_as_zero(
-    instance: dg.DagsterInstance, batch_id: str, spoilt: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, spoilt: str
 ) -> None:
     """Python parses no number of 5,000 digits, and prints none of 4,301."""
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.add_run_tags(run.run_id, {ATTEMPT_TAG: spoilt, REFUSAL_TAG: "\x1b[2J" + "x" * 999})
     seen = look(instance, batch_id)
     assert seen.attempt == 0
@@ -269,9 +268,8 @@ def test_invalid_attempt_tag_is_read_as_zero(
 
 
 def test_run_that_ended_before_its_start_check_has_not_started(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert look(instance, batch_id).has_started
     instance.report_run_failed(run)
     assert not look(instance, batch_id).has_started
@@ -298,15 +296,17 @@ def test_automatic_retry_is_distinguished_from_re_execution(
     ]
 
 
-def test_heartbeat_of_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
+def test_heartbeat_of_run_is_read(
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
+) -> None:
     assert not look(instance, batch_id).has_begun
     give_sign(instance, run, "7 ?somebody")
     assert look(instance, batch_id).heartbeat == "7 ?somebody"
 
 
-def test_heartbeat_adds_no_tag_and_no_event(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
+def test_heartbeat_adds_no_tag_and_no_event(
+    instance: dg.DagsterInstance, run: dg.DagsterRun
+) -> None:
     before = len(instance.all_logs(run.run_id))
     give_sign(instance, run, "1 ?somebody")
     assert tags_of(instance, run) == run.tags
@@ -325,10 +325,9 @@ def test_heartbeats_share_a_fixed_number_of_slots(
 
 
 def test_heartbeats_are_events_without_key_values(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In Dagster+ the storage returns an error instead of raising it."""
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     for name in ("get_cursor_values", "set_cursor_values"):
         monkeypatch.setattr(
             type(instance.run_storage),
@@ -384,9 +383,8 @@ def begin(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
 
 
 def test_run_with_another_heartbeat_is_not_ended(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     stopped: list[str] = []
     ledger = RunLedger(instance, "etl", stop_work=stopped.append)
     begin(instance, run)
@@ -398,17 +396,17 @@ def test_run_with_another_heartbeat_is_not_ended(
 
 
 def test_run_that_begins_while_it_is_ended_is_not_over(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl", stop_work=lambda _run_id: begin(instance, run))
     assert not ledger.end_dead(run.run_id, "")
     seen = look(instance, batch_id)
     assert (seen.state, seen.is_over, seen.is_live) == (RunState.FAILED, False, True)
 
 
-def test_spark_jobs_of_deleted_run_are_stopped(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
+def test_spark_jobs_of_deleted_run_are_stopped(
+    instance: dg.DagsterInstance, run: dg.DagsterRun
+) -> None:
     instance.delete_run(run.run_id)
     stopped: list[str] = []
     RunLedger(instance, "etl", stop_work=stopped.append).end_dead(run.run_id, "the last sign")
@@ -416,9 +414,8 @@ def test_spark_jobs_of_deleted_run_are_stopped(instance: dg.DagsterInstance, bat
 
 
 def test_success_after_run_was_written_off_does_not_count(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     record_run_event(instance, run, RunEvent.BEGAN)
     ledger.end_dead(run.run_id, "")
@@ -446,24 +443,30 @@ def make_failure(
     return run
 
 
-def test_failure_is_final_without_run_retries(instance: dg.DagsterInstance, batch_id: str) -> None:
-    make_run(instance, batch_request(batch_id), Status.FAILURE)
-    assert not look(instance, batch_id).awaits_retry
-
-
-def test_fresh_failure_awaits_retry(retrying_instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Dagster sets its tag 20 to 30 ms after the failure."""
-    make_failure(retrying_instance, batch_id)
-    assert look(retrying_instance, batch_id).awaits_retry
-
-
-@pytest.mark.parametrize(("said", "awaited"), [("true", True), ("false", False)])
-def test_will_retry_tag_decides(
-    retrying_instance: dg.DagsterInstance, batch_id: str, said: str, *, awaited: bool
+@pytest.mark.parametrize(
+    ("retries", "tag", "awaited"),
+    [
+        (False, None, False),
+        (True, None, True),  # Dagster sets its tag 20 to 30 ms after the failure
+        (True, "true", True),
+        (True, "false", False),
+        (False, "true", True),  # as in Dagster+, where user code cannot read the setting
+    ],
+)
+def test_failure_awaits_retry_by_setting_and_tag(
+    request: pytest.FixtureRequest,
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    tag: str | None,
+    *,
+    retries: bool,
+    awaited: bool,
 ) -> None:
-    make_failure(retrying_instance, batch_id, {WILL_RETRY: said})
-    assert look(retrying_instance, batch_id).awaits_retry is awaited
-    assert look(retrying_instance, batch_id).is_live is awaited
+    if retries:
+        instance = request.getfixturevalue("retrying_instance")
+    make_failure(instance, batch_id, {WILL_RETRY: tag} if tag else None)
+    seen = look(instance, batch_id)
+    assert (seen.awaits_retry, seen.is_live) == (awaited, awaited)
 
 
 def test_failure_with_existing_retry_is_over(
@@ -502,14 +505,6 @@ def test_retry_patience_is_the_same_in_all_time_zones_of_postgres(
         assert not look(instance, batch_id).awaits_retry
 
 
-def test_will_retry_tag_counts_without_readable_setting(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    """As in Dagster+."""
-    make_failure(instance, batch_id, {WILL_RETRY: "true"})
-    assert look(instance, batch_id).awaits_retry
-
-
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.CANCELED, Status.STARTED])
 def test_only_failures_await_retry(
     retrying_instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus
@@ -518,41 +513,41 @@ def test_only_failures_await_retry(
     assert not look(retrying_instance, batch_id).awaits_retry
 
 
-def test_queued_run_is_cancelled_and_recorded_as_taken_back(
-    instance: dg.DagsterInstance, batch_id: str
+@pytest.mark.parametrize("only_unstarted", [False, True])
+@pytest.mark.parametrize("status", [Status.QUEUED, Status.NOT_STARTED])
+def test_unstarted_run_is_cancelled_and_recorded_as_taken_back(
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    status: dg.DagsterRunStatus,
+    *,
+    only_unstarted: bool,
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.QUEUED)
-    RunLedger(instance, "etl").cancel(run.run_id)
+    run = make_run(instance, batch_request(batch_id), status)
+    RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=only_unstarted)
     assert status_of(instance, run) is Status.CANCELED
     assert look(instance, batch_id).is_taken_back
 
 
-def test_started_run_is_kept_with_only_unstarted(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
-    RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
-    assert status_of(instance, run) is Status.STARTED
-    assert not run_events_of(instance, run.run_id)
-
-
-def test_queued_run_is_cancelled_with_only_unstarted(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.QUEUED)
-    RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
-    assert status_of(instance, run) is Status.CANCELED
-
-
 @pytest.mark.parametrize(
-    "status", [Status.STARTING, Status.SUCCESS, Status.FAILURE, Status.CANCELED]
+    ("status", "only_unstarted"),
+    [
+        (Status.STARTED, True),
+        (Status.STARTING, False),  # the default launcher has no process to interrupt yet
+        (Status.SUCCESS, False),
+        (Status.FAILURE, False),
+        (Status.CANCELED, False),
+    ],
 )
 def test_run_that_cannot_be_cancelled_is_not_changed(
-    instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    status: dg.DagsterRunStatus,
+    *,
+    only_unstarted: bool,
 ) -> None:
     run = make_run(instance, batch_request(batch_id), status)
     for run_id in (run.run_id, "no such run"):
-        RunLedger(instance, "etl").cancel(run_id)
+        RunLedger(instance, "etl").cancel(run_id, only_unstarted=only_unstarted)
     assert status_of(instance, run) is status
     assert not run_events_of(instance, run.run_id)
 
@@ -625,10 +620,9 @@ def launcher_that_fails(
 
 
 def test_failed_cancel_of_canceling_run_is_repeated(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launchers set CANCELING before they ask the process."""
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     launcher = launcher_that_fails(instance, run, monkeypatch)
     monkeypatch.setattr(runs_module, "_REPEAT_STOP_S", 0.0)
     ledger = RunLedger(instance, "etl")
@@ -646,9 +640,8 @@ def test_failed_cancel_of_canceling_run_is_repeated(
 
 
 def test_failing_launcher_is_not_asked_each_second(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     launcher = launcher_that_fails(instance, run, monkeypatch)
     ledger = RunLedger(instance, "etl")
     with pytest.raises(ConfigurationError, match="could not stop it"):
@@ -702,10 +695,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_default_launcher_is_not_asked_to_terminate(
-    instance: dg.DagsterInstance, batch_id: str, asked: list[str]
+    instance: dg.DagsterInstance, run: dg.DagsterRun, asked: list[str]
 ) -> None:
     """It holds the lock of its code server while it waits for the process."""
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     for _ in range(2):
         ledger.cancel(run.run_id)
@@ -773,7 +765,7 @@ def test_taken_back_is_recorded_once(
     with_launcher(instance, launcher, monkeypatch)
     run = make_run(instance, batch_request(batch_id), Status.STARTING)
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match="could not stop it"):
+        with pytest.raises(ConfigurationError, match="needs the right to delete jobs"):
             RunLedger(instance, "etl").cancel(run.run_id)
     marks = [
         text
@@ -783,20 +775,9 @@ def test_taken_back_is_recorded_once(
     assert (len(launcher.asked), len(marks)) == (2, 1)
 
 
-def test_launcher_that_cannot_stop_run_raises(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The Kubernetes launcher needs the right to delete jobs."""
-    with_launcher(instance, LauncherOfPods(may_stop=False), monkeypatch)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
-    with pytest.raises(ConfigurationError, match="needs the right to delete jobs"):
-        RunLedger(instance, "etl").cancel(run.run_id)
-
-
 def test_spark_jobs_of_dead_run_are_stopped_before_it_is_ended(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     seen: list[tuple[str, dg.DagsterRunStatus]] = []
     ledger = RunLedger(
         instance,
@@ -811,9 +792,8 @@ def test_spark_jobs_of_dead_run_are_stopped_before_it_is_ended(
 
 
 def test_dead_run_with_unstoppable_spark_jobs_is_not_ended(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
 
     def stop(_run_id: str) -> None:
         message = "no server answers"
@@ -887,9 +867,8 @@ def test_error_of_failed_run_is_one_line_with_places(
 
 
 def test_error_of_run_is_read_once(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     instance.report_run_failed(run, "its node is gone")
     make_run(instance, batch_request(batch_id), Status.FAILURE)
     ledger = RunLedger(instance, "etl")
@@ -900,9 +879,8 @@ def test_error_of_run_is_read_once(
 
 
 def test_why_failed_has_message_of_reported_failure(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     assert ledger.why_failed(run.run_id, batch_id) == "Dagster has no event of its failure"
     ledger.end_dead(run.run_id, "")
@@ -917,9 +895,8 @@ def test_ended_run_is_not_reported_as_failed(instance: dg.DagsterInstance, batch
 
 
 def test_run_that_succeeds_during_end_dead_stays_a_success(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     success = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name
     )
@@ -929,12 +906,6 @@ def test_run_that_succeeds_during_end_dead_stays_a_success(
         stop_work=lambda run_id: instance.report_dagster_event(success, run_id),
     ).end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.SUCCESS
-
-
-def test_dead_run_is_ended_without_spark(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
-    RunLedger(instance, "etl").end_dead(run.run_id, "")
-    assert status_of(instance, run) is Status.FAILURE
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -962,13 +933,6 @@ def test_dead_run_is_ended_on_storage_without_pools(
     monkeypatch.setattr(kind, "free_concurrency_slots_for_run", None)
     run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert RunLedger(instance, "etl").end_dead(run.run_id, "")
-
-
-def test_unsubmitted_run_is_cancelled_at_once(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.NOT_STARTED)
-    RunLedger(instance, "etl").cancel(run.run_id)
-    assert status_of(instance, run) is Status.CANCELED
-    assert look(instance, batch_id).is_taken_back
 
 
 def test_refusal_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:

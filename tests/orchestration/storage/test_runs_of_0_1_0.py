@@ -30,8 +30,9 @@ def beat(instance: dg.DagsterInstance, run: dg.DagsterRun, later_s: int = 0) -> 
     instance.add_run_tags(run.run_id, {HEARTBEAT: f"{time.time() + later_s:.0f}"})
 
 
-def test_heartbeat_tag_of_0_1_0_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
+def test_heartbeat_tag_of_0_1_0_is_read(
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
+) -> None:
     assert look(instance, batch_id).heartbeat == ""
     beat(instance, run)
     first = look(instance, batch_id)
@@ -42,9 +43,8 @@ def test_heartbeat_tag_of_0_1_0_is_read(instance: dg.DagsterInstance, batch_id: 
 
 @pytest.mark.parametrize("end", ["report_run_failed", "report_run_canceled"])
 def test_run_of_0_1_0_that_ended_in_dagster_is_not_over(
-    instance: dg.DagsterInstance, batch_id: str, end: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, end: str
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     beat(instance, run)
     getattr(instance, end)(run)
     seen = look(instance, batch_id)
@@ -54,9 +54,8 @@ def test_run_of_0_1_0_that_ended_in_dagster_is_not_over(
 
 
 def test_retry_ignores_copied_heartbeat_tag_of_0_1_0(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     beat(instance, run, later_s=-60)
     instance.report_run_failed(run)
     parent = instance.get_run_by_id(run.run_id)
