@@ -430,37 +430,21 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return {**with_login(self.consumer_config()), **for_spark}
 
     def connect(self) -> RebalanceAwareConsumer:
-        """Return a consumer that reads no records. It joins the group when it subscribes.
-
-        Raises:
-            ConfigurationError: A setting is invalid.
-        """
+        """Return a consumer that reads no records. It joins the group when it subscribes."""
         return RebalanceAwareConsumer(
             self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False
         )
 
     def reader(self) -> RangeReader:
-        """Return a reader of exact ranges, which connects at its first read and never joins.
-
-        Raises:
-            ConfigurationError: A setting is invalid.
-        """
+        """Return a reader of exact ranges, which connects at its first read and never joins."""
         return RangeReader(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def group(self) -> GroupAdmin:
-        """Return an admin of the group, which reads and moves its offsets without joining.
-
-        Raises:
-            ConfigurationError: A setting is invalid.
-        """
+        """Return an admin of the group, which reads and moves its offsets without joining."""
         return GroupAdmin(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def dead_letters(self) -> DeadLetterProducer | None:
-        """Return a producer for the dead-letter topic; None without such a topic.
-
-        Raises:
-            ConfigurationError: A setting is invalid.
-        """
+        """Return a producer for the dead-letter topic; None without such a topic."""
         topic = self.dead_letter_topic
         return None if topic is None else DeadLetterProducer(self.consumer_config(), topic)
 

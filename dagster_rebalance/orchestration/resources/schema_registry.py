@@ -190,8 +190,8 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             message: The full name of the message. Default: the first message of the schema.
-            subject: The subject of the reader's schema. Default: `<topic>-value` or `<topic>-key`.
-            version: The version of that subject. Default: the latest.
+            subject: As of `avro`.
+            version: As of `avro`.
         """
         return Encoding(
             "protobuf", None, subject, version, message=message, registry=self.registry()
@@ -200,13 +200,7 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def json_schema(
         self, *, reader: str | None = None, subject: str | None = None, version: int | None = None
     ) -> Encoding:
-        """Return the encoding of JSON with a schema, in Confluent's wire format.
-
-        Args:
-            reader: The reader's schema as text. Default: the schema of the subject.
-            subject: The subject of the reader's schema. Default: `<topic>-value` or `<topic>-key`.
-            version: The version of that subject. Default: the latest.
-        """
+        """Return the encoding of JSON with a schema, with the arguments of `avro`."""
         return Encoding("json", reader, subject, version, registry=self.registry())
 
     def registry(self) -> Registry:

@@ -1,7 +1,4 @@
-"""Values between the assets of one batch: each batch gets its own.
-
-Real runs in a real instance, with real IO managers; the group is in memory.
-"""
+"""Values between the assets of one batch, in real runs with a group in memory."""
 
 from __future__ import annotations
 

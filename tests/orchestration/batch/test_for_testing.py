@@ -1,4 +1,4 @@
-"""`KafkaBatch.for_testing`: an asset is tested without Kafka, whichever runs it will have."""
+"""`KafkaBatch.for_testing` for assets of both forms of run."""
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotation of a batch.
 

@@ -1,7 +1,4 @@
-"""An asset that lets a Pipes client work: what travels, and what an interrupt must not lead to.
-
-Real runs in this process, on a group in memory.
-"""
+"""Dagster Pipes: the extras of a batch, and interrupts, in real runs with a group in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`KafkaBatch`: the check that a run makes before it works.
-
-Real runs in a real instance; the group is in memory.
-"""
+"""`KafkaBatch` and its start check, in real runs with a group in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Bad input on a real broker, the public way.
-
-A sensor is ticked, as Dagster's daemon does it, until it says what is wrong.
-"""
+"""Ticks of a sensor with bad input on a real broker, until they report the problem."""
 
 from __future__ import annotations
 

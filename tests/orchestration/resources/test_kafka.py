@@ -1,4 +1,4 @@
-"""`KafkaConsumerResource`: what is refused, with which words, and that secrets stay in it."""
+"""`KafkaConsumerResource`: refusals and their messages, and no secret is shown."""
 
 from __future__ import annotations
 

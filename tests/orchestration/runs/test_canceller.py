@@ -1,4 +1,4 @@
-"""Ending runs in the background: once at a time, all of them, and without losing an error."""
+"""Runs are cancelled in threads: one thread per run, and no error is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What counts as success: every asset of the job, whatever part of a run people execute again.
-
-On a real instance, with real runs.
-"""
+"""A batch succeeds when its runs together cover every asset of the job."""
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of an asset.
 

@@ -1,4 +1,4 @@
-"""Work that a run has begun elsewhere: asked for in threads, and over only when it says so."""
+"""External work of a run counts as finished only when each object confirms it."""
 
 from __future__ import annotations
 

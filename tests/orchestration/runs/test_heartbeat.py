@@ -1,4 +1,4 @@
-"""The heartbeat of a run, in this very process: it is the process that is interrupted."""
+"""The heartbeat of a run, in the process of the test, which is the one interrupted."""
 
 from __future__ import annotations
 

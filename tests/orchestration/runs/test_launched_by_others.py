@@ -1,7 +1,4 @@
-"""What the config of a run can change, and what a run says about its config.
-
-The runs are real, and are edited by who may launch them.
-"""
+"""The config of a run cannot change its resources, and no message shows its variables."""
 
 from __future__ import annotations
 

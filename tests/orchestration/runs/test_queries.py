@@ -1,7 +1,4 @@
-"""The run ledger: how Dagster's runs are seen, and what is done to them.
-
-On a real instance; nothing is launched.
-"""
+"""The run ledger, on a real instance without a launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that a run forks has of its parent."""
+"""Signals and forks in the process of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead runs that a sensor ends in a tick, which has 60 s in all."""
+"""A tick ends dead runs within its 60 s."""
 
 from __future__ import annotations
 

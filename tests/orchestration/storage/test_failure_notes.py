@@ -1,4 +1,4 @@
-"""The text of the error of a batch: a person finds the cause in it."""
+"""Tests of the text of an error."""
 
 from __future__ import annotations
 

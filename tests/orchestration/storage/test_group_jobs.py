@@ -1,7 +1,4 @@
-"""Whose runs count for a group: tags can be copied, and written by who may launch runs.
-
-On a real instance; nothing is launched.
-"""
+"""Only runs of the jobs of a group count: tags can be copied, and set in the launchpad."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs that are deleted while they work: what is known of them, by whoever looks.
-
-On a real instance; nothing is launched.
-"""
+"""Runs that are deleted while they work are found as the owners of their ranges."""
 
 from __future__ import annotations
 

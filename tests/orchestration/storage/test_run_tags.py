@@ -1,7 +1,4 @@
-"""What is stored in Dagster's runs, and what is read back from them.
-
-People or other tools may have made the runs.
-"""
+"""Tags and config of runs, which people may have changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs of 0.1.0 that are at work during an upgrade: they show in tags what runs show elsewhere now.
-
-On a real instance.
-"""
+"""Runs of 0.1.0 during an upgrade have tags in place of heartbeats and run events."""
 
 from __future__ import annotations
 

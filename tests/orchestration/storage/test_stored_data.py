@@ -1,4 +1,4 @@
-"""Data that this version has stored, as literals: later versions must read the same from it."""
+"""Literal data as this version stores it: later versions must read the same from it."""
 
 from __future__ import annotations
 
