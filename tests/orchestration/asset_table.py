@@ -840,7 +840,7 @@ row(
     OPTIONS,
     "`retry_policy`",
     retried,
-    batch="a batch that failed is tried again in another run",
+    batch="a failed batch is retried in another run",
     stream="say how often by `max_attempts` of the group",
 )
 
@@ -1141,7 +1141,7 @@ def waits(kafka_batch: KafkaBatch, at_launch: dg.ResourceParam[Rate]) -> None:
     pass
 
 
-AT_LAUNCH = "give its values where it is defined, such as dg.EnvVar"
+AT_LAUNCH = "give its values in its definition, such as dg.EnvVar"
 row(
     RESOURCES,
     "`configure_at_launch()`, and a required `config_schema`",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dagster_rebalance.core.model.commands import Claimed
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.runs.batch_request import BatchRequest
 
@@ -83,20 +84,38 @@ class Stage:
 
         return work
 
+    def other(
+        self, status: dg.DagsterRunStatus, wanted: BatchRequest | None = None, **tags: str
+    ) -> dg.DagsterRun:
+        """Another run of the group."""
+        return make_run(
+            self.instance,
+            wanted or self.batch_request,
+            status,
+            group_id=self.kafka.group_id,
+            tags=tags,
+        )
+
     def run(
         self, wanted: BatchRequest | None = None, *, tagged: BatchRequest | None = None
     ) -> tuple[bool, str, str]:
         wanted = wanted or self.batch_request
+        tags = run_tags(tagged or wanted, self.kafka.group_id)
+        return self.execute(tags, run_config(wanted, "kafka_batch"))
+
+    def execute(
+        self, tags: dict[str, str] | None = None, config: dict[str, Any] | None = None
+    ) -> tuple[bool, str, str]:
         result = self.job.execute_in_process(
-            instance=self.instance,
-            tags=run_tags(tagged or wanted, self.kafka.group_id),
-            run_config=run_config(wanted, "kafka_batch"),
-            raise_on_error=False,
+            instance=self.instance, tags=tags, run_config=config, raise_on_error=False
         )
-        said = " ".join(
-            str(event.event_specific_data) for event in result.all_events if event.is_failure
-        )
+        failures = [event for event in result.all_events if event.is_failure]
+        said = " ".join(str(event.event_specific_data) for event in failures)
         return result.success, said, result.run_id
+
+    def seen(self) -> RunSeen:
+        (seen,) = RunLedger(self.instance, self.kafka.group_id).read([self.batch_request.batch_id])
+        return seen
 
     def is_refused(
         self,
@@ -196,17 +215,13 @@ def test_run_that_lost_its_lease_after_its_assets_fails(
     monkeypatch.setattr(Heartbeat, "__exit__", leave_late)
     succeeded, _, _ = stored_stage.run()
     assert not succeeded
-    (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read(
-        [stored_stage.batch_request.batch_id]
-    )
+    seen = stored_stage.seen()
     assert (seen.state, seen.is_taken_back, seen.is_gone) == (RunState.FAILED, True, True)
 
 
 def test_run_beside_process_of_deleted_run_refuses_itself(stored_stage: Stage) -> None:
     stage = stored_stage
-    other = make_run(
-        stage.instance, stage.batch_request, Status.STARTED, group_id=stage.kafka.group_id
-    )
+    other = stage.other(Status.STARTED)
     heartbeat = Heartbeat(stage.instance, other, timeout_s=1000.0)
     heartbeat.begin()
     heartbeat.record_claims([(stage.batch_request.batch_id, span(0))])
@@ -218,30 +233,31 @@ def test_run_beside_process_of_deleted_run_refuses_itself(stored_stage: Stage) -
 
 
 def test_run_without_batch_explains_how_batches_start(stage: Stage) -> None:
-    result = stage.job.execute_in_process(instance=stage.instance, raise_on_error=False)
-    assert not result.success
-    said = " ".join(
-        str(event.event_specific_data) for event in result.all_events if event.is_failure
-    )
+    succeeded, said, run_id = stage.execute()
+    assert not succeeded
     assert "This run has no batch of Kafka offsets" in said
     assert "turn it on" in said
-    assert REFUSED_TAG not in tags_of(stage.instance, result.run_id)
+    assert REFUSED_TAG not in tags_of(stage.instance, run_id)
     assert not stage.worked
 
 
-def test_run_without_claim_refuses_itself(stage: Stage) -> None:
-    stage.group.committed[tp(0)] = OffsetAndMetadata(0)
-    stage.is_refused("orders-0 [0, 10) is not claimed by batch")
-
-
-def test_run_of_committed_range_refuses_itself(stage: Stage) -> None:
-    stage.group.committed[tp(0)] = OffsetAndMetadata(10)
-    stage.is_refused("orders-0 [0, 10) is committed already (the group is at 10)")
-
-
-def test_run_of_group_without_offsets_refuses_itself(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("committed", "reason"),
+    [
+        ({tp(0): OffsetAndMetadata(0)}, "orders-0 [0, 10) is not claimed by batch"),
+        (
+            {tp(0): OffsetAndMetadata(10)},
+            "orders-0 [0, 10) is committed already (the group is at 10)",
+        ),
+        ({}, "the group has no committed offset for orders-0"),
+    ],
+)
+def test_run_without_claim_refuses_itself(
+    stage: Stage, committed: dict[TopicPartition, OffsetAndMetadata], reason: str
+) -> None:
     stage.group.committed.clear()
-    stage.is_refused("the group has no committed offset for orders-0")
+    stage.group.committed.update(committed)
+    stage.is_refused(reason)
 
 
 def test_run_refuses_itself_if_kafka_is_unavailable(
@@ -269,7 +285,7 @@ def test_run_is_refused_if_dagster_storage_is_unavailable(
     assert "database is locked" in said
     assert not stage.worked
     assert run_events_of(stage.instance, run_id) == {RunEvent.BEGAN, RunEvent.REFUSED}
-    (seen,) = RunLedger(stage.instance, stage.kafka.group_id).read([stage.batch_request.batch_id])
+    seen = stage.seen()
     assert (seen.is_live, seen.is_refused) == (False, True)
 
 
@@ -297,24 +313,17 @@ def test_one_range_without_claim_refuses_the_run(stage: Stage) -> None:
 @pytest.mark.parametrize("status", [Status.STARTED, Status.CANCELING, Status.SUCCESS])
 def test_refusal_names_another_run_of_the_batch(stage: Stage, status: dg.DagsterRunStatus) -> None:
     """With a tie-break, both runs could work."""
-    other = make_run(stage.instance, stage.batch_request, status, group_id=stage.kafka.group_id)
+    other = stage.other(status)
     stage.is_refused(f"run {other.run_id} of the same batch has")
 
 
 def test_refusal_names_run_of_another_batch_on_the_range(stage: Stage) -> None:
-    other = make_run(
-        stage.instance,
-        batch_request("b-overwritten", span(0, 5, 15)),
-        Status.STARTED,
-        group_id=stage.kafka.group_id,
-    )
+    other = stage.other(Status.STARTED, batch_request("b-overwritten", span(0, 5, 15)))
     stage.is_refused(f"run {other.run_id} of batch b-overwritten has started on orders-0 [0, 10)")
 
 
 def test_refusal_names_ended_run_that_may_still_work(stage: Stage) -> None:
-    other = make_run(
-        stage.instance, stage.batch_request, Status.CANCELED, group_id=stage.kafka.group_id
-    )
+    other = stage.other(Status.CANCELED)
     record_run_event(stage.instance, other, RunEvent.BEGAN)
     stage.is_refused(f"run {other.run_id} of the same batch has canceled in Dagster")
 
@@ -351,33 +360,18 @@ def test_runs_that_do_not_work_on_the_range_are_ignored(stored_stage: Stage) -> 
         Status.QUEUED,
         Status.STARTING,
     ):
-        make_run(stage.instance, stage.batch_request, status, group_id=stage.kafka.group_id)
-    refused = make_run(
-        stage.instance, stage.batch_request, Status.STARTED, group_id=stage.kafka.group_id
-    )
+        stage.other(status)
+    refused = stage.other(Status.STARTED)
     stage.instance.add_run_tags(refused.run_id, {REFUSED_TAG: refused.run_id})
-    make_run(
-        stage.instance,
-        batch_request(stage.batch_request.batch_id, span(1)),
-        Status.STARTED,
-        group_id=stage.kafka.group_id,
-    )
+    stage.other(Status.STARTED, batch_request(stage.batch_request.batch_id, span(1)))
     succeeded, said, _ = stage.run()
     assert succeeded, said
 
 
 def test_retry_of_refused_run_counts_for_others(stage: Stage) -> None:
     """It has a copy of the tag of its parent."""
-    parent = make_run(
-        stage.instance, stage.batch_request, Status.FAILURE, group_id=stage.kafka.group_id
-    )
-    retry = make_run(
-        stage.instance,
-        stage.batch_request,
-        Status.STARTED,
-        group_id=stage.kafka.group_id,
-        tags={REFUSED_TAG: parent.run_id},
-    )
+    parent = stage.other(Status.FAILURE)
+    retry = stage.other(Status.STARTED, **{REFUSED_TAG: parent.run_id})
     stage.is_refused(f"run {retry.run_id} of the same batch has started")
 
 
@@ -391,17 +385,10 @@ def test_run_without_batch_tag_refuses_itself(stage: Stage) -> None:
 @pytest.mark.parametrize("ranges", [["orders:0:0:x"], ["orders:0:10:0"]])
 def test_run_with_invalid_ranges_refuses_itself(stage: Stage, ranges: list[str]) -> None:
     config = {"batch_id": stage.batch_request.batch_id, "ranges": ranges}
-    result = stage.job.execute_in_process(
-        instance=stage.instance,
-        tags=run_tags(stage.batch_request, stage.kafka.group_id),
-        run_config={"resources": {"kafka_batch": {"config": config}}},
-        raise_on_error=False,
-    )
-    said = " ".join(
-        str(event.event_specific_data) for event in result.all_events if event.is_failure
-    )
+    tags = run_tags(stage.batch_request, stage.kafka.group_id)
+    _, said, run_id = stage.execute(tags, {"resources": {"kafka_batch": {"config": config}}})
     assert "its ranges are not those of its run config" in said
-    assert tags_of(stage.instance, result.run_id)[REFUSED_TAG] == result.run_id
+    assert tags_of(stage.instance, run_id)[REFUSED_TAG] == run_id
 
 
 def test_run_with_other_ranges_than_claimed_refuses_itself(stage: Stage) -> None:
@@ -440,9 +427,7 @@ def test_run_ended_by_signal_records_interrupted(stored_stage: Stage) -> None:
     stored_stage.on_work = end
     succeeded, _, _ = stored_stage.run()
     assert not succeeded
-    (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read(
-        [stored_stage.batch_request.batch_id]
-    )
+    seen = stored_stage.seen()
     assert run_events_of(stored_stage.instance, seen.run_id) == {
         RunEvent.BEGAN,
         RunEvent.INTERRUPTED,
