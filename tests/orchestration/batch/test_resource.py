@@ -85,7 +85,10 @@ class Stage:
         return work
 
     def other(
-        self, status: dg.DagsterRunStatus, wanted: BatchRequest | None = None, **tags: str
+        self,
+        status: dg.DagsterRunStatus,
+        wanted: BatchRequest | None = None,
+        tags: dict[str, str] | None = None,
     ) -> dg.DagsterRun:
         """Another run of the group."""
         return make_run(
@@ -371,7 +374,7 @@ def test_runs_that_do_not_work_on_the_range_are_ignored(stored_stage: Stage) -> 
 def test_retry_of_refused_run_counts_for_others(stage: Stage) -> None:
     """It has a copy of the tag of its parent."""
     parent = stage.other(Status.FAILURE)
-    retry = stage.other(Status.STARTED, **{REFUSED_TAG: parent.run_id})
+    retry = stage.other(Status.STARTED, tags={REFUSED_TAG: parent.run_id})
     stage.is_refused(f"run {retry.run_id} of the same batch has started")
 
 

@@ -303,35 +303,51 @@ def test_min_records_default_is_at_most_a_batch(name: str) -> None:
     assert resource(**{name: 70}).engine_settings().limits.min_records == 70
 
 
-def test_heartbeat_settings_reach_the_engine() -> None:
-    pulse = resource(heartbeat_timeout_s=30.0, start_timeout_s=600.0).engine_settings().pulse
+def test_settings_reach_the_engine() -> None:
+    settings = resource(
+        heartbeat_timeout_s=30.0,
+        start_timeout_s=600.0,
+        retry_delay_s=0.0,
+        retry_delay_limit_s=60.0,
+        retry_stopped=False,
+        lag_every_s=30.0,
+    ).engine_settings()
+    pulse = settings.pulse
     assert (pulse.heartbeat_timeout_s, pulse.start_timeout_s) == (30.0, 600.0)
-
-
-def test_retry_settings_reach_the_engine() -> None:
-    pace = (
-        resource(retry_delay_s=0.0, retry_delay_limit_s=60.0, retry_stopped=False)
-        .engine_settings()
-        .pace
-    )
-    assert pace == RetryPace(0.0, 60.0, retry_stopped=False)
-
-
-def test_record_interval_reaches_the_engine() -> None:
-    assert resource().engine_settings().record_every_s == 0
-    assert resource().engine_settings(streams=True).record_every_s == 10
-    assert resource(record_every_s=0.0).engine_settings(streams=True).record_every_s == 0
-    assert resource(record_every_s=60.0).engine_settings().record_every_s == 60
-    with pytest.raises(ConfigurationError, match=r"record_every_s=-1 .*must be 0"):
-        resource(record_every_s=-1.0).engine_settings()
-
-
-def test_lag_interval_reaches_the_engine() -> None:
-    assert resource(lag_every_s=30.0).engine_settings().lag_every_s == 30
+    assert settings.pace == RetryPace(0.0, 60.0, retry_stopped=False)
+    assert settings.lag_every_s == 30
     assert resource(lag_every_s=0).engine_settings().lag_every_s == 0
-    for wrong in (9.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ConfigurationError, match=rf"lag_every_s={wrong:g} .*at least 10"):
-            resource(lag_every_s=wrong).engine_settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "streams", "record_every_s"),
+    [(None, False, 0), (None, True, 10), (0.0, True, 0), (60.0, False, 60)],
+)
+def test_record_interval_reaches_the_engine(
+    given: float | None, *, streams: bool, record_every_s: float
+) -> None:
+    settings = resource(record_every_s=given).engine_settings(streams=streams)
+    assert settings.record_every_s == record_every_s
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"record_every_s": -1.0}, r"record_every_s=-1 .*must be 0"),
+        ({"lag_every_s": 9.0}, "lag_every_s=9 .*at least 10"),
+        ({"lag_every_s": -1.0}, "lag_every_s=-1 .*at least 10"),
+        ({"lag_every_s": float("inf")}, "lag_every_s=inf .*at least 10"),
+        ({"lag_every_s": float("nan")}, "lag_every_s=nan .*at least 10"),
+        ({"topics": []}, "no topics"),
+        (
+            {"hold_limit_s": 30.0, "hold_commit_slice_s": 30.0},
+            r"hold_commit_slice_s=30 .* hold_limit_s=30",
+        ),
+    ],
+)
+def test_engine_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        resource(**settings).engine_settings()
 
 
 def test_start_time_reaches_the_engine_and_not_the_client() -> None:
@@ -345,22 +361,21 @@ def test_start_time_reaches_the_engine_and_not_the_client() -> None:
     assert late.start_from == dg.EnvVar("START")
 
 
-def test_missing_topics_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no topics"):
-        resource(topics=[]).engine_settings()
-
-
-def test_commit_slice_as_long_as_hold_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"hold_commit_slice_s=30 .* hold_limit_s=30"):
-        resource(hold_limit_s=30.0, hold_commit_slice_s=30.0).engine_settings()
-
-
-def test_hold_limit_beyond_poll_interval_is_refused() -> None:
-    """The broker would fence the member during the hold."""
-    with pytest.raises(
-        ConfigurationError, match=r"hold_limit_s=300 .*'max.poll.interval.ms'=60000"
-    ):
-        resource(client_config={"max.poll.interval.ms": "60000"}).consumer_config()
+@pytest.mark.parametrize(
+    ("client_config", "message"),
+    [
+        # The broker would fence the member during the hold.
+        ({"max.poll.interval.ms": "60000"}, r"hold_limit_s=300 .*'max.poll.interval.ms'=60000"),
+        ({"enable.auto.commit": "true"}, r"enable\.auto\.commit"),
+        ({"enable.auto.commit": "True"}, r"enable\.auto\.commit"),
+        ({"enable.auto.commit": "1"}, r"enable\.auto\.commit"),
+    ],
+)
+def test_client_config_that_breaks_a_hold_or_a_commit_is_refused(
+    client_config: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        resource(client_config=client_config).consumer_config()
 
 
 def test_consumers_have_the_hold_limit_of_the_resource() -> None:
@@ -369,12 +384,6 @@ def test_consumers_have_the_hold_limit_of_the_resource() -> None:
         hold_limit_s=30.0, client_config={"max.poll.interval.ms": "60000", "log_level": "0"}
     ).connect() as consumer:
         assert consumer.assignment() == frozenset()
-
-
-@pytest.mark.parametrize("value", ["true", "True", "1"])
-def test_auto_commit_is_refused(value: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):
-        resource(client_config={"enable.auto.commit": value}).consumer_config()
 
 
 def test_secrets_are_not_shown() -> None:

@@ -115,7 +115,7 @@ def test_heartbeat_interval_is_a_sixth_of_the_timeout(
 
 
 def test_lease_starts_before_the_heartbeat_is_written(
-    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
+    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, run: dg.DagsterRun
 ) -> None:
     """A member may read it at once, long before a slow storage answers."""
     real, at = Heartbeats.record, [1_000.0]
@@ -126,7 +126,6 @@ def test_lease_starts_before_the_heartbeat_is_written(
 
     monkeypatch.setattr(process, "boot_time_s", lambda: at[0])
     monkeypatch.setattr(Heartbeats, "record", slow)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run, timeout_s=60.0)
     assert str(heartbeat.why_too_late()).startswith("it could send no heartbeat for 50 s")
 
@@ -175,13 +174,12 @@ def test_run_deleted_before_it_began_does_not_begin(
 
 
 def test_run_without_first_heartbeat_has_not_begun(
-    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
+    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
     def give(*_: object) -> None:
         msg = "database is locked"
         raise OSError(msg)
 
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     monkeypatch.setattr(Heartbeats, "record", give)
     with pytest.raises(OSError, match="database is locked"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
@@ -270,13 +268,12 @@ class HangingStorage:
 
 def test_run_with_hanging_storage_interrupts_itself(
     instance: dg.DagsterInstance,
-    batch_id: str,
+    run: dg.DagsterRun,
     interrupts: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(heartbeat_module, "LAST_EVENT_LIMIT_S", 0.01)
     storage = HangingStorage(monkeypatch)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run, timeout_s=6.0):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
     assert storage.hangs.is_set()
@@ -287,12 +284,11 @@ def test_run_with_hanging_storage_interrupts_itself(
 
 def test_run_that_lost_its_lease_is_no_failed_attempt(
     instance: dg.DagsterInstance,
-    batch_id: str,
+    run: dg.DagsterRun,
     interrupts: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     storage = HangingStorage(monkeypatch)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run, timeout_s=6.0):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         storage.goes_on.set()
@@ -305,12 +301,11 @@ def test_run_that_lost_its_lease_is_no_failed_attempt(
 
 def test_run_suspended_beyond_its_lease_fails(
     instance: dg.DagsterInstance,
-    batch_id: str,
+    run: dg.DagsterRun,
     interrupts: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 1)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     interrupted = pytest.raises(
         dg.DagsterExecutionInterruptedError, match=f"run {run.run_id} could send no heartbeat"
@@ -328,10 +323,9 @@ def test_run_suspended_beyond_its_lease_fails(
 
 @pytest.mark.parametrize("end", ["report_run_canceled", "report_run_failed", "delete"])
 def test_run_that_ended_in_dagster_with_its_steps_does_not_succeed(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch, end: str
+    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 1)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     interrupted = pytest.raises(
         dg.DagsterExecutionInterruptedError, match=r"(is CANCELED|is FAILURE|was deleted)"

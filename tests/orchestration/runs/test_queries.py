@@ -576,7 +576,7 @@ def test_run_that_starts_during_cancel_is_kept(
 
 
 def test_run_that_succeeds_during_cancel_stays_a_success(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent) -> None:
         record_run_event(within, run, mark)
@@ -584,7 +584,6 @@ def test_run_that_succeeds_during_cancel_stays_a_success(
             succeeded = dg.DagsterEvent("PIPELINE_SUCCESS", run.job_name)
             within.report_dagster_event(succeeded, run.run_id)
 
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     monkeypatch.setattr(runs_module, "record_run_event", slow)
     RunLedger(instance, "etl").cancel(run.run_id)
     assert status_of(instance, run) is Status.SUCCESS
@@ -708,11 +707,10 @@ def test_default_launcher_is_not_asked_to_terminate(
 
 
 def test_process_of_dead_run_is_killed_before_its_external_work(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
     monkeypatch.setattr(runs_module, "kill", done.append)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     give_sign(instance, run, "4/60.0 boot:ns:1000:17:2020")
     ledger = RunLedger(instance, "etl", stop_work=lambda _: done.append("work elsewhere"))
     assert ledger.end_dead(run.run_id, "4/60.0 boot:ns:1000:17:2020")
@@ -723,14 +721,17 @@ def test_process_of_dead_run_is_killed_before_its_external_work(
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_other_launcher_terminates_dead_run(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    fails: bool,
 ) -> None:
     def answer(_run_id: str) -> None:
         if fails:
             message = "no cluster answers"
             raise OSError(message)
 
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     launcher = LauncherOfPods(may_stop=True, shows_it=answer)
     with_launcher(instance, launcher, monkeypatch)
     assert RunLedger(instance, "etl").end_dead(run.run_id, "")
@@ -907,11 +908,10 @@ def test_run_that_succeeds_during_end_dead_stays_a_success(
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_dead_run_frees_its_pool_slots(
-    instance: dg.DagsterInstance, batch_id: str, *, is_deleted: bool
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, *, is_deleted: bool
 ) -> None:
     pool, storage = unique_name("pool"), instance.event_log_storage
     storage.set_concurrency_slots(pool, 1)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert storage.claim_concurrency_slot(pool, run.run_id, "work").is_claimed
     assert not storage.claim_concurrency_slot(pool, "next", "work").is_claimed
     ledger = RunLedger(instance, "etl")
@@ -923,12 +923,11 @@ def test_dead_run_frees_its_pool_slots(
 
 
 def test_dead_run_is_ended_on_storage_without_pools(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = type(instance.event_log_storage)
     monkeypatch.setattr(kind, "supports_global_concurrency_limits", property(lambda _: False))
     monkeypatch.setattr(kind, "free_concurrency_slots_for_run", None)
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     assert RunLedger(instance, "etl").end_dead(run.run_id, "")
 
 

@@ -104,8 +104,9 @@ def _work(ref: dg.InstanceRef, run_id: str, batch_id: str) -> None:
         heartbeat.record_claims([(batch_id, span(0))])
 
 
-def test_deleted_run_without_process_is_gone(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
+def test_deleted_run_without_process_is_gone(
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
+) -> None:
     process = multiprocessing.get_context("spawn").Process(
         target=_work, args=(instance.get_ref(), run.run_id, batch_id)
     )
@@ -118,9 +119,8 @@ def test_deleted_run_without_process_is_gone(instance: dg.DagsterInstance, batch
 
 
 def test_run_deleted_before_claims_are_recorded_does_not_work(
-    instance: dg.DagsterInstance, batch_id: str
+    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=1000.0)
     heartbeat.begin()
     instance.delete_run(run.run_id)
