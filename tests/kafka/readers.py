@@ -8,18 +8,17 @@ from confluent_kafka import Producer
 
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.consumer.listener import RebalanceListener
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
+from tests.kafka.consumers import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
 
     from dagster_rebalance.kafka.consumer.listener import AnyRebalanceListener
-    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
     from dagster_rebalance.kafka.consumer.state import PauseMarksPolicy
     from dagster_rebalance.testing.broker import KafkaCluster
 
@@ -33,18 +32,15 @@ class Reader:
         self.offsets: dict[int, list[int]] = {number: [] for number in range(4)}
 
     def poll(self, timeout_s: float = 0.1) -> None:
-        """Take in what the consumer returns."""
         for message in self.consumer.poll(timeout_s):
             assert message.error() is None
             self.offsets[message.partition() or 0].append(message.offset() or 0)
 
     def tp(self, number: int) -> TopicPartition:
-        """A partition of the topic."""
         return TopicPartition(self.topic, number)
 
     @property
     def count(self) -> int:
-        """How many records were returned."""
         return sum(map(len, self.offsets.values()))
 
 
@@ -92,7 +88,6 @@ class Readers:
         same_poll: bool = False,
         **config: str,
     ) -> Reader:
-        """A consumer that subscribed."""
         settings = {
             **self.config,
             **{name.replace("_", "."): value for name, value in config.items()},
@@ -111,14 +106,13 @@ class Readers:
         return reader
 
     def produce(self, each: int) -> None:
-        """Append records to each partition."""
         for number in range(4):
             for _ in range(each):
                 self._producer.produce(self.topic, b"record", partition=number)
         assert self._producer.flush(10) == 0
 
     def play(self, until: Callable[[], object], *readers: Reader, what: str) -> None:
-        """Let all readers poll until something has come about."""
+        """Poll all readers until a condition holds."""
 
         def step() -> bool:
             for reader in readers:
@@ -128,21 +122,12 @@ class Readers:
         wait_until(step, timeout_s=12, what=what, interval_s=0)
 
     def close(self) -> None:
-        """All readers leave."""
         for reader in self.readers:
             reader.consumer.close(5.0)
 
 
-class CommitOnRevoke(RebalanceListener):
-    """The usual listener."""
+class CommitOnRevoke(Listener):
+    """Commits the positions in `on_partitions_revoked`."""
 
-    def on_partitions_assigned(
-        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
-    ) -> None:
-        """Nothing to do."""
-
-    def on_partitions_revoked(
-        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
-    ) -> None:
-        """Leave what was read to nobody else."""
-        consumer.commit_sync()
+    def __init__(self) -> None:
+        super().__init__(revoked=lambda _, consumer: consumer.commit_sync())

@@ -1,10 +1,7 @@
-"""One story of a group on a real broker, and what the proposals say about each moment of it.
+"""One story of a group on a real broker, for each protocol, checked against the proposals.
 
-The story is played once for each protocol.
-
-Blue reads four partitions alone: it seeks and pauses in its callback. Green joins: blue is asked
-for partitions, delays, commits, and lets them go; its listener fails at that. Then the broker
-forgets blue, and all that it had is lost.
+Blue reads four partitions; it seeks and pauses in its callback. Green joins: blue delays the
+revoke, commits and releases, and its listener fails. Then the broker fences blue.
 """
 
 from __future__ import annotations
@@ -40,15 +37,15 @@ COMMITTED_IN_ASSIGNED = OffsetAndMetadata(7, "in the callback of the assignment"
 
 @dataclass
 class Moment:
-    """What a callback saw."""
+    """Partitions and assignment in a callback."""
 
     partitions: set[TopicPartition]
     assignment: set[TopicPartition]
     refused: list[type[Exception]] = field(default_factory=list)
 
 
-class Teller(RebalanceListener):
-    """Notes what each callback sees, and does in it what the proposal says that can be done."""
+class StoryListener(RebalanceListener):
+    """Uses in each callback what the proposal allows, and records the results."""
 
     def __init__(self, *, fails_on_revoke: bool = False) -> None:
         self.assigned: list[Moment] = []
@@ -61,7 +58,6 @@ class Teller(RebalanceListener):
     def on_partitions_assigned(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
-        """The first time, use every operation of the view."""
         self._note("assigned", partitions, consumer)
         if partitions and not self.answers:
             self._use_everything(sorted(partitions), consumer)
@@ -69,7 +65,6 @@ class Teller(RebalanceListener):
     def on_partitions_revoked(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
-        """The last chance to commit."""
         self._note("revoked", partitions, consumer)
         consumer.commit_sync(
             {
@@ -84,7 +79,6 @@ class Teller(RebalanceListener):
     def on_partitions_lost(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
-        """Try what the proposal says that must fail."""
         moment = self._note("lost", partitions, consumer)
         tp = min(partitions)
         for attempt in (
@@ -109,47 +103,47 @@ class Teller(RebalanceListener):
         self, partitions: list[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
         p0, p1, p2, p3 = partitions
-        say = self.answers
-        say["position before a seek"] = consumer.position(p1)
+        answers = self.answers
+        answers["position before a seek"] = consumer.position(p1)
         consumer.seek(p1, SOUGHT)
         consumer.seek(p2, OffsetAndMetadata(SOUGHT, "where it was"))
-        say["position after a seek"] = [consumer.position(p1), consumer.position(p2)]
+        answers["position after a seek"] = [consumer.position(p1), consumer.position(p2)]
         consumer.seek_to_end([p3])
-        say["position at the end"] = consumer.position(p3)
+        answers["position at the end"] = consumer.position(p3)
         consumer.seek_to_beginning([p3])
-        say["position at the beginning"] = consumer.position(p3)
+        answers["position at the beginning"] = consumer.position(p3)
         consumer.pause([p0, p3])
         consumer.resume([p0])
-        say["paused"] = consumer.paused()
-        say["beginning_offsets"] = consumer.beginning_offsets(partitions)
-        say["end_offsets"] = consumer.end_offsets(partitions)
-        say["offsets_for_times"] = [
+        answers["paused"] = consumer.paused()
+        answers["beginning_offsets"] = consumer.beginning_offsets(partitions)
+        answers["end_offsets"] = consumer.end_offsets(partitions)
+        answers["offsets_for_times"] = [
             found and found.offset
             for found in consumer.offsets_for_times(dict.fromkeys(partitions, 0)).values()
         ]
-        say["partitions_for"] = [info.partition for info in consumer.partitions_for(p0.topic)]
-        say["list_topics"] = p0.topic in consumer.list_topics()
-        say["group_metadata"] = consumer.group_metadata()
-        say["metrics"] = set(consumer.metrics())
-        say["current_lag"] = consumer.current_lag(p0)
+        answers["partitions_for"] = [info.partition for info in consumer.partitions_for(p0.topic)]
+        answers["list_topics"] = p0.topic in consumer.list_topics()
+        answers["group_metadata"] = consumer.group_metadata()
+        answers["metrics"] = set(consumer.metrics())
+        answers["current_lag"] = consumer.current_lag(p0)
         with pytest.raises(UnsupportedOperationError):
             consumer.client_instance_id()
         consumer.commit_sync({p0: COMMITTED_IN_ASSIGNED}, timeout_s=10.0)
-        say["committed"] = consumer.committed([p0, p1])
+        answers["committed"] = consumer.committed([p0, p1])
         consumer.commit_async(
             {p1: COMMITTED_IN_ASSIGNED},
-            lambda offsets, error: say.update({"commit_async": (set(offsets), error)}),
+            lambda offsets, error: answers.update({"commit_async": (set(offsets), error)}),
         )
 
 
 @dataclass
 class Story:
-    """What was seen."""
+    """Results of the story."""
 
     protocol: str
     everything: frozenset[TopicPartition]
     blue: Reader
-    teller: Teller
+    listener: StoryListener
     group_id: str
     read_alone: dict[int, list[int]] = field(default_factory=dict)
     lag_alone: int | None = None
@@ -158,8 +152,8 @@ class Story:
     at_request: Mapping[int, list[int]] = field(default_factory=dict)
     owned_by_green_in_hold: frozenset[TopicPartition] = frozenset()
     delays: list[bool] = field(default_factory=list)
-    asked_again: list[frozenset[TopicPartition]] = field(default_factory=list)
-    told_in_hold: list[str] = field(default_factory=list)
+    requested_again: list[frozenset[TopicPartition]] = field(default_factory=list)
+    callbacks_in_hold: list[str] = field(default_factory=list)
     after_hold: Mapping[int, list[int]] = field(default_factory=dict)
     errors: list[Exception] = field(default_factory=list)
     green: dict[int, list[int]] = field(default_factory=dict)
@@ -172,27 +166,23 @@ class Story:
 
     @property
     def is_eager(self) -> bool:
-        """Whether a rebalance takes everything from everybody."""
         return self.protocol == "range"
 
     @property
     def retained(self) -> frozenset[TopicPartition]:
-        """What no revoke was requested for."""
         return self.everything - self.requested
 
 
 def snapshot(reader: Reader) -> dict[int, list[int]]:
-    """What was read so far."""
     return {number: list(offsets) for number, offsets in reader.offsets.items()}
 
 
 def play(readers: Readers, kafka: KafkaCluster) -> Story:
-    """The story."""
     readers.produce(EACH)
-    teller = Teller(fails_on_revoke=True)
-    blue = readers.reader(teller)
+    listener = StoryListener(fails_on_revoke=True)
+    blue = readers.reader(listener)
     everything = frozenset(TopicPartition(readers.topic, number) for number in range(4))
-    story = Story(readers.protocol, everything, blue, teller, readers.config["group.id"])
+    story = Story(readers.protocol, everything, blue, listener, readers.config["group.id"])
     alone(story, readers)
     requested_and_held(story, readers)
     released(story, readers)
@@ -201,11 +191,10 @@ def play(readers: Readers, kafka: KafkaCluster) -> Story:
 
 
 def alone(story: Story, readers: Readers) -> None:
-    """Blue reads what it did not pause."""
     blue = story.blue
     expected = 3 * EACH - COMMITTED_IN_ASSIGNED.offset - 2 * SOUGHT
     readers.play(
-        lambda: blue.count == expected and "commit_async" in story.teller.answers,
+        lambda: blue.count == expected and "commit_async" in story.listener.answers,
         blue,
         what="the records",
     )
@@ -215,18 +204,17 @@ def alone(story: Story, readers: Readers) -> None:
 
 
 def requested_and_held(story: Story, readers: Readers) -> None:
-    """Green joins, and blue delays."""
     blue, green = story.blue, readers.reader()
     readers.play(blue.consumer.get_to_be_revoked_partitions, blue, green, what="a request")
     story.requested = blue.consumer.get_to_be_revoked_partitions()
     story.at_request = snapshot(blue)
     readers.produce(EACH)
-    told = len(story.teller.order)
+    seen = len(story.listener.order)
 
     def hold() -> bool:
         story.delays.append(blue.consumer.delay_revoke(story.requested))
         blue.poll()
-        story.asked_again.append(blue.consumer.get_to_be_revoked_partitions())
+        story.requested_again.append(blue.consumer.get_to_be_revoked_partitions())
         arrived = all(
             len(blue.offsets[tp.partition]) > len(story.at_request[tp.partition])
             for tp in story.retained - {blue.tp(3)}
@@ -234,19 +222,19 @@ def requested_and_held(story: Story, readers: Readers) -> None:
         return len(story.delays) > 10 and arrived
 
     readers.play(hold, green, what="records during the hold")
-    story.told_in_hold = story.teller.order[told:]
+    story.callbacks_in_hold = story.listener.order[seen:]
     story.owned_by_green_in_hold = green.consumer.assignment()
     story.after_hold = snapshot(blue)
 
 
 def released(story: Story, readers: Readers) -> None:
-    """Blue stops to delay; its listener commits, and fails."""
+    """Blue delays no more; its listener commits, and fails."""
     blue, green = story.blue, readers.readers[1]
     try:
         blue.poll()
     except ValueError as problem:
         story.errors.append(problem)
-    story.teller.fails_on_revoke = False
+    story.listener.fails_on_revoke = False
     share = len(story.everything) // 2
     readers.play(
         lambda: len(blue.consumer.assignment()) == len(green.consumer.assignment()) == share,
@@ -268,7 +256,6 @@ def released(story: Story, readers: Readers) -> None:
 
 
 def lost(story: Story, readers: Readers, kafka: KafkaCluster) -> None:
-    """The broker forgets blue."""
     blue = story.blue
     story.owned_before_loss = blue.consumer.assignment()
     evict(
@@ -286,7 +273,6 @@ def lost(story: Story, readers: Readers, kafka: KafkaCluster) -> None:
 
 @pytest.fixture(scope="module", params=["consumer", "classic", "range"])
 def story(request: pytest.FixtureRequest, kafka_broker: KafkaCluster) -> Iterator[Story]:
-    """The story, played once for each protocol."""
     topic = f"story-{request.param}"
     kafka_broker.create_topic(topic, 4)
     readers = Readers(kafka_broker, topic, request.param)
@@ -298,26 +284,19 @@ def story(request: pytest.FixtureRequest, kafka_broker: KafkaCluster) -> Iterato
         readers.close()
 
 
-def test_the_listener_is_told_of_the_assignment_with_the_partitions_in_it(story: Story) -> None:
-    """Life cycle, and state in the callback."""
-    first = next(moment for moment in story.teller.assigned if moment.partitions)
+def test_assignment_callback_sees_its_partitions_in_the_assignment(story: Story) -> None:
+    first = next(moment for moment in story.listener.assigned if moment.partitions)
     assert first == Moment(set(story.everything), set(story.everything))
 
 
-def test_a_seek_in_the_assignment_holds_before_the_first_record(story: Story) -> None:
-    """A seek goes to an offset, or to an offset with metadata.
-
-    Without a seek, reading begins at the offset that was committed in the callback.
-    """
+def test_seek_in_the_assignment_callback_applies_to_the_first_record(story: Story) -> None:
+    """Without a seek, reading starts at the offset that was committed in the callback."""
     assert story.read_alone[0] == list(range(COMMITTED_IN_ASSIGNED.offset, EACH))
     assert story.read_alone[1] == story.read_alone[2] == list(range(SOUGHT, EACH))
 
 
-def test_a_pause_in_the_assignment_outlives_the_callback(story: Story) -> None:
-    """The pause stays until the user resumes.
-
-    KAFKA-20385: "the consumer does not automatically resume partitions when the callback exits".
-    """
+def test_pause_in_the_assignment_callback_stays(story: Story) -> None:
+    """KAFKA-20385: "the consumer does not automatically resume partitions"."""
     assert story.read_alone[3] == story.after_hold[3] == []
     assert TopicPartition(story.blue.topic, 3) in story.paused_in_the_end
 
@@ -336,14 +315,12 @@ def test_a_pause_in_the_assignment_outlives_the_callback(story: Story) -> None:
         ("current_lag", None),
     ],
 )
-def test_the_view_answers_in_the_callback(story: Story, operation: str, expected: object) -> None:
-    """Seeks, positions and questions, on the broker."""
-    assert story.teller.answers[operation] == expected
+def test_operation_answers_in_the_callback(story: Story, operation: str, expected: object) -> None:
+    assert story.listener.answers[operation] == expected
 
 
-def test_the_view_answers_about_partitions_in_the_callback(story: Story) -> None:
-    """What depends on the name of the topic."""
-    answers, tps = story.teller.answers, sorted(story.everything)
+def test_operations_on_partitions_answer_in_the_callback(story: Story) -> None:
+    answers, tps = story.listener.answers, sorted(story.everything)
     assert answers["paused"] == {tps[3]}
     assert answers["beginning_offsets"] == dict.fromkeys(tps, 0)
     assert answers["end_offsets"] == dict.fromkeys(tps, EACH)
@@ -354,110 +331,88 @@ def test_the_view_answers_about_partitions_in_the_callback(story: Story) -> None
     assert answers["group_metadata"].client is not None
 
 
-def test_commits_in_the_assignment_are_stored(story: Story) -> None:
-    """Waited for within a time-out, and not waited for."""
-    answers, tps = story.teller.answers, sorted(story.everything)
+def test_commits_in_the_assignment_callback_are_stored(story: Story) -> None:
+    answers, tps = story.listener.answers, sorted(story.everything)
     assert answers["committed"] == {tps[0]: COMMITTED_IN_ASSIGNED, tps[1]: None}
     assert answers["commit_async"] == ({tps[1]}, None)
 
 
-def test_the_lag_is_known_after_records_were_read(story: Story) -> None:
-    """From the last fetch, without asking the broker."""
+def test_lag_is_known_after_a_fetch(story: Story) -> None:
     assert story.lag_alone == 0
 
 
-def test_a_revoke_is_requested_for_what_must_go_and_nothing_else(story: Story) -> None:
-    """Cooperative: half of it. Eager: all that the member has."""
+def test_revoke_is_requested_for_half_of_the_partitions_or_for_all_if_eager(story: Story) -> None:
     assert len(story.requested) == (4 if story.is_eager else 2)
 
 
-def test_a_delay_is_granted_poll_after_poll_and_gives_nothing_away(story: Story) -> None:
+def test_delay_lasts_poll_after_poll_and_releases_nothing(story: Story) -> None:
     """KIP-983: the partitions are on the list of the next poll again after each poll."""
     assert len(story.delays) > 10
     assert all(story.delays)
-    assert set(story.asked_again) == {story.requested}
+    assert set(story.requested_again) == {story.requested}
     assert not story.owned_by_green_in_hold
 
 
-def test_no_record_of_a_partition_comes_after_the_request_to_revoke_it(story: Story) -> None:
-    """A record that was buffered before the request is not returned either.
-
-    KIP-983: "Consumer.poll should never return any records from revoked partitions".
-    """
+def test_no_record_of_a_partition_is_returned_after_its_revoke_request(story: Story) -> None:
+    """KIP-983: "Consumer.poll should never return any records from revoked partitions"."""
     for tp in story.requested:
         assert story.after_hold[tp.partition] == story.at_request[tp.partition]
 
 
-def test_retained_partitions_go_on_during_the_hold(story: Story) -> None:
+def test_retained_partitions_are_read_during_the_hold(story: Story) -> None:
     """KIP-429: they are not revoked at all. An eager member has none."""
     assert len(story.retained) == (0 if story.is_eager else 2)
     for tp in story.retained - {story.blue.tp(3)}:
         assert story.after_hold[tp.partition][-1] == 2 * EACH - 1
-    assert not any(moment.partitions & story.retained for moment in story.teller.revoked[:1])
+    assert not any(moment.partitions & story.retained for moment in story.listener.revoked[:1])
 
 
-def test_the_listener_hears_of_a_revoke_at_its_completion(story: Story) -> None:
-    """The listener is not called at the request, nor during a delay.
-
-    The partitions are still in the assignment when it is called.
-    """
-    assert story.told_in_hold == []
-    assert story.teller.revoked[0] == Moment(set(story.requested), set(story.everything))
+def test_revoke_callback_runs_at_completion_with_the_partitions_assigned(story: Story) -> None:
+    assert story.callbacks_in_hold == []
+    assert story.listener.revoked[0] == Moment(set(story.requested), set(story.everything))
 
 
-def test_an_exception_of_the_listener_reaches_the_caller_of_poll_once(story: Story) -> None:
+def test_exception_of_the_listener_reaches_the_caller_of_poll_once(story: Story) -> None:
     """KAFKA-20385: "The exception propagates to the poll() caller"."""
     assert [str(problem) for problem in story.errors] == ["a bug of the user's"]
 
 
-def test_the_rebalance_completes_and_other_callbacks_fire_after_an_exception(story: Story) -> None:
-    """An exception of a callback does not stop the rebalance.
-
-    KAFKA-20385: "completes regardless", "onPartitionsAssigned is still called", "remains in a
-    usable state".
-    """
+def test_rebalance_completes_after_an_exception_of_a_callback(story: Story) -> None:
+    """KAFKA-20385: "completes regardless", "onPartitionsAssigned is still called"."""
     assert len(story.owned_before_loss) == 2
-    after = story.teller.order[story.teller.order.index("revoked") + 1 :]
+    after = story.listener.order[story.listener.order.index("revoked") + 1 :]
     assert after.count("lost") == 1
     assert "assigned" in after
 
 
-def test_the_next_owner_starts_where_the_callback_of_the_revoke_has_committed(story: Story) -> None:
-    """With its metadata; no record of it is read twice or never."""
+def test_next_owner_starts_at_the_offset_committed_in_the_revoke_callback(story: Story) -> None:
     assert len(story.green_starts) == 2
     for tp, committed in story.green_starts.items():
         assert committed is not None
         assert committed.metadata == "in the callback of the revoke"
-        mine = story.after_hold[tp.partition]
-        assert committed.offset == (mine[-1] + 1 if mine else 0)
+        read = story.after_hold[tp.partition]
+        assert committed.offset == (read[-1] + 1 if read else 0)
         assert story.green[tp.partition] == list(range(committed.offset, 2 * EACH))
 
 
-def test_a_loss_names_all_that_the_member_had(story: Story) -> None:
-    """A loss is a loss of the whole assignment.
-
-    KAFKA-20385: "this will always include all partitions that were previously assigned to the
-    consumer".
-    """
+def test_loss_includes_all_partitions_of_the_member(story: Story) -> None:
+    """KAFKA-20385: "all partitions that were previously assigned to the consumer"."""
     assert story.lost == story.owned_before_loss
-    assert [moment.partitions for moment in story.teller.lost] == [set(story.lost)]
+    assert [moment.partitions for moment in story.listener.lost] == [set(story.lost)]
 
 
-def test_lost_partitions_are_gone_before_the_callback(story: Story) -> None:
-    """The consumer refuses commits, position and seek for lost partitions.
-
-    A commit of the assignment commits nothing.
-    """
-    (moment,) = story.teller.lost
+def test_lost_partitions_are_unassigned_before_the_callback(story: Story) -> None:
+    """Commits, position and seek for them are refused."""
+    (moment,) = story.listener.lost
     assert moment.assignment == set()
     assert moment.refused == [PartitionLostError, IllegalStateError, IllegalStateError]
 
 
-def test_a_lost_partition_cannot_be_delayed(story: Story) -> None:
+def test_lost_partition_cannot_be_delayed(story: Story) -> None:
     """KIP-983: "Once the partition is lost, the delay request is denied"."""
     assert not story.delay_when_lost
 
 
-def test_a_member_that_lost_everything_takes_part_again(story: Story) -> None:
+def test_member_that_lost_everything_rejoins(story: Story) -> None:
     """KAFKA-20385: "the consumer remains in a usable state"."""
     assert story.came_back
