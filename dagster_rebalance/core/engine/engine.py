@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_rebalance.core.batches.planning import plan
 from dagster_rebalance.core.engine import dead_letter_policy
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.revokes.hold import Hold
     from dagster_rebalance.core.runs.batch_request import BatchRequest
 
+    _Commands: TypeAlias = Iterable[commands.Command]
+
 
 class Engine:
     """Decisions for one member. Not thread-safe: one thread owns it."""
@@ -74,7 +76,7 @@ class Engine:
         self._held = HeldPartitions(settings, self.partitions, self._streaming)
         self._refresh = Refresh(settings, self.partitions)
         self._directive_cancels = DirectiveCancels(settings.retry_s)
-        self._handlers: dict[type[object], Callable[..., Iterable[commands.Command]]] = {
+        self._handlers: dict[type[object], Callable[..., _Commands]] = {
             events.PartitionsAssigned: self._on_assigned,
             events.RevokeRequested: self._on_revoke_requested,
             events.PartitionsRevoked: self._on_revoked,
@@ -185,9 +187,7 @@ class Engine:
 
     # Events from Kafka
 
-    def _on_assigned(
-        self, event: events.PartitionsAssigned, _now: float
-    ) -> Iterable[commands.Command]:
+    def _on_assigned(self, event: events.PartitionsAssigned, _now: float) -> _Commands:
         for partition in event.partitions:
             if partition in self.partitions:
                 msg = f"{partition} was assigned twice without being given up in between"
@@ -206,33 +206,25 @@ class Engine:
             {"partitions": event.partitions},
         )
 
-    def _on_revoke_requested(
-        self, event: events.RevokeRequested, now: float
-    ) -> Iterable[commands.Command]:
+    def _on_revoke_requested(self, event: events.RevokeRequested, now: float) -> _Commands:
         yield from self._held.revoke(event, now)
         self._refresh.read_runs()
 
-    def _on_leave_requested(
-        self, event: events.LeaveRequested, now: float
-    ) -> Iterable[commands.Command]:
+    def _on_leave_requested(self, event: events.LeaveRequested, now: float) -> _Commands:
         was_leaving = self.leaving is not None
         yield from self._held.leave(event, now)
         if not was_leaving:
             self._refresh.read_runs()
 
-    def _on_revoked(
-        self, event: events.PartitionsRevoked, now: float
-    ) -> Iterable[commands.Command]:
+    def _on_revoked(self, event: events.PartitionsRevoked, now: float) -> _Commands:
         """Treat revoked partitions that were not released as lost."""
         lost = tuple(owned.partition for owned in self.partitions.known(event.partitions))
         return self._on_lost(events.PartitionsLost(lost), now) if lost else ()
 
-    def _on_lost(self, event: events.PartitionsLost, now: float) -> Iterable[commands.Command]:
+    def _on_lost(self, event: events.PartitionsLost, now: float) -> _Commands:
         return self._held.lose(event, now)
 
-    def _on_stored_offsets(
-        self, event: events.StoredOffsetsRead, _now: float
-    ) -> Iterable[commands.Command]:
+    def _on_stored_offsets(self, event: events.StoredOffsetsRead, _now: float) -> _Commands:
         for partition, epoch in event.epochs.items():
             owned = self.partitions.get(partition)
             if (
@@ -260,7 +252,7 @@ class Engine:
             if moved is not None:
                 yield moved
 
-    def _on_bounds(self, event: events.BoundsRead, now: float) -> Iterable[commands.Command]:
+    def _on_bounds(self, event: events.BoundsRead, now: float) -> _Commands:
         for partition, bounds in event.bounds.items():
             owned = self.partitions.get(partition)
             if owned is None or owned.ledger is None or (owned.is_idle and owned.bounds == bounds):
@@ -285,7 +277,7 @@ class Engine:
             if owned.phase is Phase.OWNED and owned.pending is None:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
-    def _on_written(self, event: events.OffsetsWritten, now: float) -> Iterable[commands.Command]:
+    def _on_written(self, event: events.OffsetsWritten, now: float) -> _Commands:
         for write in event.written:
             owned = self.partitions.get(write.partition)
             if owned is not None and owned.epoch == write.epoch:
@@ -307,22 +299,18 @@ class Engine:
             ):
                 yield from self._on_changed_offset(owned)
 
-    def _on_changed_offset(self, owned: OwnedPartition) -> Iterable[commands.Command]:
-        changed = f"the stored offset of {owned.partition} is not what this member wrote: "
+    def _on_changed_offset(self, owned: OwnedPartition) -> _Commands:
+        changed = f"another client has changed the stored offset of {owned.partition}: "
         if owned.phase is Phase.DRAINING and owned.live_runs:
-            yield commands.Note(
-                f"{changed}nothing more is committed for it, and its runs are waited for"
-            )
+            yield commands.Note(f"{changed}committing nothing more, waiting for its runs")
             overtaken = replace(owned, pending=None, unrecorded=None, is_overtaken=True)
             self.partitions[owned.partition] = overtaken
         else:
-            yield commands.Note(f"{changed}it is looked up again")
+            yield commands.Note(f"{changed}reading it again")
             self.partitions[owned.partition] = replace(self._distrusted(owned), before=None)
             yield from _passed_deletion(owned)
 
-    def _apply_written(
-        self, before: OwnedPartition, after: OwnedPartition
-    ) -> Iterable[commands.Command]:
+    def _apply_written(self, before: OwnedPartition, after: OwnedPartition) -> _Commands:
         self.partitions[after.partition] = after
         if any(entry.taken_from for entry in after.entries):
             self._refresh.read_runs()
@@ -361,7 +349,7 @@ class Engine:
 
     # Events from Dagster and the clock
 
-    def _on_tick(self, _event: events.TickArrived, now: float) -> Iterable[commands.Command]:
+    def _on_tick(self, _event: events.TickArrived, now: float) -> _Commands:
         if now - self._last_tick_at > self.settings.plan_patience_s:
             self._requested_since = {}
         self._last_tick_at = now
@@ -370,7 +358,7 @@ class Engine:
         }
         return ()
 
-    def _on_time(self, _event: events.TimePassed, now: float) -> Iterable[commands.Command]:
+    def _on_time(self, _event: events.TimePassed, now: float) -> _Commands:
         silence_s = now - self._last_tick_at
         if self.leaving is None and silence_s > self.settings.lease_s and not self.settings.worker:
             reason = f"its sensor has not ticked for {silence_s:.0f} s"
@@ -380,9 +368,7 @@ class Engine:
             for owned in [o for o in self.partitions.busy if o.waits_for_a_person]:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
-    def _on_directives(
-        self, event: events.DirectivesRead, _now: float
-    ) -> Iterable[commands.Command]:
+    def _on_directives(self, event: events.DirectivesRead, _now: float) -> _Commands:
         # A new member retries everything on assignment, so earlier retry directives are done.
         is_first_read = self._ordered_epoch == 0
         self._ordered_epoch = max(event.epoch, self._ordered_epoch)
@@ -406,7 +392,7 @@ class Engine:
                 "resumed, and continues where it stopped" if directive is None else directive,
             )
 
-    def _retry(self, directive: Directive) -> Iterable[commands.Command]:
+    def _retry(self, directive: Directive) -> _Commands:
         exhausted_too = self.settings.dead_letter_topic is None
         covered = [owned for owned in self.partitions.values() if directive.covers(owned.partition)]
         for owned in covered:
@@ -416,7 +402,7 @@ class Engine:
         if covered:
             yield _ordered([owned.partition for owned in covered], directive)
 
-    def _on_runs(self, event: events.RunsRead, now: float) -> Iterable[commands.Command]:
+    def _on_runs(self, event: events.RunsRead, now: float) -> _Commands:
         if self._refresh.is_stale(event):
             return
         if not event.is_own:
@@ -443,7 +429,7 @@ class Engine:
         """Whether the directives were read after the partition was assigned."""
         return owned.epoch <= self._ordered_epoch
 
-    def _check_liveness(self, runs: Iterable[RunSeen], now: float) -> Iterable[commands.Command]:
+    def _check_liveness(self, runs: Iterable[RunSeen], now: float) -> _Commands:
         followed = [
             run
             for run in runs
@@ -460,9 +446,7 @@ class Engine:
                 {run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead}
             )
 
-    def _check_claims(
-        self, owned: OwnedPartition, refused: frozenset[str]
-    ) -> Iterable[commands.Command]:
+    def _check_claims(self, owned: OwnedPartition, refused: frozenset[str]) -> _Commands:
         new = refused - owned.doubted_by
         if new and owned.phase.is_kept and owned.pending is None:
             yield commands.Note(
@@ -472,16 +456,12 @@ class Engine:
             doubted = replace(owned, doubted_by=owned.doubted_by | new)
             self.partitions[owned.partition] = self._distrusted(doubted)
 
-    def _on_dead_run_ended(
-        self, event: events.DeadRunEnded, _now: float
-    ) -> Iterable[commands.Command]:
+    def _on_dead_run_ended(self, event: events.DeadRunEnded, _now: float) -> _Commands:
         self.pulse = self.pulse.without(event.run_id)
         self._refresh.read_runs()  # a deleted run may still be in the last result
         return ()
 
-    def _restore(
-        self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float
-    ) -> Iterable[commands.Command]:
+    def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float) -> _Commands:
         claims = [(entry.range, entry.batch_id) for entry in owned.entries]
         streams = {batch.run_id for _, name in claims if (batch := StreamBatch.read(name))}
         blocked_by = (
@@ -504,7 +484,7 @@ class Engine:
                     {"batch_id": entry.batch_id, "run_ids": run_ids, **entry.range.fields},
                 )
 
-    def _stop_or_resume(self, owned: OwnedPartition) -> Iterable[commands.Command]:
+    def _stop_or_resume(self, owned: OwnedPartition) -> _Commands:
         reason = (
             dead_letter_policy.why_stopped(owned, self.settings.dead_letter_topic)
             or refused_write(owned)
@@ -538,15 +518,15 @@ class Engine:
         stuck = sorted(self.pulse.not_ended(self._now - limit_s) & waited_for)
         return not_ended(owned.partition, stuck[0], limit_s) if stuck else None
 
-    def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[commands.Command]:
+    def _stop(self, owned: OwnedPartition, reason: str) -> _Commands:
         return self._show_stop(replace(owned.changed(Change.STOP_CAUSED), before=None), reason)
 
-    def _show_stop(self, owned: OwnedPartition, reason: str) -> Iterable[commands.Command]:
+    def _show_stop(self, owned: OwnedPartition, reason: str) -> _Commands:
         self.partitions[owned.partition] = replace(owned, stop_reason=reason)
         if is_news(reason, owned.stop_reason):
             yield commands.ShowStop(owned.partition, reason)
 
-    def _on_recorded(self, event: events.CommitRecorded, now: float) -> Iterable[commands.Command]:
+    def _on_recorded(self, event: events.CommitRecorded, now: float) -> _Commands:
         partition = event.record.range.topic_partition
         owned = self.partitions.get(partition)
         if owned is not None and owned.unrecorded == event.record:
@@ -560,7 +540,7 @@ class Engine:
 
     def _on_dead_letter(
         self, event: events.DeadLetterStored | events.DeadLetterFailed, now: float
-    ) -> Iterable[commands.Command]:
+    ) -> _Commands:
         owned = dead_letter_policy.answered(
             self.partitions.get(event.letter.range.topic_partition),
             event,
@@ -575,14 +555,14 @@ class Engine:
 
     # Decisions
 
-    def _store_dead_letters(self, now: float) -> Iterable[commands.Command]:
+    def _store_dead_letters(self, now: float) -> _Commands:
         for owned in self.partitions.busy if self.settings.dead_letter_topic else ():
             letter = dead_letter_policy.due_letter(owned, now, self.settings.retry_s)
             if letter is not None:
                 self.partitions[owned.partition] = replace(owned, letter=letter)
                 yield letter.command
 
-    def _commit(self, now: float) -> Iterable[commands.Command]:
+    def _commit(self, now: float) -> _Commands:
         writes = []
         for owned in self.partitions.busy:
             pending = owned.pending
@@ -599,7 +579,7 @@ class Engine:
                 writes.append(pending.write)
         return [commands.WriteOffsets(tuple(writes))] if writes else []
 
-    def _record(self, now: float) -> Iterable[commands.Command]:
+    def _record(self, now: float) -> _Commands:
         for owned in self.partitions.busy:
             record = owned.unrecorded
             if record is None or owned.phase is Phase.RESTORING or not owned.is_record_due(now):
@@ -608,12 +588,12 @@ class Engine:
                 self.partitions[owned.partition] = replace(owned, recorded_at=now)
                 yield record
 
-    def _claim_again(self, now: float) -> Iterable[commands.Command]:
+    def _claim_again(self, now: float) -> _Commands:
         if self._streaming.may_claim_again(self.partitions.busy):
             request = next(iter(self._due_requests), None)
             yield from self._streaming.claim_again(request, self.partitions, now)
 
-    def _claim(self, now: float) -> Iterable[commands.Command]:
+    def _claim(self, now: float) -> _Commands:
         worker = self.settings.worker
         has_ticks = now - self._last_tick_at <= self.settings.plan_patience_s
         if self.leaving is not None or not (has_ticks or worker):
@@ -643,7 +623,7 @@ class Engine:
             yield commands.WriteOffsets(tuple(writes))
 
 
-def _passed_deletion(before: OwnedPartition) -> Iterable[commands.Command]:
+def _passed_deletion(before: OwnedPartition) -> _Commands:
     """Clear a stop that a group snapshot may have shown for deleted records.
 
     The runs had read the records in time, which a snapshot of the group cannot see.

@@ -42,7 +42,7 @@ def due_requests(
     Failed ranges are requested while fewer than `max_runs` runs are working or requested, the one
     that has waited longest first; with a `worker`, other runs do not count. A run that Dagster has
     created but not submitted is not requested again while `orders` pause one of its partitions,
-    whoever owns that partition.
+    even one of another member.
     """
     partitions = tuple(partitions)
     partly_claimed = {

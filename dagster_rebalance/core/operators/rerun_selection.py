@@ -59,7 +59,7 @@ class Span:
             raise ConfigurationError(msg)
         pairs = ((self.start, self.until), (self.since, self.before))
         if any(first is not None and end is not None and first >= end for first, end in pairs):
-            msg = "the end of what is to be processed again must lie behind its beginning"
+            msg = "the end of the selected part must lie behind its beginning"
             raise ConfigurationError(msg)
 
     def takes(self, one: ProcessedRange) -> bool:
@@ -322,7 +322,7 @@ def _refuse_deleted(
         if range_.until > bounds.until:
             msg = (
                 f"Kafka does not have all records of {range_}: its log ends at {bounds.until}. It "
-                "was cut off, or the topic was made anew. Nothing was started"
+                "was truncated, or the topic was recreated. Nothing was started"
             )
             raise ConfigurationError(msg)
         if range_.start < bounds.start:

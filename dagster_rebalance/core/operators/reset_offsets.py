@@ -145,26 +145,26 @@ class GroupWork:
                 yield f"{which}: wait for its end, or cancel it"
             elif run.ended_at is None:
                 yield (
-                    f"{which}: it is not in Dagster any more, and its process has not said that it "
-                    "is finished. Turn the sensor on until its member has seen to that"
+                    f"{which}: it was deleted from Dagster, and its process has not confirmed its "
+                    "end. Turn the sensor on until its member has ended the run"
                 )
             else:
                 yield (
-                    f"{which}: it has ended in Dagster, and its process has not said so. It counts "
-                    f"as dead in {self._dead_at(run) - self.now_s:.0f} s: try again then"
+                    f"{which}: it has ended in Dagster, and its process has not confirmed that. It "
+                    f"counts as dead in {self._dead_at(run) - self.now_s:.0f} s: try again then"
                 )
 
     def doubts(self, partitions: Collection[TopicPartition]) -> Iterator[str]:
-        """Return what an operator must check about runs that count as dead."""
+        """Return the checks that an operator must make for runs that count as dead."""
         dead = [
             run.run_id for run, _ in _touching(partitions, self.written_off) if self._is_dead(run)
         ]
         if dead:
             its = "its" if len(dead) == 1 else "their"
             yield (
-                f"{named_runs(dead)} ended in Dagster without a word of {its} process, and "
-                "no member has looked after what is left. If you use a Spark Connect server, make "
-                f"sure that it does no work of {its} any more."
+                f"{named_runs(dead)} ended in Dagster, {its} process has not confirmed that, and "
+                f"no member has stopped {its} external work. If you use a Spark Connect server, "
+                f"make sure that none of {its} jobs is running."
             )
 
     def _is_dead(self, run: RunSeen) -> bool:

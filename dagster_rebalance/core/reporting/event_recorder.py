@@ -1,4 +1,4 @@
-"""Event recorder: apply events to the engine and record what happened as member events.
+"""Event recorder: apply events to the engine and derive member events.
 
 It compares the state of the engine before and after, so the decisions of the engine need no code
 for commits, claims and attempts. Member events never influence a decision.

@@ -31,7 +31,7 @@ _MAX_PARTITIONS_EXPLAINED = 10
 
 @dataclass(frozen=True, slots=True)
 class _Viewpoint:
-    """Who explains a partition: its member, or (`is_outside`) a group snapshot without delays."""
+    """The viewpoint of the member, or (`is_outside`) of a group snapshot without delays."""
 
     now: float
     streams: bool
@@ -45,7 +45,7 @@ def explain_hold(
     now: float,
     forecast: Forecast,
 ) -> str:
-    """Return what a hold waits for, the likely duration and the time left.
+    """Return the reasons, the likely duration and the time left of a hold.
 
     Example:
         `holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [120, 240),

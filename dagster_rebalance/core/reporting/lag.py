@@ -1,7 +1,7 @@
 """Lag of a whole group: how many records wait, in which partitions, and why.
 
-Lag is the end of the log minus the committed offset, whoever owns the partition. A partition whose
-leader did not answer has unknown lag, not 0.
+Lag is the end of the log minus the committed offset, also for partitions without an owner. A
+partition whose leader did not answer has unknown lag, not 0.
 """
 
 from __future__ import annotations

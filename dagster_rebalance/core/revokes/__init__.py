@@ -1,1 +1,1 @@
-"""Held revokes: what a hold waits for, its deadline, and the hand-over to the next owner."""
+"""Held revokes: the steps and deadline of a hold, and the hand-over to the next owner."""

@@ -8,7 +8,7 @@ claim of a streaming run behind.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_rebalance.core.batches.settings import (
     EngineSettings,
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.owned import OwnedPartition
     from dagster_rebalance.core.streaming.stream_claims import StreamClaims
+
+    _Commands: TypeAlias = Iterable[commands.Command]
 
 _SHOWN_AFTER_S = 1.0
 """Most holds end sooner, and their receipt is enough."""
@@ -59,7 +61,7 @@ class HeldPartitions:
             for partition in hold.epochs
         )
 
-    def revoke(self, event: events.RevokeRequested, now: float) -> Iterable[commands.Command]:
+    def revoke(self, event: events.RevokeRequested, now: float) -> _Commands:
         """Begin the hold of a revoke."""
         yield commands.Note(
             f"Kafka asks for {named(event.partitions)} back",
@@ -68,7 +70,7 @@ class HeldPartitions:
         )
         self._hold(event.partitions, Cause.REVOKE, self._settings.budget, now)
 
-    def leave(self, event: events.LeaveRequested, now: float) -> Iterable[commands.Command]:
+    def leave(self, event: events.LeaveRequested, now: float) -> _Commands:
         """Begin the hold of a leave, or shorten it."""
         hands_over = event.has_successor and self._settings.on_leave is LeavePolicy.RELEASE
         budget = self._settings.budget
@@ -106,7 +108,7 @@ class HeldPartitions:
             epochs[owned.partition] = owned.epoch
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
 
-    def lose(self, event: events.PartitionsLost, now: float) -> Iterable[commands.Command]:
+    def lose(self, event: events.PartitionsLost, now: float) -> _Commands:
         """Drop lost partitions at once, whatever they wait for."""
         is_superseded = event.reason is events.LostReason.SUPERSEDED
         change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
@@ -151,7 +153,7 @@ class HeldPartitions:
             for hold in self.holds
         )
 
-    def advance(self, now: float) -> Iterable[commands.Command]:
+    def advance(self, now: float) -> _Commands:
         """Make a step of each hold and end those that are over.
 
         Revokes end first: a revoke also releases a partition that is in the hold of a leave.
@@ -178,9 +180,7 @@ class HeldPartitions:
         partitions, left_s = tuple(sorted(hold.epochs)), hold.limit_at - now
         return commands.ShowHold(hold.cause, partitions, tuple(sorted(runs)), left_s)
 
-    def _end(
-        self, hold: Hold, held: list[OwnedPartition], now: float
-    ) -> Iterable[commands.Command]:
+    def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> _Commands:
         # Runs are live if the limit of a leave ended the hold of a revoke before its own limit.
         left = Outcome.HANDED_OVER if hold.hands_over else Outcome.DEADLINE
         outcome = left if any(owned.live_runs for owned in held) else None
@@ -195,7 +195,7 @@ class HeldPartitions:
         if hold.cause is Cause.LEAVE:
             yield commands.LeaveGroup(self.leaving or "asked to")
 
-    def _report_given_up(self, given_up: list[OwnedPartition]) -> Iterable[commands.Command]:
+    def _report_given_up(self, given_up: list[OwnedPartition]) -> _Commands:
         """Report claims of a streaming run, and clear stops: the next owner shows them again."""
         yield from self._streaming.abandoned(given_up)
         for owned in given_up:

@@ -58,7 +58,7 @@ class BegunBatch:
 
 
 class WorkerAction(enum.Enum):
-    """What must happen to the current batch."""
+    """The next action for the current batch."""
 
     NOTHING = "nothing"
     INTERRUPT = "interrupt"
@@ -133,7 +133,7 @@ class Worker:
         return self.at_work
 
     def next_action(self, now: float) -> WorkerAction:
-        """Return what must happen to the current batch, and note that it happens."""
+        """Return the next action for the current batch, and note it as done."""
         batch = self.at_work
         if batch is None:
             return WorkerAction.NOTHING

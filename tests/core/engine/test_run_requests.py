@@ -1,4 +1,4 @@
-"""Offers: asked for again and again under one key, until a run exists."""
+"""Run requests: repeated with one key until their run exists."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOW = 100.0
 def due_requests(
     partitions: Iterable[OwnedPartition], *, max_runs: int = 4, orders: Sequence[Directive] = ()
 ) -> tuple[BatchRequest, ...]:
-    """What is offered now."""
+    """The requests due now."""
     return run_requests.due_requests(partitions, NOW, max_runs=max_runs, orders=orders)
 
 

@@ -186,7 +186,7 @@ commits = 0:10, 0:20 | recorded = 0[0,10) run1, 0[10,20) run2
 ## changed_offset_is_read_again_and_not_overwritten
 join m 1 | tick | start run1 | stored 0 50 | succeed run1 | wait 2
 offset 0 = 50 | commits = none | claims 0 = 100:b2
-log ~ the stored offset of orders-0 is not what this member wrote: it is looked up again
+log ~ another client has changed the stored offset of orders-0: reading it again
 
 ## run_without_a_claim_is_waited_for_before_a_new_claim
 # A reset erased its claim, but it writes to the same output.

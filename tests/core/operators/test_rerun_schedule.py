@@ -1,4 +1,4 @@
-"""What is done next for the reruns of a group."""
+"""The next steps of the reruns of a group."""
 
 from __future__ import annotations
 

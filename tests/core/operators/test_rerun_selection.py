@@ -1,4 +1,4 @@
-"""Which past ranges a person may have processed again."""
+"""The ranges of a rerun."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_deleted_records_are_refused() -> None:
 
 
 def test_truncated_log_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"ends at 25\. It was cut off, or the topic was"):
+    with pytest.raises(ConfigurationError, match=r"ends at 25\. It was truncated"):
         chosen(Span(0), past(THREE, log=Bounds(0, 25)))
 
 

@@ -1,4 +1,4 @@
-"""A person moves committed offsets."""
+"""Resets of committed offsets."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ WRITTEN_OFF = RunSeen(
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        (WRITTEN_OFF, "has not said so. It counts as dead in 80 s"),
+        (WRITTEN_OFF, "has not confirmed that. It counts as dead in 80 s"),
         (replace(WRITTEN_OFF, ranges=()), "It counts as dead in 80 s"),
         (replace(WRITTEN_OFF, heartbeat_timeout_s=90), "It counts as dead in 140 s"),
         (replace(WRITTEN_OFF, state=RunState.DELETED, ended_at=None), "Turn the sensor on until"),
@@ -128,9 +128,9 @@ def test_written_off_run_is_dead_after_two_timeouts() -> None:
     for run in (gone, late):
         assert not list(at_work(run, written_off=[run]).obstacles([tp(0)]))
         (doubt,) = at_work(written_off=[run]).doubts([tp(0)])
-        assert doubt.startswith("run ab12cd34 ended in Dagster without a word of its process")
+        assert doubt.startswith("run ab12cd34 ended in Dagster, its process has not confirmed that")
     both = at_work(written_off=[gone, replace(late, run_id="ef56")])
-    assert "runs ab12cd34, ef56 ended in Dagster without a word of their" in next(
+    assert "runs ab12cd34, ef56 ended in Dagster, their process has not confirmed" in next(
         both.doubts([tp(0)])
     )
     assert not list(at_work(written_off=[gone]).doubts([tp(1)]))

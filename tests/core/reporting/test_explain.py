@@ -1,4 +1,4 @@
-"""Sentences for people."""
+"""Sentences about holds, partitions and members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody who is no member sees of a group."""
+"""Status of a group for clients outside of it."""
 
 from __future__ import annotations
 

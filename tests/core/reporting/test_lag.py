@@ -1,4 +1,4 @@
-"""What counts as lag, who observes it, how often, and when it is too large."""
+"""Lag of a group: its definition, observer, interval and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns what, which holds are open, and how the last ones ended, by what members have said."""
+"""The member table, derived from the records of members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each occurrence adds to the metrics, what gauges show, and how many series that makes."""
+"""Metrics: the measurements of each member event, the gauges, and the number of series."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dagster_rebalance.core.reporting.metrics import (
     measurements,
     read_gauge,
 )
-from tests.core.reporting.test_diff import at_work
+from tests.core.reporting.test_event_recorder import at_work
 from tests.core.world import World, tp
 
 if TYPE_CHECKING:

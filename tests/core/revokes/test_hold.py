@@ -1,4 +1,4 @@
-"""Holds have a budget, an outcome and a receipt."""
+"""The budget, outcome and receipt of a hold, its forecast, and the hand-over back-off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dagster_rebalance.core.model.offsets import named
 from dagster_rebalance.core.model.receipt import Cause, Outcome
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
-from dagster_rebalance.core.revokes.hold import Hold
+from dagster_rebalance.core.revokes.hold import Forecast, Hold
+from dagster_rebalance.core.revokes.holds import SUCCESSOR_TIMEOUT_S, HandoverBackoff
 from tests.core.world import tp
 
 HOLD = Hold(Cause.REVOKE, {tp(5): 2, tp(4): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
@@ -94,3 +95,46 @@ def test_no_partitions_have_a_name() -> None:
 def test_outcome_handed_over_counts_as_drained() -> None:
     undrained = {outcome for outcome in Outcome if not outcome.is_drained}
     assert undrained == {Outcome.DEADLINE, Outcome.SUPERSEDED, Outcome.LOST}
+
+
+@pytest.mark.parametrize(
+    ("took_s", "claimed_at", "said"),
+    [
+        ((), [90.0], ""),
+        ((30.0, 30.0), [90.0], ""),
+        ((30.0, 40.0, 20.0), [], ""),
+        ((30.0, 40.0, 20.0), [90.0], "likely for 20 s more (batches took 30 s)"),
+        ((30.0, 40.0, 20.0), [75.0, 90.0], "likely for 20 s more (batches took 30 s)"),
+        ((30.0, 40.0, 20.0), [70.0], "already longer than usual (batches took 30 s)"),
+        ((0.1, 0.2, 0.9), [90.0], ""),
+    ],
+)
+def test_forecast_uses_the_median_duration(
+    took_s: tuple[float, ...], claimed_at: list[float], said: str
+) -> None:
+    assert Forecast(took_s).remaining(claimed_at, 100.0) == said
+
+
+def test_forecast_keeps_the_last_durations() -> None:
+    forecast = Forecast()
+    for took_s in [*range(100, 200), *([5] * 10)]:
+        forecast = forecast.with_duration(took_s)
+    assert forecast.durations_s == (5,) * 10
+
+
+def test_backoff_lasts_while_the_heartbeat_changes() -> None:
+    backoff = HandoverBackoff("b 1", 100.0)
+    for beat in range(2, 20):
+        now = 100.0 + 15 * beat
+        backoff = backoff.observe(f"b {beat}", now)
+        assert not backoff.may_join(now)
+
+
+def test_backoff_ends_when_the_successor_has_left() -> None:
+    assert HandoverBackoff("b 1", 100.0).observe("", 101.0).may_join(101.0)
+
+
+def test_backoff_ends_without_a_new_heartbeat() -> None:
+    backoff = HandoverBackoff("b 1", 100.0).observe("b 1", 100.0 + SUCCESSOR_TIMEOUT_S - 1)
+    assert not backoff.may_join(100.0 + SUCCESSOR_TIMEOUT_S - 1)
+    assert backoff.may_join(100.0 + SUCCESSOR_TIMEOUT_S)

@@ -1,18 +1,33 @@
-"""What a streaming run knows of its own batches."""
+"""The batches of a streaming run, and the reuse of its readers."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
 
 from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.stream_batch import Outcome
 from dagster_rebalance.core.streaming import stream_worker
-from dagster_rebalance.core.streaming.stream_worker import Worker, WorkerAction
+from dagster_rebalance.core.streaming.stream_worker import ReaderReuse, Worker, WorkerAction
 from tests.core.world import span, tp
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
 
 FIRST, SECOND = "s.r1.1.1", "s.r1.2.3"
 RANGE, OTHER = span(0, 0, 5), span(1, 0, 5)
 LOGS = {tp(0): Log("an id", 1), tp(1): Log("an id", 2)}
+ORDERS = Log("an id", 3)
+
+
+def begin(work: Worker, *ranges: OffsetRange, now: float = 0.0) -> BegunBatch | None:
+    """Begin the first batch, if it is not begun yet."""
+    request = BatchRequest(FIRST, 1, ranges or (RANGE,))
+    return work.begin([request], {FIRST}, LOGS.__getitem__, now)
 
 
 def test_worker_begins_one_batch_at_a_time() -> None:
@@ -49,7 +64,7 @@ def test_end_without_a_batch_changes_nothing() -> None:
 
 def test_heartbeat_changes_with_each_read() -> None:
     work = Worker("r1")
-    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    begin(work)
     signs = {work.read([FIRST], ())[-1].heartbeat for _ in range(3)}
     assert len(signs) == 3
 
@@ -64,7 +79,7 @@ def test_read_of_an_unbegun_claim_has_only_earlier_attempts() -> None:
 
 def test_unclaimed_batch_is_forgotten_after_its_report() -> None:
     work = Worker("r1")
-    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    begin(work)
     work.end(Outcome.SUCCEEDED)
     work.abandon([(FIRST, RANGE)])
     work.begin([], set(), LOGS.__getitem__)
@@ -79,10 +94,10 @@ def test_unclaimed_batch_is_forgotten_after_its_report() -> None:
 def test_batch_begun_in_parts_is_known_by_all_parts() -> None:
     work = Worker("r1")
     claims = [(FIRST, RANGE), (FIRST, OTHER)]
-    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    begin(work)
     work.end(Outcome.SUCCEEDED)
     assert [run.ranges for run in work.read([FIRST], claims)] == [(RANGE,)]
-    work.begin([BatchRequest(FIRST, 1, (OTHER,))], {FIRST}, LOGS.__getitem__)
+    begin(work, OTHER)
     assert [(run.ranges, run.state) for run in work.read([FIRST], claims)] == [
         ((RANGE,), RunState.SUCCEEDED),
         ((OTHER,), RunState.STARTED),
@@ -95,7 +110,7 @@ def test_batch_begun_in_parts_is_known_by_all_parts() -> None:
 
 def test_abandoned_claim_is_unreported_until_its_batch_ends() -> None:
     work = Worker("r1")
-    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    begin(work)
     work.abandon([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
     assert work.unreported == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
     work.end(Outcome.SUCCEEDED)
@@ -104,7 +119,7 @@ def test_abandoned_claim_is_unreported_until_its_batch_ends() -> None:
 
 def test_running_batch_cannot_be_marked_as_reported() -> None:
     work = Worker("r1")
-    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    begin(work)
     work.abandon([(FIRST, RANGE)])
     work.mark_reported([(FIRST, RANGE)])
     work.end(Outcome.SUCCEEDED)
@@ -122,7 +137,7 @@ def test_oldest_reported_outcomes_are_forgotten() -> None:
 
 def test_failure_is_unreported_at_once() -> None:
     work = Worker("r1")
-    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
+    begin(work)
     work.end(Outcome.FAILED)
     assert work.unreported == {(FIRST, RANGE): Outcome.FAILED}
 
@@ -130,7 +145,7 @@ def test_failure_is_unreported_at_once() -> None:
 def begun(**limits: float) -> Worker:
     """A run whose batch was begun at 100."""
     work = Worker("r1", **limits)
-    work.begin([BatchRequest(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__, 100.0)
+    begin(work, now=100.0)
     return work
 
 
@@ -173,3 +188,26 @@ def test_interrupt_without_a_batch_does_nothing() -> None:
     work.interrupt(1.0)
     work.stop()
     assert work.next_action(100.0) is WorkerAction.NOTHING
+
+
+def test_reader_is_reused_while_each_log_is_the_same() -> None:
+    known = ReaderReuse()
+    assert known.generation({tp(0): ORDERS}) == 0
+    assert known.generation({tp(1): Log("an id", 7)}) == 0
+    assert known.generation({tp(0): ORDERS, tp(1): Log("an id", 7)}) == 0
+
+
+@pytest.mark.parametrize("other", [Log("an id", 4), Log("another id", 3)])
+def test_reader_is_replaced_after_an_election_or_recreation(other: Log) -> None:
+    known = ReaderReuse()
+    known.generation({tp(0): ORDERS, tp(1): ORDERS})
+    assert known.generation({tp(1): other}) == 1
+    assert known.generation({tp(0): ORDERS, tp(1): other}) == 1
+    assert known.generation({tp(0): other}) == 2, "its log was another one when they read it"
+
+
+@pytest.mark.parametrize("unknown", [Log("an id", None), Log("", 3)])
+def test_reader_is_never_reused_without_topic_ids(unknown: Log) -> None:
+    known = ReaderReuse()
+    assert known.generation({tp(0): unknown, tp(1): ORDERS}) is None
+    assert known.generation({tp(1): ORDERS}) == 0

@@ -1,4 +1,4 @@
-"""What happens to a member is told beside its decisions, by names and fields that do not change."""
+"""Member events: their names, fields and order do not change."""
 
 from __future__ import annotations
 
