@@ -88,8 +88,8 @@ class CallGuard:
     def _refuse_fork(self, call: str) -> None:
         if self.is_forked:
             msg = (
-                f"{call} on a consumer that another process has made: its threads are not in this "
-                "one, which was forked; make a consumer here"
+                f"{call} on a consumer of another process: this process is a fork without its "
+                "threads; make a consumer here"
             )
             raise IllegalStateError(msg)
 

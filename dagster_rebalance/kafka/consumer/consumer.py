@@ -63,7 +63,7 @@ class PollResult:
         lost: The partitions that were lost during this poll.
         events: The changes of the assignment since the poll before, in their order. If a poll
             raises an error, the next one returns its events. If you use both kinds of polls, each
-            returns only the events of its own calls.
+            returns only the events of its calls.
     """
 
     records: list[Message]

@@ -264,9 +264,9 @@ class ConsumerOperations:
         state = self._state
         if state.carried_pauses:
             msg = (
-                "group_metadata with pause_marks='carry': a mark is stored by committing the last "
-                "offset again, which would undo "
-                "what a transaction has committed meanwhile; use pause_marks='keep' or 'clear'"
+                "group_metadata with pause_marks='carry': storing a mark commits the last offset "
+                "again, which would undo the commit of a transaction; "
+                "use pause_marks='keep' or 'clear'"
             )
             raise IllegalStateError(msg)
         metadata = ConsumerGroupMetadata(
@@ -279,7 +279,7 @@ class ConsumerOperations:
         if lost:
             msg = (
                 f"asking for the metadata of group '{state.group_id}' failed: {named(lost)} lost, "
-                "which no poll has told yet: poll, then ask again"
+                "which no poll has reported yet: poll, then ask again"
             )
             raise BrokerError(msg, retriable=True)
         return metadata
@@ -302,8 +302,7 @@ class ConsumerOperations:
         """Return no records of these partitions until `resume`.
 
         The partitions need not be assigned or exist. The fetcher drops the records that it has read
-        ahead, and reads them again after `resume`. `pause_marks` sets what a rebalance does to the
-        marks.
+        ahead, and reads them again after `resume`. For the effect of a rebalance see `pause_marks`.
         """
         self._state.pauses.partitions.update(parse_partitions("pause", partitions))
         self._state.withhold()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.reading.start_positions import StartPositions
 
 PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
-"""What happens to the pause mark of a partition that leaves the assignment."""
+"""Policy for the pause marks of partitions that leave the assignment."""
 
 
 class ConsumerState:

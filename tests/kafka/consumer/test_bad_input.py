@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def consumer(servers: str, topic: str, **config: str) -> RebalanceAwareConsumer:
-    """A consumer that reads nothing, in a group of its own unless one is named."""
+    """A consumer without a fetcher; by default in a separate group."""
     settings = {
         "bootstrap.servers": servers,
         "group.id": unique_name("group"),

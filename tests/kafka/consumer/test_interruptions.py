@@ -91,8 +91,10 @@ class Side:
             self.consumer.poll(0.1)
 
     def refuses_metadata(self) -> None:
-        """A transaction could undo what the next owner of a lost partition has committed."""
-        with pytest.raises(BrokerError, match="orders-0 lost, which no poll has told yet") as error:
+        """A transaction could undo a commit of the next owner."""
+        with pytest.raises(
+            BrokerError, match="orders-0 lost, which no poll has reported yet"
+        ) as error:
             self.consumer.group_metadata()
         assert error.value.retriable
 
@@ -112,7 +114,7 @@ def press(*_: object) -> None:
 
 
 def interrupted_poll(side: Side) -> None:
-    """A poll in whose first callback somebody presses Ctrl-C."""
+    """A poll with Ctrl-C in its first callback."""
     side.consumer.set_rebalance_listener(Listener(press, press))
     with pytest.raises(KeyboardInterrupt):
         side.consumer.poll(0.1)
@@ -226,7 +228,7 @@ def test_group_metadata_is_available_in_the_callback_of_the_last_loss(blue: Side
     )
     blue.member.deliver(PartitionsLost((P1,), LostReason.FENCED))
     blue.member.deliver(LOST)
-    with pytest.raises(BrokerError, match="orders-0 lost, which no poll has told yet"):
+    with pytest.raises(BrokerError, match="orders-0 lost, which no poll has reported yet"):
         blue.consumer.poll(0.1)
     assert len(answered) == 1
 
@@ -252,7 +254,7 @@ def test_revoke_of_an_unsubscribe_is_an_event_of_the_next_poll(blue: Side) -> No
 
 
 def test_loss_during_a_timed_commit_refuses_further_commits_until_polled(blue: Side) -> None:
-    """The partition may be assigned again, but the caller does not know of the loss."""
+    """The partition may be assigned again, but the caller has not received the loss."""
     poll(blue.consumer)
     blue.member.deliver(LOST)
     blue.member.deliver(PartitionsAssigned((P0, P1)))

@@ -1,1 +1,1 @@
-"""What every member of a group does, whoever plays it."""
+"""Contract of the group member."""

@@ -42,7 +42,7 @@ class Stage(Protocol):
         """Remove a member from the group, without notice to the member."""
 
     def add_topic(self, name: str = "") -> str:
-        """Create another topic of four partitions, with a name of its own unless one is given."""
+        """Create another topic of four partitions; by default with a unique name."""
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and return when the broker has deleted its offsets."""

@@ -219,7 +219,7 @@ def test_fenced_member_rejoins(stage: Stage, blue: Actor, green: Actor) -> None:
 
 def test_fencing_without_a_hold_is_reported_once(stage: Stage, blue: Actor) -> None:
     stage.evict(blue.member)
-    play(lambda: blue.all_told(PartitionsLost), blue, what="the loss to be told")
+    play(lambda: blue.all_told(PartitionsLost), blue, what="the loss")
     assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
     assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
         LostReason.SESSION
