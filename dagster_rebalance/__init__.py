@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.pinned_resource import PinnedResource
-    from dagster_rebalance.orchestration.resources.schema_registry import (
+    from dagster_rebalance.orchestration.resources.registry import (
         SchemaRegistryResource,
         plain_json,
     )
@@ -151,7 +151,7 @@ _HOMES = {
     "RebalanceInProgressError": "core.model.errors",
     "RebalanceListener": "kafka.consumer.listener",
     "RevokeRequested": "core.model.events",
-    "SchemaRegistryResource": "orchestration.resources.schema_registry",
+    "SchemaRegistryResource": "orchestration.resources.registry",
     "TopicPartition": "core.model.offsets",
     "UndecodableError": "core.model.errors",
     "UnsupportedOperationError": "core.model.errors",
@@ -160,7 +160,7 @@ _HOMES = {
     "build_kafka_control_job": "orchestration.operators.jobs",
     "build_kafka_rerun_job": "orchestration.operators.jobs",
     "build_kafka_stream_defs": "orchestration.definitions",
-    "plain_json": "orchestration.resources.schema_registry",
+    "plain_json": "orchestration.resources.registry",
     "values_by_batch": "orchestration.batch.batch_values",
 }
 

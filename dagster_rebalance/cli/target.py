@@ -31,7 +31,7 @@ from dagster_rebalance.orchestration.reporting.group_settings import GroupSettin
 from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapshot, take_snapshot
 from dagster_rebalance.orchestration.reporting.member_tables import sensors_of
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 

@@ -25,7 +25,7 @@ from dagster_rebalance.orchestration.definitions import (
     build_kafka_stream_defs,
 )
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 
 KafkaSettings = settings_of(

@@ -43,7 +43,7 @@ from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
 )
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.pinned_resource import pinned
-from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER

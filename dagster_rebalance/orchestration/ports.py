@@ -1,6 +1,6 @@
 """The ports of a member loop to Dagster, as protocols.
 
-`runs.queries`, `reporting` and the simulator implement them. Modules that need only a port do not
+`runs.run_ledger`, `reporting` and the simulator implement them. Modules that need only a port do not
 import dagster. Every method may raise any error of its library; the member loop retries.
 """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.local.host import private_folder

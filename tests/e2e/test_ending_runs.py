@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment

@@ -32,7 +32,7 @@ from dagster_rebalance.orchestration.reporting.checks import (
 )
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.pinned_resource import PinnedResource
-from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets

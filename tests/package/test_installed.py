@@ -23,7 +23,7 @@ CORE_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 MODULES = {
     "msk": ("dagster_rebalance.kafka.client.msk_iam", "aws_msk_iam_sasl_signer"),
     "registry": (
-        "dagster_rebalance.orchestration.resources.schema_registry",
+        "dagster_rebalance.orchestration.resources.registry",
         "confluent_kafka.schema_registry",
         "fastavro",
         "google.protobuf",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.decoding.batches import OnUndecodable
     from dagster_rebalance.decoding.decoder import Decoder, OpenDecoder
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-    from dagster_rebalance.orchestration.resources.schema_registry import Encoding
+    from dagster_rebalance.orchestration.resources.registry import Encoding
 
 _CHUNK = 500
 """Messages whose dead letters are stored together."""

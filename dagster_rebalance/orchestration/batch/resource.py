@@ -36,9 +36,9 @@ from dagster_rebalance.orchestration.batch.decoded import (
 from dagster_rebalance.orchestration.batch.for_testing import GivenMessages
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import check_no_secrets
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.schema_registry import Encoding
+from dagster_rebalance.orchestration.resources.registry import Encoding
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions, isolate_forks
 from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore, RerunStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets

@@ -34,7 +34,7 @@ from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch, batches_o
 from dagster_rebalance.kafka.log_bounds import read_bounds
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.member_tables import utc
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
 from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore, RerunStore
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.operators.rerun_schedule import Cancel
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
-    from dagster_rebalance.orchestration.runs.queries import RunLedger
+    from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 
 _LEASE_NAME = "reruns"
 _LEASE_S = 60.0

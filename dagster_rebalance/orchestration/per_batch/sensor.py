@@ -34,7 +34,7 @@ from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.external_jobs import stopper_of, stopping
-from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import LIVE_STATUSES, RunLedger
 from dagster_rebalance.orchestration.runs.ticks import (
     MOST_REQUESTS_PER_TICK,
     DeadRuns,

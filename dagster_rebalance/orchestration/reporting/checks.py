@@ -46,7 +46,7 @@ from dagster_rebalance.orchestration.reporting.member_tables import (
     skips_of,
     utc,
 )
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 
 if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-    from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+    from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
     from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 
 _SECRET_NAME = re.compile(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.run import RunSeen
     from dagster_rebalance.core.runs.liveness import Liveness
-    from dagster_rebalance.orchestration.runs.queries import RunLedger
+    from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 
 MOST_REQUESTS_PER_TICK = 20
 """A run request costs Dagster's daemon 0.2 to 0.3 s, in which it evaluates no other sensor."""

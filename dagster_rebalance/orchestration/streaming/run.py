@@ -37,7 +37,7 @@ from dagster_rebalance.orchestration.resources.hardcoded_secrets import without_
 from dagster_rebalance.orchestration.runs import process, signals
 from dagster_rebalance.orchestration.runs.external_jobs import stopping
 from dagster_rebalance.orchestration.runs.heartbeat import LAST_EVENT_LIMIT_S, Heartbeat
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes, text_of_error
 from dagster_rebalance.orchestration.storage.heartbeats import format_partitions

@@ -26,7 +26,7 @@ from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick,
 from dagster_rebalance.orchestration.reporting.checks import stop_notes
 from dagster_rebalance.orchestration.reporting.member_tables import last_report
 from dagster_rebalance.orchestration.runs.external_jobs import stopping
-from dagster_rebalance.orchestration.runs.queries import LIVE_STATUSES, RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import LIVE_STATUSES, RunLedger
 from dagster_rebalance.orchestration.runs.ticks import (
     MOST_REQUESTS_PER_TICK,
     DeadRuns,

@@ -17,7 +17,7 @@ from dagster_rebalance.core.batches.pipes_payload import EXTRAS_KEY, SentBatch
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags

@@ -20,7 +20,7 @@ from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResourc
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwners

@@ -28,7 +28,7 @@ from dagster_rebalance.orchestration.operators.requests import (
 from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
 from dagster_rebalance.orchestration.per_batch.members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER

@@ -23,7 +23,7 @@ from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 from dagster_rebalance.orchestration.per_batch.members import HostedMember, Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity, MemberLease
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until

@@ -16,7 +16,7 @@ from dagster_rebalance.orchestration.operators.requests import DirectiveRequest,
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings, public_settings
 from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapshot, take_snapshot
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER, MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event

@@ -22,7 +22,7 @@ from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
 from dagster_rebalance.orchestration.per_batch.members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.orchestration.parts import batch_request, make_run

@@ -17,7 +17,7 @@ from dagster_rebalance.core.model.start_position import StartTime
 from dagster_rebalance.core.runs.retry import RetryPace
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.schema_registry import SchemaRegistryResource
+from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from tests.orchestration import vault
 

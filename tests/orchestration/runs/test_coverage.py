@@ -9,7 +9,7 @@ import pytest
 
 from dagster_rebalance.core.runs.progress import Succeeded, ToRequest, progress_of
 from dagster_rebalance.orchestration.runs.coverage import UNKNOWN, Coverage
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
 from tests.orchestration.parts import batch_request, span
 

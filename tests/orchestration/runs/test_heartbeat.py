@@ -18,7 +18,7 @@ from dagster_rebalance.core.runs.progress import Setback, setback_of
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, format_partitions
 from dagster_rebalance.orchestration.storage.run_events import (
     RunEvent,

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.runs.progress import InFlight, Succeeded, ToRequest, progress_of
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import batch_request, make_run, span

@@ -10,7 +10,7 @@ import pytest
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.run import RunSeen, RunState
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage import key_values
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
 from tests.orchestration.parts import EACH_STORAGE, batch_request, make_run, span

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from tests.orchestration.parts import batch_request, make_run
 

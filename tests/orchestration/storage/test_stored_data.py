@@ -22,7 +22,7 @@ from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.core.runs.stream_batch import Outcome
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import last_recorded, processed
 from dagster_rebalance.orchestration.storage.dynamic_partitions import (
     DirectiveStore,

@@ -20,7 +20,7 @@ from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process as run_process
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, partitions_in
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims

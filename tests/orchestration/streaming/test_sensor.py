@@ -26,7 +26,7 @@ from dagster_rebalance.orchestration.reporting.checks import (
     stopped_result,
 )
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity

@@ -11,7 +11,7 @@ from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
 from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
 from dagster_rebalance.orchestration.runs import process
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
 from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
@@ -131,7 +131,7 @@ def test_a_run_that_was_deleted_while_it_works_is_waited_for(
     last = other.seen()[-1]
     assert (last.state, last.is_live, last.is_gone) == (RunState.DELETED, True, False)
     monkeypatch.setattr(process, "is_gone", lambda *_: True)
-    monkeypatch.setattr("dagster_rebalance.orchestration.runs.queries.is_gone", lambda *_: True)
+    monkeypatch.setattr("dagster_rebalance.orchestration.runs.run_ledger.is_gone", lambda *_: True)
     assert other.seen()[-1].is_gone
 
 

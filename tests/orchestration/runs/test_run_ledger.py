@@ -10,10 +10,10 @@ import sqlalchemy
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.orchestration.runs import queries as runs_module
+from dagster_rebalance.orchestration.runs import run_ledger as runs_module
 from dagster_rebalance.orchestration.runs.canceller import RunCanceller, at_once
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.runs.queries import RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.run_events import (
@@ -859,7 +859,7 @@ def test_error_of_failed_run_is_one_line_with_places(
     (seen,) = RunLedger(instance, "failing", own_job=JobName("", "failing")).read(["b"])
     assert seen.error.startswith(
         "ValueError: record 5 cannot be read; caused by LookupError: no such customer: 17 "
-        "(test_queries.py:"
+        "(test_run_ledger.py:"
     )
     assert " in fails" in seen.error
 
