@@ -1,7 +1,7 @@
 """The ports of a member loop to Dagster, as protocols.
 
-`runs.run_ledger`, `reporting` and the simulator implement them. Modules that need only a port do not
-import dagster. Every method may raise any error of its library; the member loop retries.
+`runs.run_ledger`, `reporting` and the simulator implement them. Modules that need only a port do
+not import dagster. Every method may raise any error of its library; the member loop retries.
 """
 
 from __future__ import annotations
