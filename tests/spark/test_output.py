@@ -41,12 +41,17 @@ def expected(*topics: str, until: int = 10) -> list[tuple[str, int]]:
     return sorted((topic, offset) for topic in topics for offset in range(until))
 
 
-def one_range_a_task(session: SparkSession, topic: str, value: str = "a") -> DataFrame:
-    """Return two ranges of five records, each read by a separate task, as from Kafka."""
-    frame = session.sql(
-        f"SELECT '{topic}' AS topic, 3 AS partition, id AS offset, '{value}' AS value, "  # noqa: S608
-        "id - id % 5 AS range_start, id - id % 5 + 5 AS range_until FROM range(0, 10, 1, 2)"
+def one_range_a_task(session: SparkSession, *topics: str, value: str = "a") -> DataFrame:
+    """Return two ranges of five records per topic, each read by a separate task, as from Kafka."""
+    frame, *others = (
+        session.sql(
+            f"SELECT '{topic}' AS topic, 3 AS partition, id AS offset, '{value}' AS value, "  # noqa: S608
+            "id - id % 5 AS range_start, id - id % 5 + 5 AS range_until FROM range(0, 10, 1, 2)"
+        )
+        for topic in topics
     )
+    for other in others:
+        frame = frame.unionAll(other)
     return frame.withMetadata("range_start", {IS_ONE_RANGE_A_TASK: True})
 
 
@@ -64,20 +69,20 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return folders
 
 
-@pytest.mark.parametrize("topic", ["orders", "Orders", "007", "T" * 249, "a._-b"])
 def test_gathered_ranges_replace_the_files_of_a_write_as_read(
-    session: SparkSession, tmp_path: Path, topic: str, gathered: list[str]
+    session: SparkSession, tmp_path: Path, gathered: list[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert write_parquet_by_range(one_range_a_task(session, topic), str(out)) == 10
+    out, topics = tmp_path / "out", ("orders", "Orders", "007", "T" * 249, "a._-b")
+    assert write_parquet_by_range(one_range_a_task(session, *topics), str(out)) == 50
     assert gathered == []
     files = {file.relative_to(out) for file in out.rglob("*.parquet")}
-    again = one_range_a_task(session, topic, "b").repartition(3, "offset")
-    assert write_parquet_by_range(again, str(out)) == 10
+    assert len(files) == 10
+    again = one_range_a_task(session, *topics, value="b").repartition(3, "offset")
+    assert write_parquet_by_range(again, str(out)) == 50
     assert len(gathered) == 1
     assert {file.relative_to(out) for file in out.rglob("*.parquet")} == files
     found = read_by_all(session, out)
-    assert found == dict.fromkeys(found, expected(topic))
+    assert found == dict.fromkeys(found, expected(*topics))
     assert {row["value"] for row in session.read.parquet(str(out)).collect()} == {"b"}
     assert list((tmp_path / ".out-staging").iterdir()) == []
 
