@@ -16,7 +16,7 @@ from dagster_rebalance.core.model.member_events import Occurred, Occurrence
 from dagster_rebalance.core.model.receipt import Cause, Outcome
 from dagster_rebalance.core.reporting.metrics import MemberState
 from dagster_rebalance.orchestration.member.opentelemetry import MemberMeter, Meters
-from tests.core.reporting.test_diff import at_work
+from tests.core.reporting.test_event_recorder import at_work
 from tests.core.world import World, tp
 
 if TYPE_CHECKING:
