@@ -15,11 +15,17 @@ from dagster_rebalance.kafka.client.confluent import create_client
 from dagster_rebalance.kafka.client.defaults import TABLE, ClientKind, client_config
 from dagster_rebalance.kafka.client.settings import HOLD_MARGIN_S, Settings, validated
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
 GOOD = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
+
+
+CLASSIC = {"group.protocol": "classic"}
+ON = ("true", "t", "1")
+STRATEGY = r"'partition\.assignment\.strategy'"
+MORE = r".*docs/upgrading\.md"
+INSECURE = r"'security\.protocol' is PLAINTEXT"
 
 
 def settings(*, hold_limit_s: float = 300.0, **config: object) -> Settings:
@@ -29,22 +35,52 @@ def settings(*, hold_limit_s: float = 300.0, **config: object) -> Settings:
     )
 
 
-@pytest.mark.parametrize("value", [True, "true", "True", "t", "T", "1", 1])
-def test_auto_commit_is_refused(value: object) -> None:
-    """It would commit offsets of work that has not succeeded."""
-    with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):
-        settings(enable_auto_commit=value)
+REFUSED: list[tuple[dict[str, object], str]] = [
+    *[({"enable.auto.commit": on}, r"enable\.auto\.commit") for on in (True, *ON, "True", "T", 1)],
+    *[({"enable.partition.eof": on}, r"partition\.eof' is on.*current_lag") for on in (True, *ON)],
+    ({"auto.offset.reset": "sometimes"}, r"auto\.offset\.reset"),
+    ({"max.poll.interval.ms": 300_000}, r"hold_limit_s=300 .*'max\.poll\.interval\.ms'=300000"),
+    ({"max.poll.interval.ms": "five minutes"}, r"'max\.poll\.interval\.ms' must be a whole number"),
+    *[
+        ({name: "6000"}, r"decided by the broker .*'group\.protocol' to 'classic'")
+        for name in (
+            "session.timeout.ms",
+            "heartbeat.interval.ms",
+            "partition.assignment.strategy",
+        )
+    ],
+    *[
+        ({"partition.assignment.strategy": mixed, **CLASSIC}, f"{STRATEGY} mixes .* bounces {MORE}")
+        for mixed in ("range,cooperative-sticky", "cooperative-sticky, range")
+    ],
+    *[
+        ({"partition.assignment.strategy": f"range,{unknown}", **CLASSIC}, f"not have: use{MORE}")
+        for unknown in ("sticky", "org.apache.kafka.clients.consumer.RangeAssignor")
+    ],
+    ({"group.protocol": "share"}, r"'group\.protocol' must be 'consumer' or 'classic'"),
+    ({"group.instance.id": "blue"}, r"group\.instance\.id"),
+    (
+        {"topic.metadata.refresh.interval.ms": "5000", **CLASSIC},
+        r"'topic\.metadata\.refresh\.interval\.ms' is set: .*Remove it",
+    ),
+    ({"ssl.ca.location": "/ca.pem"}, INSECURE),
+    ({"sasl.username": "etl", "sasl.password": "x"}, INSECURE),
+    (
+        {"security.protocol": "SSL", "enable.ssl.certificate.verification": "false"},
+        r"certificate\.verification' is off",
+    ),
+]
 
 
-@pytest.mark.parametrize("value", [True, "true", "t", "1"])
-def test_news_of_an_end_among_the_records_is_refused(value: object) -> None:
-    """Whoever looks at the topic and the offset of each record would take it for one."""
-    with pytest.raises(ConfigurationError, match=r"'enable\.partition\.eof' is on.*current_lag"):
-        settings(enable_partition_eof=value)
+@pytest.mark.parametrize(("more", "message"), REFUSED)
+def test_settings_that_cannot_work_are_refused_by_name(
+    more: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        validated({**GOOD, **more}, hold_limit_s=300)
 
 
 def test_auto_commit_is_off_in_every_client() -> None:
-    """Also in the one that reads records."""
     assert settings().member()["enable.auto.commit"] is False
     assert settings(enable_auto_commit="false").fetcher()["enable.auto.commit"] is False
 
@@ -61,15 +97,13 @@ def test_auto_commit_is_off_in_every_client() -> None:
         *("sasl.oauthbearer.token.endpoint.url", "ssl.ca.location"),
     ],
 )
-def test_each_client_is_given_what_a_login_takes(name: str) -> None:
-    """`check` and `end_offsets` use a client of their own, which must log in as the others do."""
+def test_each_client_gets_the_settings_of_a_login(name: str) -> None:
     given = validated({**GOOD, "security.protocol": "SASL_SSL", name: "as given"}, hold_limit_s=300)
     for each in (given.member(), given.fetcher(), given.connection()):
         assert (each[name], each["security.protocol"]) == ("as given", "SASL_SSL")
 
 
-def test_a_broker_that_is_back_is_found_within_a_second() -> None:
-    """By each client: its partitions stand still until then. Who has chosen otherwise knows why."""
+def test_each_client_reconnects_within_a_second_by_default() -> None:
     default = settings()
     assert [
         each["reconnect.backoff.max.ms"]
@@ -80,8 +114,7 @@ def test_a_broker_that_is_back_is_found_within_a_second() -> None:
     assert chosen.connection()["reconnect.backoff.ms"] == 5000
 
 
-def test_damaged_batches_are_refused_unless_the_user_reads_them() -> None:
-    """By default librdkafka checks no CRC."""
+def test_readers_check_crcs_by_default() -> None:
     default, chosen = settings(), settings(check_crcs="false")
     for config in (default.fetcher(), default.range_reader()):
         assert config["check.crcs"] is True
@@ -89,19 +122,14 @@ def test_damaged_batches_are_refused_unless_the_user_reads_them() -> None:
         assert config["check.crcs"] == "false"
 
 
-def test_the_end_of_a_partition_is_known_to_each_client_that_reads() -> None:
-    """Also where the user has set librdkafka's default."""
+def test_readers_report_the_end_of_a_partition() -> None:
     given = settings(enable_partition_eof="false")
     assert given.fetcher()["enable.partition.eof"] is True
     assert given.range_reader()["enable.partition.eof"] is True
 
 
 @pytest.mark.parametrize("kind", [ClientKind.LOG_CHECK, ClientKind.OFFSET_READER])
-def test_each_consumer_takes_responses_of_the_size_that_the_user_allows(kind: ClientKind) -> None:
-    """A batch above librdkafka's 100 MB may stand at the offset that is asked for.
-
-    librdkafka refuses a `receive.message.max.bytes` below `fetch.max.bytes`.
-    """
+def test_each_consumer_gets_the_users_fetch_sizes(kind: ClientKind) -> None:
     sizes = {
         "receive.message.max.bytes": 10_000,
         "fetch.max.bytes": 4_000,
@@ -114,15 +142,13 @@ def test_each_consumer_takes_responses_of_the_size_that_the_user_allows(kind: Cl
 
 
 @pytest.mark.parametrize("level", ["READ_COMMITTED", "Read_Committed", "read_committed"])
-def test_the_case_of_an_isolation_level_has_no_meaning(level: str) -> None:
-    """The client ignores it: the ends of the log must be those of what its client reads."""
+def test_isolation_level_ignores_case(level: str) -> None:
     assert settings(isolation_level=level).reads_committed
     assert not settings(isolation_level="READ_UNCOMMITTED").reads_committed
 
 
 @pytest.mark.parametrize("kind", ClientKind)
-def test_each_client_gets_the_defaults_of_the_table_and_no_others(kind: ClientKind) -> None:
-    """`docs/settings.md` shows the table."""
+def test_each_client_gets_exactly_the_defaults_of_the_table(kind: ClientKind) -> None:
     given = settings(group_protocol="classic")
     config = {
         ClientKind.MEMBER: given.member,
@@ -134,31 +160,27 @@ def test_each_client_gets_the_defaults_of_the_table_and_no_others(kind: ClientKi
     assert ("group.id" in rows) <= (config.get("group.id") == "etl")
 
 
-def test_a_derived_setting_that_the_table_does_not_have_is_refused() -> None:
-    """The documentation would not show it."""
+def test_derived_setting_outside_the_table_is_refused() -> None:
     with pytest.raises(LookupError, match=r"fetch\.min\.bytes.*admin client"):
         client_config(ClientKind.ADMIN, {}, {"fetch.min.bytes": 1})
 
 
 @pytest.mark.parametrize("missing", ["bootstrap.servers", "group.id"])
-def test_what_is_needed_is_named_when_it_is_missing(missing: str) -> None:
-    """The two settings without which there is no group."""
+def test_missing_required_setting_is_named(missing: str) -> None:
     with pytest.raises(ConfigurationError, match=missing.replace(".", r"\.")):
         validated({name: value for name, value in GOOD.items() if name != missing}, hold_limit_s=1)
 
 
 @pytest.mark.parametrize("fetch", [True, False])
-def test_an_unknown_setting_is_named(fetch: bool) -> None:  # noqa: FBT001
-    """A misspelt setting must not be ignored."""
+def test_unknown_setting_is_named(fetch: bool) -> None:  # noqa: FBT001
     with pytest.raises(ConfigurationError, match=r"fetch\.min\.bites"):
         RebalanceAwareConsumer({**GOOD, "fetch.min.bites": 1}, fetch=fetch)
 
 
 @pytest.mark.parametrize("reason", ["pause_marks", "the fetcher's client"])
-def test_a_consumer_that_cannot_be_made_leaves_no_member_behind(
+def test_consumer_that_cannot_be_created_leaves_no_member_behind(
     monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    """Its client and its thread would never end, and who tries again would collect them."""
     group_id = unique_name("group")
     make = confluent_kafka.Consumer
 
@@ -181,21 +203,13 @@ def test_a_consumer_that_cannot_be_made_leaves_no_member_behind(
     )
 
 
-def test_a_bad_value_is_named() -> None:
-    """With the client's own words about it."""
-    with pytest.raises(ConfigurationError, match=r"auto\.offset\.reset"):
-        Member(settings(auto_offset_reset="sometimes"))
-
-
-def test_the_poll_interval_is_derived_from_the_hold_limit() -> None:
-    """The broker ends a hold after it, so it must be longer than any hold is meant to be."""
+def test_poll_interval_is_derived_from_the_hold_limit() -> None:
     assert settings(hold_limit_s=100).member()["max.poll.interval.ms"] == round(
         (100 + HOLD_MARGIN_S) * 1000
     )
 
 
-def test_in_classic_the_poll_interval_is_not_below_the_session_timeout() -> None:
-    """The client refuses it, and the user did not choose it."""
+def test_classic_poll_interval_is_not_below_the_session_timeout() -> None:
     assert (
         settings(hold_limit_s=5, group_protocol="classic").member()["max.poll.interval.ms"]
         == 45_000
@@ -208,36 +222,18 @@ def test_in_classic_the_poll_interval_is_not_below_the_session_timeout() -> None
     )
 
 
-def test_a_hold_limit_that_does_not_fit_is_refused_and_both_settings_are_named() -> None:
-    """The broker would fence the member in the middle of a drain."""
-    with pytest.raises(
-        ConfigurationError, match=r"hold_limit_s=300 .*'max\.poll\.interval\.ms'=300000"
-    ):
-        settings(hold_limit_s=300, max_poll_interval_ms=300_000)
+def test_poll_interval_above_the_hold_limit_is_kept() -> None:
     assert settings(hold_limit_s=299, max_poll_interval_ms="300000").max_poll_interval_s == 300
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, float("nan")])
-def test_a_hold_limit_must_be_positive(limit: float) -> None:
-    """A limit of zero would mean no hold at all, which is how other consumers behave by default."""
+def test_hold_limit_must_be_positive(limit: float) -> None:
     with pytest.raises(ConfigurationError, match="hold_limit_s"):
         settings(hold_limit_s=limit)
 
 
-@pytest.mark.parametrize(
-    "name", ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"]
-)
-def test_what_the_broker_decides_in_the_consumer_protocol_is_refused(name: str) -> None:
-    """Both ways out are in the message."""
-    with pytest.raises(
-        ConfigurationError, match=r"decided by the broker .*'group\.protocol' to 'classic'"
-    ):
-        validated({**GOOD, name: "6000"}, hold_limit_s=1)
-
-
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "range, roundrobin"])
-def test_an_eager_strategy_is_taken_in_classic(strategy: str) -> None:
-    """Groups that are not upgraded yet have one."""
+def test_classic_accepts_eager_strategies(strategy: str) -> None:
     chosen = settings(group_protocol="classic", partition_assignment_strategy=strategy)
     assert chosen.is_eager
     assert chosen.member()["partition.assignment.strategy"] == strategy.replace(" ", "")
@@ -245,53 +241,8 @@ def test_an_eager_strategy_is_taken_in_classic(strategy: str) -> None:
     assert not settings().is_eager
 
 
-@pytest.mark.parametrize("mixture", ["range,cooperative-sticky", "cooperative-sticky, range"])
-def test_a_mixed_list_of_strategies_is_refused_with_the_way_out(mixture: str) -> None:
-    """Java upgrades with such a list, but this client cannot have one.
-
-    The client's own message names no way out.
-    """
-    with pytest.raises(
-        ConfigurationError,
-        match=(
-            r"'partition\.assignment\.strategy' mixes .* two rolling bounces "
-            r".*docs/upgrading\.md"
-        ),
-    ):
-        settings(group_protocol="classic", partition_assignment_strategy=mixture)
-
-
-def test_a_strategy_that_the_client_does_not_have_is_refused() -> None:
-    """Java's class names, and its eager sticky one."""
-    for unknown in ("sticky", "org.apache.kafka.clients.consumer.RangeAssignor"):
-        with pytest.raises(ConfigurationError, match=r"does not have: use.*docs/upgrading\.md"):
-            settings(group_protocol="classic", partition_assignment_strategy=f"range,{unknown}")
-
-
-def test_an_unknown_protocol_is_refused() -> None:
-    """Share groups and the like cannot hold a revoke."""
-    with pytest.raises(
-        ConfigurationError, match=r"'group\.protocol' must be 'consumer' or 'classic'"
-    ):
-        settings(group_protocol="share")
-
-
-def test_a_static_member_is_refused() -> None:
-    """A static member would not hand over when it leaves.
-
-    A reload would also fence the process that still drains.
-    """
-    with pytest.raises(ConfigurationError, match=r"group\.instance\.id"):
-        settings(group_instance_id="blue")
-
-
-def test_in_classic_the_client_does_not_refresh_metadata() -> None:
-    """A metadata change during a hold supersedes it without a callback."""
+def test_classic_member_does_not_refresh_metadata() -> None:
     assert settings(group_protocol="classic").member()["topic.metadata.refresh.interval.ms"] == -1
-    with pytest.raises(
-        ConfigurationError, match=r"'topic\.metadata\.refresh\.interval\.ms' is set: .*Remove it"
-    ):
-        settings(group_protocol="classic", topic_metadata_refresh_interval_ms="5000")
     assert (
         settings(topic_metadata_refresh_interval_ms="5000").member()[
             "topic.metadata.refresh.interval.ms"
@@ -301,27 +252,14 @@ def test_in_classic_the_client_does_not_refresh_metadata() -> None:
 
 
 @pytest.mark.parametrize("chosen", ["earliest", "latest", "error"])
-def test_where_reading_starts_is_left_to_no_client(chosen: str) -> None:
-    """The member reads nothing; with `error` its client would report that offset 0 is gone.
-
-    The fetcher's is told where to begin.
-    """
+def test_no_client_chooses_where_reading_starts(chosen: str) -> None:
     made = settings(auto_offset_reset=chosen)
     assert made.member()["auto.offset.reset"] == "latest"
     assert made.fetcher()["auto.offset.reset"] == "error"
     assert made.offset_reset == chosen
 
 
-def test_a_setting_that_is_no_number_is_named() -> None:
-    """Before it is compared with anything."""
-    with pytest.raises(
-        ConfigurationError, match=r"'max\.poll\.interval\.ms' must be a whole number"
-    ):
-        settings(max_poll_interval_ms="five minutes")
-
-
-def test_the_fetcher_is_no_member_of_the_group() -> None:
-    """It has none of the group's settings, and may rest for as long as its user likes."""
+def test_fetcher_gets_no_group_settings() -> None:
     config = settings(group_protocol="classic", session_timeout_ms=6000, client_id="blue").fetcher()
     assert not {"group.protocol", "session.timeout.ms", "partition.assignment.strategy"} & set(
         config
@@ -329,8 +267,7 @@ def test_the_fetcher_is_no_member_of_the_group() -> None:
     assert config["client.id"] == "blue-fetch"
 
 
-def test_questions_to_the_cluster_use_the_connection_only() -> None:
-    """With its credentials, and without settings that only a consumer knows."""
+def test_connection_has_only_connection_settings() -> None:
     config = settings(
         security_protocol="SASL_SSL",
         sasl_username="u",
@@ -347,29 +284,7 @@ def test_questions_to_the_cluster_use_the_connection_only() -> None:
     }
 
 
-def test_settings_do_not_show_what_is_in_them() -> None:
-    """A failed assertion, a debugger or an error tracker prints whatever it finds."""
+def test_settings_hide_their_values() -> None:
     secret = "hunter2"  # noqa: S105 - what must not be seen
     shown = repr(settings(security_protocol="sasl_ssl", sasl_password=secret, ssl_key_pem=secret))
     assert secret not in shown
-
-
-@pytest.mark.parametrize(
-    "accident",
-    [
-        {"ssl.ca.location": "/ca.pem"},
-        {"sasl.username": "etl", "sasl.password": "x"},
-        {"security.protocol": "SSL", "enable.ssl.certificate.verification": "false"},
-    ],
-)
-def test_settings_that_would_connect_less_securely_than_they_say_are_refused(
-    accident: dict[str, object],
-) -> None:
-    """The client itself connects in the clear, or to anybody, without a word."""
-    with pytest.raises(
-        ConfigurationError,
-        match=r"'security\.protocol' is PLAINTEXT|certificate\.verification' is off",
-    ):
-        validated(
-            {"bootstrap.servers": "kafka:9092", "group.id": "g", **accident}, hold_limit_s=30.0
-        )
