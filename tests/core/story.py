@@ -121,11 +121,9 @@ class Script:
         self.do_wait("1")
 
     def do_as(self, name: str) -> None:
-        """Make another member the current one."""
         self.member = self.members[name]
 
     def do_wait(self, seconds: str, *names: str) -> None:
-        """Time passes for the current member, or for named ones."""
         members = [self.members[name] for name in names] or [self.member]
         self.world.wait(float(seconds), *members)
 
@@ -144,7 +142,6 @@ class Script:
         self.member.feed(events.TickArrived())
 
     def do_fails(self, *kinds: str) -> None:
-        """Commands fail."""
         self.member.fails |= {getattr(commands, kind) for kind in kinds}
 
     def do_unanswered(self, *kinds: str) -> None:
@@ -152,7 +149,6 @@ class Script:
         self.member.unanswered |= {getattr(commands, kind) for kind in kinds}
 
     def do_answers(self) -> None:
-        """All commands are carried out and answered again."""
         self.member.fails.clear()
         self.member.unanswered.clear()
 
@@ -163,19 +159,15 @@ class Script:
     # Kafka
 
     def do_assign(self, *numbers: str) -> None:
-        """Kafka assigns partitions."""
         self.member.feed(events.PartitionsAssigned(_tps(numbers)))
 
     def do_revoke(self, *numbers: str) -> None:
-        """Kafka requests a revoke."""
         self.member.feed(events.RevokeRequested(_tps(numbers)))
 
     def do_lose(self, *numbers: str) -> None:
-        """Partitions are lost."""
         self.member.feed(events.PartitionsLost(_tps(numbers)))
 
     def do_supersede(self, *numbers: str) -> None:
-        """A hold is superseded."""
         self.member.feed(events.PartitionsLost(_tps(numbers), events.LostReason.SUPERSEDED))
 
     def do_move(self, source: str, target: str, *numbers: str) -> None:
@@ -191,7 +183,6 @@ class Script:
         self.member.feed(events.LeaveRequested(reason, limit, "successor" in how))
 
     def do_produce(self, number: str, records: str) -> None:
-        """Records are appended."""
         self.world.kafka.produce(tp(int(number)), int(records))
 
     def do_stored(self, number: str, offset: str, metadata: str = "") -> None:
@@ -215,7 +206,6 @@ class Script:
         self.world.done_by_streams.add((batch, range_))
 
     def do_topic_id(self, topic_id: str) -> None:
-        """The topic is recreated."""
         self.world.kafka.topic_id = topic_id
 
     def _letter(self) -> commands.StoreDeadLetter:
@@ -224,20 +214,16 @@ class Script:
         return letter
 
     def do_stored_letter(self) -> None:
-        """The dead-letter topic has the requested record."""
         self.member.feed(events.DeadLetterStored(self._letter()))
 
     def do_failed_letter(self, reason: str) -> None:
-        """The requested record could not be stored."""
         self.member.feed(events.DeadLetterFailed(self._letter(), reason))
 
     def do_forbid(self, *numbers: str) -> None:
-        """Kafka refuses requests for partitions."""
         forbidden = dict.fromkeys(_tps(numbers), "grant the ACL READ")
         self.world.kafka.forbidden.update(forbidden)
 
     def do_allow(self) -> None:
-        """Kafka refuses nothing any more."""
         self.world.kafka.forbidden.clear()
 
     def do_elect(self, number: str, cut_at: str | None = None) -> None:
@@ -245,13 +231,11 @@ class Script:
         self.world.kafka.elect(int(number), cut_at=None if cut_at is None else int(cut_at))
 
     def do_bounds(self, number: str, start: str, until: str) -> None:
-        """Kafka has these offsets."""
         self.world.kafka.bounds[tp(int(number))] = Bounds(int(start), int(until))
 
     # Dagster
 
     def do_start(self, run_id: str) -> None:
-        """A run starts and works."""
         assert self.world.start(run_id) is None
 
     def do_batches(self, count: str) -> None:
@@ -265,11 +249,9 @@ class Script:
             self.do_wait("1")
 
     def do_refuse(self, run_id: str) -> None:
-        """A run starts and refuses itself."""
         assert self.world.start(run_id) is not None
 
     def do_succeed(self, run_id: str) -> None:
-        """A run succeeds."""
         self.world.succeed(run_id)
 
     def do_run(self, run_id: str, state: str, *marks: str) -> None:
@@ -280,7 +262,6 @@ class Script:
         self.world.dagster.move(run_id, RunState[state], **values)
 
     def do_attempt(self, run_id: str, attempt: str) -> None:
-        """The tags of a run name its attempt."""
         run = self.world.dagster.runs[run_id]
         self.world.dagster.move(run_id, run.state, attempt=int(attempt))
 
@@ -292,13 +273,11 @@ class Script:
             self.world.dagster.move(added, RunState.STARTED, parent_id="r1")
 
     def do_delete(self, *run_ids: str) -> None:
-        """Runs are deleted from Dagster, which forgets their keys."""
         for run_id in run_ids:
             del self.world.dagster.runs[run_id]
         self.world.dagster.keys.clear()
 
     def do_order(self, action: str, partitions: str = "orders:0", by: str = "ada") -> None:
-        """An operator gives a directive."""
         at, reason = 1_700_000_000.0, "the warehouse is away"
         self.world.orders.append(Directive(Action[action], partitions, by, at, reason))
 
@@ -317,39 +296,32 @@ class Script:
         assert self.stream.work.at_work is not None
 
     def do_end(self, outcome: str = "SUCCEEDED") -> None:
-        """The batch of the worker ends."""
         self.stream.end(Outcome[outcome])
 
     def do_die(self, name: str) -> None:
-        """A streaming run is killed, and known to be gone."""
         stream = self.members[name]
         assert isinstance(stream, Stream)
         stream.die()
 
     @property
     def stream(self) -> Stream:
-        """The current member, a streaming run."""
         assert isinstance(self.member, Stream)
         return self.member
 
     # Queries
 
     def is_work(self) -> str:
-        """The ranges at work."""
         batch = self.stream.work.at_work
         return "none" if batch is None else _ranges(batch.ranges)
 
     def is_batch(self) -> str:
-        """The id of the batch at work."""
         batch = self.stream.work.at_work
         return "none" if batch is None else batch.batch_id
 
     def is_interrupts(self) -> int:
-        """How often the batch was interrupted."""
         return self.stream.interrupts
 
     def is_notes(self) -> str:
-        """The outcomes that streaming runs have reported."""
         return _list(f"{claim[0]}:{outcome.name}" for claim, outcome in self.world.notes.items())
 
     def is_released(self) -> str:
@@ -357,19 +329,15 @@ class Script:
         return "; ".join(_numbers(gone) for _, gone in self.world.released_by) or "none"
 
     def is_held(self) -> str:
-        """The partitions whose revoke is delayed."""
         return _numbers(self.member.engine.held)
 
     def is_owns(self) -> str:
-        """The partitions of the member."""
         return _numbers(self.member.engine.partitions)
 
     def is_holds(self) -> int:
-        """The number of open holds."""
         return len(self.member.engine.holds)
 
     def is_outcomes(self) -> str:
-        """The outcomes of all receipts."""
         return _list(f"{one.cause.value} {one.outcome.value}" for one in self.member.receipts)
 
     def is_receipt(self, attribute: str, index: str = "-1") -> str:
@@ -383,24 +351,19 @@ class Script:
         return _list(value) if isinstance(value, tuple) else str(value)
 
     def is_left(self) -> str:
-        """Why the member has left."""
         return self.member.left or "no"
 
     def is_commits(self) -> str:
-        """All commits."""
         return _list(f"{p.partition}:{offset}" for p, offset in self.world.kafka.commits)
 
     def is_offset(self, number: str) -> str:
-        """The committed offset."""
         offset = self.world.kafka.offset(int(number))
         return "none" if offset is None else str(offset)
 
     def is_claims(self, number: str) -> str:
-        """The stored claims."""
         return _list(f"{until}:{batch}" for until, batch in self.world.kafka.claims(int(number)))
 
     def is_recorded(self) -> str:
-        """The materialisations."""
         rows = (
             f"{_range(one.range)} {one.run_id}{' late' * one.is_late}{' dead' * one.is_dead_letter}"
             for one in self.world.dagster.recorded
@@ -408,19 +371,15 @@ class Script:
         return _list(rows)
 
     def is_letters(self) -> str:
-        """The records in the dead-letter topic."""
         return _list(letter.range.key for letter in self.world.kafka.letters)
 
     def is_letter(self) -> bool:
-        """Whether the first partition has a letter, requested or stored."""
         return self.owned().letter is not None
 
     def is_ends(self) -> str:
-        """The runs of the last materialisation."""
         return _list(run_id for _, run_id in self.world.dagster.recorded[-1].ends)
 
     def is_last(self) -> str:
-        """The last commit in the metadata of the first partition."""
         last = decode(self.world.kafka.stored[tp(0)]).last_commit
         return "none" if last is None else f"{last.start} {last.batch_id} {last.run_id}"
 
@@ -432,51 +391,39 @@ class Script:
         )
 
     def is_failures(self) -> int:
-        """The failed attempts of all requests."""
         return sum(one.failures for one in self.member.engine.batch_requests)
 
     def is_made(self) -> str:
-        """The runs that the last tick has started."""
         return _list(self.made)
 
     def is_runs(self) -> str:
-        """All runs."""
         return _list(self.world.dagster.runs)
 
     def is_ranges(self, run_id: str) -> str:
-        """The ranges of a run."""
         return _ranges(self.world.dagster.runs[run_id].ranges)
 
     def is_state(self, run_id: str) -> str:
-        """The state of a run."""
         return self.world.dagster.runs[run_id].state.name
 
     def is_phase(self, number: str = "0") -> str:
-        """The phase of a partition."""
         return self.owned(number).phase.name
 
     def is_reason(self, number: str = "0") -> str:
-        """Why a partition is stopped."""
         return self.owned(number).stop_reason
 
     def is_live(self, number: str = "0") -> str:
-        """The live runs of a partition."""
         return _list(sorted(self.owned(number).live_runs))
 
     def is_blocked(self, number: str = "0") -> str:
-        """The runs that block a partition."""
         return _list(self.owned(number).blocked_by)
 
     def is_entries(self, number: str = "0") -> str:
-        """The claimed ranges of a partition, as its member knows them."""
         return _ranges(entry.range for entry in self.owned(number).entries)
 
     def is_committing(self, number: str = "0") -> bool:
-        """Whether a commit is due or unconfirmed."""
         return self.owned(number).committing is not None
 
     def owned(self, number: str = "0") -> OwnedPartition:
-        """A partition of the member."""
         return self.member.engine.partitions[tp(int(number))]
 
     def is_shown(self) -> str:
@@ -509,15 +456,12 @@ class Script:
         return " ".join(names[-int(count) :])
 
     def is_log(self) -> str:
-        """All notes."""
         return "\n".join(one.text for one in self.member.done if isinstance(one, commands.Note))
 
     def is_summary(self) -> str:
-        """The summary of the member."""
         return "\n".join(summary(self.member.engine, self.world.now))
 
     def is_explained(self, number: str = "0") -> str:
-        """The explanation of a partition."""
         return explain_partition(self.owned(number), self.world.now)
 
 

@@ -50,21 +50,20 @@ class Stream(Member):
         """One turn of the member loop; what the body has to work on from now on."""
         self.world.now += seconds
         self.pass_time()
-        self._tell()
+        self._report()
         begun = self.work.begin(self.engine.batch_requests, self.engine.claimed, self.engine.log_of)
         if begun is not None:
             self._feed_own(begun.batch_id)
         return begun
 
     def end(self, outcome: Outcome = Outcome.SUCCEEDED) -> BegunBatch:
-        """The body has ended."""
         ended = self.work.end(outcome)
         assert ended is not None, "no batch is at work"
         if outcome is Outcome.SUCCEEDED:
             self.world.done_by_streams |= {(ended.batch_id, range_) for range_ in ended.ranges}
             self.world.output.update(ended.ranges)
         self._feed_own(ended.batch_id)
-        self._tell()
+        self._report()
         return ended
 
     def die(self) -> None:
@@ -77,10 +76,10 @@ class Stream(Member):
         found = self.work.read([batch_id], ())
         self.feed(events.RunsRead(frozenset({batch_id}), found, is_own=True))
 
-    def _tell(self) -> None:
-        told = self.work.unreported
-        self.world.notes |= told
-        self.work.mark_reported(told)
+    def _report(self) -> None:
+        outcomes = self.work.unreported
+        self.world.notes |= outcomes
+        self.work.mark_reported(outcomes)
 
     def stream_runs(
         self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]

@@ -1,12 +1,8 @@
-"""A small world in memory for the engine.
+"""An in-memory world for the engine: Kafka, Dagster, and members with an engine each.
 
-Kafka is a dictionary with read-before-write, Dagster is a table of runs, and each member has its
-engine.
-
-Every command can be made to fail, or to be carried out without an answer. It asserts what must
-never happen, wherever it happens: a write for an epoch that is over, a commit that goes back, and a
-commit that neither a successful run nor a dead letter covers. Each occurrence has the fields that
-its name promises, and all of them fit into JSON.
+Commands can fail, or be carried out without an answer. The world asserts in every test: no write
+for an ended epoch, no commit that goes back, no commit without a successful run or dead letter, and
+member events with exactly the documented fields, which fit into JSON.
 """
 
 from __future__ import annotations
@@ -53,12 +49,10 @@ AT_ONCE = RetryPace(0.0, 0.0, retry_stopped=False)
 
 
 def tp(number: int) -> TopicPartition:
-    """Partition `orders-<number>`."""
     return TopicPartition("orders", number)
 
 
 def span(number: int, start: int, until: int) -> OffsetRange:
-    """The range `orders-<number> [start, until)`."""
     return OffsetRange("orders", number, start, until)
 
 
@@ -76,7 +70,6 @@ class FakeKafka:
     forbidden: dict[TopicPartition, str] = field(default_factory=dict)
 
     def produce(self, partition: TopicPartition, records: int) -> None:
-        """Append records."""
         bounds = self.bounds.get(partition, Bounds(0, 0))
         self.bounds[partition] = replace(bounds, until=bounds.until + records)
 
@@ -102,12 +95,10 @@ class FakeKafka:
         return frozenset(found)
 
     def offset(self, number: int) -> int | None:
-        """The committed offset of `orders-<number>`."""
         stored = self.stored.get(tp(number))
         return None if stored is None else stored.offset
 
     def claims(self, number: int) -> list[tuple[int, str]]:
-        """The claims of `orders-<number>` as (until, batch id)."""
         return [(claim.until, claim.batch_id) for claim in decode(self.stored[tp(number)]).claims]
 
 
@@ -151,7 +142,6 @@ class FakeDagster:
         self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]
 
     def record(self, commit: commands.RecordCommit) -> None:
-        """Record what is not recorded yet."""
         known = {
             said
             for one in self.recorded
@@ -163,14 +153,12 @@ class FakeDagster:
             self.recorded.append(rest)
 
     def last_recorded(self) -> dict[TopicPartition, LastRecorded]:
-        """The last materialisation of each partition."""
         return {
             record.range.topic_partition: LastRecorded(record.range.until, record.run_id)
             for record in self.recorded
         }
 
     def cancel(self, run_ids: Iterable[str], *, only_unstarted: bool = False) -> None:
-        """Cancel runs: at once when they have not started, else they are asked to stop."""
         for run_id in run_ids:
             state = self.runs[run_id].state
             if state not in ENDED and not (only_unstarted and state is RunState.STARTED):
@@ -192,14 +180,14 @@ class Member:
         self.fails: set[type[commands.Command]] = set()
         self.unanswered: set[type[commands.Command]] = set()
         self.done: list[commands.Command] = []
-        self.told: list[Occurrence] = []
+        self.member_events: list[Occurrence] = []
         self.over: set[tuple[TopicPartition, int]] = set()
         self.to_be_revoked: set[TopicPartition] = set()
         self.is_fenced = False
         self.left: str | None = None
 
     def feed(self, event: events.Event) -> list[commands.Command]:
-        """Tell the engine an event, carry out all that follows from it, and return the commands."""
+        """Feed an event to the engine, and carry out and return the commands that follow."""
         if isinstance(event, events.PartitionsLost):
             self._end(event.partitions)
             self.to_be_revoked.difference_update(event.partitions)
@@ -209,11 +197,11 @@ class Member:
         first = len(self.done)
         while todo:
             epochs = {partition: owned.epoch for partition, owned in self.engine.partitions.items()}
-            decided, told = record_events(self.engine, [todo.popleft()], self.world.now)
-            for occurrence in told:
+            decided, recorded = record_events(self.engine, [todo.popleft()], self.world.now)
+            for occurrence in recorded:
                 assert tuple(occurrence.fields) == KINDS[occurrence.what].fields, occurrence
                 json.dumps({name: plain(value) for name, value in occurrence.fields.items()})
-            self.told += told
+            self.member_events += recorded
             for command in decided:
                 self.done.append(command)
                 if type(command) in self.fails:
@@ -227,7 +215,6 @@ class Member:
         return self.done[first:]
 
     def pass_time(self) -> list[commands.Command]:
-        """One turn of the member loop."""
         return self.feed(events.TimePassed())
 
     def tick(self, *, state: RunState = RunState.WAITING) -> list[str]:
@@ -243,20 +230,18 @@ class Member:
         """All commands of a kind so far."""
         return [command for command in self.done if isinstance(command, kind)]
 
-    def said(self, what: Occurred) -> list[dict[str, Any]]:
+    def event_fields(self, what: Occurred) -> list[dict[str, Any]]:
         """The fields of all occurrences of a name so far."""
-        return [dict(one.fields) for one in self.told if one.what is what]
+        return [dict(one.fields) for one in self.member_events if one.what is what]
 
     @property
     def receipts(self) -> list[Receipt]:
-        """All receipts so far."""
         return [
             command.receipt for command in self.done if isinstance(command, commands.RecordReceipt)
         ]
 
     @property
     def shown(self) -> list[tuple[TopicPartition, str]]:
-        """All stops shown so far."""
         return [
             (command.partition, command.reason)
             for command in self.done
@@ -335,7 +320,6 @@ class Member:
     def stream_runs(
         self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]
     ) -> tuple[RunSeen, ...]:
-        """What Dagster and the notes say of batches of streaming runs."""
         found: list[RunSeen] = []
         for batch_id in batch_ids:
             batch = StreamBatch.read(batch_id)
@@ -412,7 +396,6 @@ class World:
         return self.check(run_id)
 
     def check(self, run_id: str) -> str | None:
-        """The check of a run whose start is visible."""
         me = self.dagster.runs[run_id]
         reason = refusal(me, self.dagster.runs.values(), self.kafka.stored)
         if reason is not None:
@@ -425,7 +408,6 @@ class World:
         self.dagster.move(run_id, RunState.SUCCEEDED)
 
     def released(self, member: Member, partitions: tuple[TopicPartition, ...]) -> None:
-        """A revoke is complete."""
         self.released_by.append((member, partitions))
 
     def check_write(self, write: commands.OffsetWrite) -> None:

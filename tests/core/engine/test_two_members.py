@@ -137,7 +137,6 @@ class TwoMembers(RuleBasedStateMachine):
         which=st.sets(st.sampled_from(PARTITIONS), min_size=1),
     )
     def the_group_changes(self, change: str, side: int, which: set[TopicPartition]) -> None:
-        """In order, or not."""
         match change:
             case "revoke":
                 self.a_revoke_is_requested(which)
@@ -154,11 +153,9 @@ class TwoMembers(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2), records=st.integers(1, 25))
     def records_are_produced(self, which: int, records: int) -> None:
-        """The topic grows."""
         self.world.kafka.produce(PARTITIONS[which], records)
 
     def free_partitions_are_assigned(self, side: int) -> None:
-        """All that nobody owns go to one member."""
         member = self.members[side]
         free = tuple(
             p for p in PARTITIONS if p not in self.owner and p not in member.engine.partitions
@@ -169,7 +166,6 @@ class TwoMembers(RuleBasedStateMachine):
             self._take_in_releases()
 
     def a_revoke_is_requested(self, which: set[TopicPartition]) -> None:
-        """Kafka asks one member for partitions back; one request at a time."""
         for member in self.members:
             asked = tuple(
                 sorted(
@@ -208,7 +204,6 @@ class TwoMembers(RuleBasedStateMachine):
             )
 
     def a_loss_is_noticed(self) -> None:
-        """The probe during a hold, or the callback."""
         if not self.unnoticed:
             return
         member, event = self.unnoticed.pop(0)
@@ -223,7 +218,6 @@ class TwoMembers(RuleBasedStateMachine):
                 member.is_fenced = False
 
     def a_process_is_killed(self, side: int) -> None:
-        """A new one joins."""
         self._free(self.members[side])
         self.members[side] = self._join(side)
 
@@ -242,7 +236,6 @@ class TwoMembers(RuleBasedStateMachine):
     # What the members do
 
     def a_pump_turns(self, side: int, seconds: float) -> None:
-        """Time passes; the processes of runs that are alive give a sign."""
         self.world.now += seconds
         for run_id in self.unchecked | self.working:
             self.world.dagster.move(
@@ -252,7 +245,6 @@ class TwoMembers(RuleBasedStateMachine):
         self._take_in_releases()
 
     def a_sensor_ticks(self, side: int, *, arrives: bool) -> None:
-        """A tick whose requests arrive at once, or not."""
         self.members[side].feed(events.TickArrived())
         self._take_in_releases()
         for batch_request in self.members[side].engine.batch_requests:
@@ -286,7 +278,6 @@ class TwoMembers(RuleBasedStateMachine):
         how=st.sampled_from(["is back", "is back", "fails", "is not answered"]),
     )
     def a_backend_goes_away(self, side: int, kind: type[commands.Command], how: str) -> None:
-        """Commands fail, or are done without an answer."""
         if how == "is back":
             self.the_backends_are_back(side)
         else:
@@ -295,14 +286,12 @@ class TwoMembers(RuleBasedStateMachine):
             )
 
     def the_backends_are_back(self, side: int) -> None:
-        """Everything is answered again."""
         self.members[side].fails.clear()
         self.members[side].unanswered.clear()
 
     # What runs do
 
     def a_run_starts(self, which: int) -> None:
-        """It is shown as started, and has not looked yet."""
         waiting = [
             run_id
             for run_id in sorted(self.unchecked)
@@ -312,7 +301,6 @@ class TwoMembers(RuleBasedStateMachine):
             self.world.dagster.move(waiting[which % len(waiting)], RunState.STARTED)
 
     def a_run_makes_its_check(self, which: int) -> None:
-        """It works, or refuses itself."""
         started = [
             run_id
             for run_id in sorted(self.unchecked)
@@ -328,7 +316,6 @@ class TwoMembers(RuleBasedStateMachine):
 
     @rule(which=indices, end=st.sampled_from(["fails", "dies"]))
     def a_run_ends(self, which: int, end: str) -> None:
-        """Well, badly, or without a word."""
         if not self.working:
             return
         run_id = sorted(self.working)[which % len(self.working)]
@@ -342,14 +329,12 @@ class TwoMembers(RuleBasedStateMachine):
 
     @invariant()
     def no_offset_is_in_two_successful_runs(self) -> None:
-        """Nothing twice."""
         done = sorted(self.world.output.elements())
         for before, after in pairwise(done):
             assert not before.overlaps(after), f"{before} and {after} were both processed"
 
     @invariant()
     def only_dead_runs_are_ended(self) -> None:
-        """A worker that lives is never declared dead."""
         for run_id in self.working:
             assert self.world.dagster.runs[run_id].state in WORKING
 

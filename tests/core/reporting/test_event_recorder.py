@@ -38,7 +38,7 @@ def test_batch_has_its_events_once_and_in_order() -> None:
     member, run_id = at_work(world, owns=2)
     world.succeed(run_id)
     world.wait(1, member)
-    assert [one.what for one in member.told] == [
+    assert [one.what for one in member.member_events] == [
         Occurred.PARTITIONS_ASSIGNED,
         Occurred.BATCH_CLAIMED,
         Occurred.ATTEMPT_STARTED,
@@ -47,13 +47,13 @@ def test_batch_has_its_events_once_and_in_order() -> None:
         *[Occurred.OFFSETS_RECORDED] * 2,
     ]
     ranges = (span(0, 0, 100), span(1, 0, 100))
-    assert member.said(Occurred.BATCH_CLAIMED) == [
+    assert member.event_fields(Occurred.BATCH_CLAIMED) == [
         {"batch_id": "b1", "ranges": ranges, "offsets": 200, "is_again": False}
     ]
-    assert member.said(Occurred.ATTEMPT_ENDED) == [
+    assert member.event_fields(Occurred.ATTEMPT_ENDED) == [
         {"batch_id": "b1", "attempt_run_id": run_id, "ranges": ranges, "outcome": "succeeded"}
     ]
-    committed = member.said(Occurred.OFFSETS_COMMITTED)[1]
+    committed = member.event_fields(Occurred.OFFSETS_COMMITTED)[1]
     assert 1 <= committed.pop("claim_to_commit_s") <= 3
     assert committed == {
         "topic": "orders",
@@ -85,15 +85,15 @@ def test_attempt_ended_has_an_outcome(
     member, run_id = at_work(world)
     world.dagster.move(run_id, state, **marks)
     world.wait(1, member)
-    assert [said["outcome"] for said in member.said(Occurred.ATTEMPT_ENDED)] == [outcome]
+    assert [said["outcome"] for said in member.event_fields(Occurred.ATTEMPT_ENDED)] == [outcome]
 
 
 def test_attempt_started_is_recorded_once() -> None:
     world = World(records=100)
     member, _ = at_work(world)
     world.wait(20, member)
-    assert len(member.said(Occurred.ATTEMPT_STARTED)) == 1
-    assert member.said(Occurred.ATTEMPT_ENDED) == []
+    assert len(member.event_fields(Occurred.ATTEMPT_STARTED)) == 1
+    assert member.event_fields(Occurred.ATTEMPT_ENDED) == []
 
 
 def test_retry_of_a_streaming_run_is_a_claim_again() -> None:
@@ -106,11 +106,14 @@ def test_retry_of_a_streaming_run_is_a_claim_again() -> None:
         pass
     stream.end()
     stream.turn()
-    assert [said["is_again"] for said in stream.said(Occurred.BATCH_CLAIMED)] == [False, True]
-    outcomes = [said["outcome"] for said in stream.said(Occurred.ATTEMPT_ENDED)]
+    assert [said["is_again"] for said in stream.event_fields(Occurred.BATCH_CLAIMED)] == [
+        False,
+        True,
+    ]
+    outcomes = [said["outcome"] for said in stream.event_fields(Occurred.ATTEMPT_ENDED)]
     assert outcomes == ["failed", "succeeded"]
-    assert len({said["batch_id"] for said in stream.said(Occurred.ATTEMPT_STARTED)}) == 2
-    assert len(stream.said(Occurred.OFFSETS_COMMITTED)) == 1
+    assert len({said["batch_id"] for said in stream.event_fields(Occurred.ATTEMPT_STARTED)}) == 2
+    assert len(stream.event_fields(Occurred.OFFSETS_COMMITTED)) == 1
 
 
 def test_adopted_claim_has_no_claim_to_commit_time() -> None:
@@ -119,13 +122,13 @@ def test_adopted_claim_has_no_claim_to_commit_time() -> None:
     first.feed(events.PartitionsLost((tp(0),)))
     second = world.member(owns=1)
     world.wait(1, second)
-    (adopted,) = second.said(Occurred.BATCH_ADOPTED)
+    (adopted,) = second.event_fields(Occurred.BATCH_ADOPTED)
     assert (adopted["batch_id"], adopted["run_ids"]) == ("b1", (run_id,))
     world.succeed(run_id)
     world.wait(1, second)
-    (committed,) = second.said(Occurred.OFFSETS_COMMITTED)
+    (committed,) = second.event_fields(Occurred.OFFSETS_COMMITTED)
     assert committed["claim_to_commit_s"] is None
-    assert first.said(Occurred.PARTITIONS_LOST) == [
+    assert first.event_fields(Occurred.PARTITIONS_LOST) == [
         {"partitions": (tp(0),), "reason": events.LostReason.SESSION}
     ]
 
@@ -135,12 +138,12 @@ def test_hold_has_events_when_it_waits_and_ends() -> None:
     member, run_id = at_work(world)
     member.feed(events.RevokeRequested((tp(0),)))
     world.wait(3, member)
-    assert member.said(Occurred.REVOKE_REQUESTED) == [{"partitions": (tp(0),)}]
-    assert [said["run_ids"] for said in member.said(Occurred.HOLD_WAITING)] == [(run_id,)]
-    assert member.said(Occurred.HOLD_ENDED) == []
+    assert member.event_fields(Occurred.REVOKE_REQUESTED) == [{"partitions": (tp(0),)}]
+    assert [said["run_ids"] for said in member.event_fields(Occurred.HOLD_WAITING)] == [(run_id,)]
+    assert member.event_fields(Occurred.HOLD_ENDED) == []
     world.succeed(run_id)
     world.wait(1, member)
-    (ended,) = member.said(Occurred.HOLD_ENDED)
+    (ended,) = member.event_fields(Occurred.HOLD_ENDED)
     assert (plain(ended["outcome"]), plain(ended["cause"])) == ("drained", "revoke")
     assert plain(ended["partitions"]) == ["orders-0"]
     assert 3 <= ended["seconds"] <= 5
@@ -151,8 +154,8 @@ def test_hold_ended_names_handed_over_partitions() -> None:
     member, run_id = at_work(world)
     member.feed(events.LeaveRequested("a newer process", has_successor=True))
     world.wait(1, member)
-    assert member.said(Occurred.MEMBER_LEAVING) == [{"reason": "a newer process"}]
-    (ended,) = member.said(Occurred.HOLD_ENDED)
+    assert member.event_fields(Occurred.MEMBER_LEAVING) == [{"reason": "a newer process"}]
+    (ended,) = member.event_fields(Occurred.HOLD_ENDED)
     assert plain(ended["outcome"]) == "handed over"
     assert (ended["handed_over"], ended["run_ids"]) == ((tp(0),), (run_id,))
 
@@ -166,12 +169,14 @@ def test_stop_and_resume_have_events() -> None:
     world.wait(1, member)
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(1, member)
-    (stopped,) = member.said(Occurred.PARTITION_STOPPED)
+    (stopped,) = member.event_fields(Occurred.PARTITION_STOPPED)
     assert (stopped["topic"], stopped["partition"]) == ("orders", 0)
     assert run_id in stopped["reason"]
     world.dagster.add("b1", (span(0, 0, 100),), RunState.SUCCEEDED)
     world.wait(20, member)
-    assert [said["is_released"] for said in member.said(Occurred.PARTITION_RESUMED)] == [False]
+    assert [said["is_released"] for said in member.event_fields(Occurred.PARTITION_RESUMED)] == [
+        False
+    ]
 
 
 def test_failed_write_has_an_event_with_the_reason() -> None:
@@ -214,7 +219,7 @@ def test_first_position_has_no_event() -> None:
     member = world.member(owns=1)
     world.wait(3, member)
     assert world.kafka.offset(0) == 0
-    assert [one.what for one in member.told] == [Occurred.PARTITIONS_ASSIGNED]
+    assert [one.what for one in member.member_events] == [Occurred.PARTITIONS_ASSIGNED]
 
 
 def test_dead_letter_has_events_when_stored_and_failed() -> None:
@@ -231,12 +236,16 @@ def test_dead_letter_has_events_when_stored_and_failed() -> None:
     (letter,) = set(member.given(commands.StoreDeadLetter))
     assert isinstance(letter, commands.StoreDeadLetter)
     member.feed(events.DeadLetterFailed(letter, "no leader"))
-    assert [said["reason"] for said in member.said(Occurred.DEAD_LETTER_FAILED)] == ["no leader"]
+    assert [said["reason"] for said in member.event_fields(Occurred.DEAD_LETTER_FAILED)] == [
+        "no leader"
+    ]
     member.fails.clear()
     world.wait(10, member)
-    (stored,) = member.said(Occurred.DEAD_LETTER_STORED)
+    (stored,) = member.event_fields(Occurred.DEAD_LETTER_STORED)
     assert (stored["until"], stored["attempt_run_id"]) == (100, run_id)
-    assert [said["is_dead_letter"] for said in member.said(Occurred.OFFSETS_COMMITTED)] == [True]
+    assert [said["is_dead_letter"] for said in member.event_fields(Occurred.OFFSETS_COMMITTED)] == [
+        True
+    ]
 
 
 def test_directive_has_an_event() -> None:
@@ -245,7 +254,7 @@ def test_directive_has_an_event() -> None:
     world.wait(1, member)
     world.orders.append(Directive(Action.PAUSE, "orders:1", "ann", 1.0, "a table moves"))
     world.wait(10, member)
-    (ordered,) = member.said(Occurred.PARTITIONS_ORDERED)
+    (ordered,) = member.event_fields(Occurred.PARTITIONS_ORDERED)
     assert ordered["partitions"] == (tp(1),)
     assert "a table moves" in ordered["order"]
 
@@ -257,12 +266,12 @@ def test_cancelled_and_dead_runs_have_events() -> None:
     (run_id,) = member.tick()
     world.wait(1, member)
     member.feed(events.RevokeRequested((tp(0),)))
-    (cancelled,) = member.said(Occurred.RUNS_CANCELLED)
+    (cancelled,) = member.event_fields(Occurred.RUNS_CANCELLED)
     assert cancelled["run_ids"] == (run_id,)
     other = World(records=100)
     silent, _ = at_work(other)
     other.wait(400, silent, step=5)
-    assert silent.said(Occurred.RUNS_DEAD)
+    assert silent.event_fields(Occurred.RUNS_DEAD)
 
 
 def test_successful_attempt_has_the_level_debug() -> None:
@@ -303,4 +312,4 @@ def test_repeated_cancellation_has_one_event(
     member.feed(events.RevokeRequested((tp(0),)))
     world.wait(10, member)
     assert len(member.given(commands.CancelRuns)) > 2
-    assert len(member.said(Occurred.RUNS_CANCELLED)) == 1
+    assert len(member.event_fields(Occurred.RUNS_CANCELLED)) == 1

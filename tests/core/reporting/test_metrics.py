@@ -36,7 +36,7 @@ def counted(member: Member, metric: Metric) -> list[tuple[float, dict[str, str]]
     """What a member has added to a metric so far."""
     return [
         (one.value, dict(one.attributes))
-        for occurrence in member.told
+        for occurrence in member.member_events
         for one in measurements(occurrence)
         if one.metric is metric
     ]
