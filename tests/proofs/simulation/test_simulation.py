@@ -1,4 +1,4 @@
-"""The simulator itself: it finds nothing in the package, tells what it did, and does it again."""
+"""The simulator: no violations in the package, reports, and reproducible seeds."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ FRESH = 50
 
 
 def test_random_schedules_break_no_promise() -> None:
-    """No schedule loses, doubles or stalls anything, in any protocol.
-
-    The schedules have crashes, zombies, reloads, lost answers and failing runs.
-    """
     proof = prove(SCHEDULES, 9_300)
     assert [(played.seed, played.violation) for played in proof.violations] == []
     assert proof.commits > 10 * SCHEDULES
@@ -115,20 +111,20 @@ def test_a_violation_is_told_with_its_seed_and_played_again_with_its_trace(
 
 
 @pytest.mark.parametrize(("protocol", "seed"), [("consumer", 18), ("cooperative", 8), ("eager", 9)])
-def test_memory_does_not_grow_over_1000_rebalances(protocol: str, seed: int) -> None:
+def test_memory_after_400_rebalances_is_as_after_100(protocol: str, seed: int) -> None:
     assert World(seed).weather.protocol == protocol
-    early, late = _sizes_after(seed, 100, 1_000)
+    early, late = _sizes_after(seed, 100, 400)
     assert late <= early * 1.05
 
 
-def test_memory_that_grows_with_rebalances_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_grows_with_rebalances_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_every_hold(monkeypatch)
-    early, late = _sizes_after(6, 100, 1_000)
+    early, late = _sizes_after(6, 100, 400)
     assert late > early * 1.05
 
 
 def _sizes_after(seed: int, *rebalances: int) -> list[int]:
-    """The size of a member after so many rebalances, and at rest."""
+    """Return the size of an idle member after each number of rebalances."""
     world = World(seed)
     world.clockwork.run(20)
     world.calm()
@@ -160,7 +156,7 @@ def _sizes_after(seed: int, *rebalances: int) -> list[int]:
 
 
 def _size(root: object) -> int:
-    """How many objects hang on the real parts of a member."""
+    """Return the number of objects that the real parts of a member refer to."""
     seen: set[int] = set()
     todo = [root]
     while todo:

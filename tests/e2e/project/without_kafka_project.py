@@ -1,4 +1,4 @@
-"""Runs that work until their process is interrupted, and runs that end at once. No Kafka."""
+"""Jobs that work until an interrupt or end at once, and sensors that fail or skip. No Kafka."""
 
 import os
 import time
@@ -13,7 +13,7 @@ HEARTBEAT_TIMEOUT_S = 60.0
 
 @dg.op
 def work(context: dg.OpExecutionContext) -> None:
-    """Give signs of life, and work until an interrupt."""
+    """Give heartbeats, and work until an interrupt."""
     heartbeat = Heartbeat(context.instance, context.run, timeout_s=HEARTBEAT_TIMEOUT_S)
     heartbeat.begin()
     with heartbeat:
@@ -39,4 +39,17 @@ def quick() -> None:
     return_at_once()
 
 
-defs = dg.Definitions(jobs=[working, quick])
+@dg.sensor(job=quick, minimum_interval_seconds=1)
+def failing_sensor() -> dg.SkipReason:
+    """Fail, as a tick with a missing setting."""
+    msg = "KAFKA_BROKERS is not set"
+    raise KeyError(msg)
+
+
+@dg.sensor(job=quick, minimum_interval_seconds=1)
+def skipping_sensor() -> dg.SkipReason:
+    """Skip."""
+    return dg.SkipReason("nothing to do")
+
+
+defs = dg.Definitions(jobs=[working, quick], sensors=[failing_sensor, skipping_sensor])
