@@ -1,4 +1,4 @@
-"""Clients of confluent-kafka that no broker answers: a test says what they are told."""
+"""Clients of confluent-kafka without a broker, scripted by a test."""
 
 from __future__ import annotations
 
@@ -38,29 +38,27 @@ class RefusedPartition(confluent_kafka.TopicPartition):
 
     @classmethod
     def of(cls, partition: confluent_kafka.TopicPartition, code: int) -> RefusedPartition:
-        """The partition with the error."""
         made = cls(partition.topic, partition.partition)
         cls.error = KafkaError(code)
         return made
 
 
 class ScriptedConsumer(confluent_kafka.Consumer):
-    """A client whose polls do what the test has queued and whose commits are answered on demand.
+    """A client whose polls run the test's script and whose commits are answered on demand.
 
     Attributes:
         asked: The commits, as partition, offset and metadata.
-        answers: For the next commits: an error code, or None for success, which is what comes when
-            there is none.
+        answers: The error codes of the next commits; None or no entry is a success.
         probe_answer: The same for probes.
-        refused: The partitions that the broker refuses in a commit, each with an error code. It
-            stores the others, and the client raises the last error.
-        unreadable: The partitions whose committed offset the broker refuses to tell.
+        refused: The refused partitions of a commit, each with an error code. The others are stored,
+            and the client raises the last error.
+        unreadable: The partitions whose committed offset the broker refuses to return.
         kept_back: The partitions with an offset in an open transaction.
-        too_many: From so many partitions on, the broker finds a request too large.
+        too_many: The number of partitions from which on a request is too large.
         may_answer: A commit waits for it.
-        stored: What the group has committed.
-        unassigned: What was given up.
-        calls: How it was left, in order.
+        stored: The group's committed offsets.
+        unassigned: The unassigned partitions.
+        calls: The calls of a leave, in order.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -83,7 +81,6 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         self.polls = self.reads = 0
 
     def poll(self, timeout: float = -1) -> Message | None:
-        """The next things of the script, up to one with a message."""
         self.polls += 1
         while not self.script.empty():
             message = self.script.get()()
@@ -92,9 +89,8 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         return None
 
     def commit(self, **request: Any) -> list[confluent_kafka.TopicPartition]:  # type: ignore[override]  # noqa: ANN401
-        """Note it, and answer."""
         offsets = request["offsets"]
-        assert not request["asynchronous"], "in a hold nobody would hear of the answer"
+        assert not request["asynchronous"], "in a hold no poll would return the answer"
         self.asked.append([(tp.partition, tp.offset, tp.metadata or "") for tp in offsets])
         assert self.may_answer.wait(LIMIT_S)
         is_probe = len(offsets[0].metadata or "") > LONGEST_METADATA
@@ -122,7 +118,6 @@ class ScriptedConsumer(confluent_kafka.Consumer):
     def committed(
         self, partitions: list[confluent_kafka.TopicPartition], timeout: float = -1
     ) -> list[confluent_kafka.TopicPartition]:
-        """What the test says."""
         assert 0 < timeout < LIMIT_S
         self.reads += 1
         stored = self.stored
@@ -141,22 +136,18 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         ]
 
     def memberid(self) -> str:
-        """The id of the member; empty when its session has ended."""
         return self.id
 
     def unsubscribe(self) -> None:
-        """Note it."""
         self.calls.append("unsubscribe")
         super().unsubscribe()
 
     def incremental_unassign(self, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        """Note what was given up."""
         self.calls.append("unassign")
         super().incremental_unassign(partitions)
         self.unassigned.append([tp.partition for tp in partitions])
 
     def close(self) -> None:
-        """Note it."""
         self.is_closed = True
         super().close()
 
@@ -174,41 +165,34 @@ class ScriptedMember:
         self.told: list[MemberEvent] = []
         monkeypatch.setattr(confluent_kafka, "Consumer", self._make)
         monkeypatch.setattr(session_module, "_SLICE_S", 0.001)
-        monkeypatch.setattr(
-            leave, "_LEAVE_LIMIT_S", 0.01
-        )  # nobody calls back that something was given up
+        monkeypatch.setattr(leave, "_LEAVE_LIMIT_S", 0.01)  # no callback reports an unassign
         config = {**CONFIG, **(settings or {})}
         self.member = Member(validated(config, hold_limit_s=10), clock=clock, probe_interval_s=0.02)
         self.session: Session = self.member._session
         self.client = self.clients[0]
 
     def grant(self, *partitions: TopicPartition) -> None:
-        """Kafka assigns."""
         self.do(lambda: self.session._on_assign(self.client, _theirs(partitions)))
 
     def ask_for(self, *partitions: TopicPartition) -> None:
-        """Kafka asks for partitions: the client is called back until they are released."""
         self.client.script.put(lambda: self.session._on_revoke(self.client, _theirs(partitions)))
         wait_until(lambda: self.session.hold, timeout_s=LIMIT_S, what="the hold", interval_s=0.001)
 
     def lose(self, *partitions: TopicPartition) -> None:
-        """Kafka takes away."""
 
         def taken() -> None:
             self.session._on_lost(self.client, _theirs(partitions))
             super(ScriptedConsumer, self.client).incremental_unassign(
                 _theirs(partitions)
-            )  # as the client does by itself
+            )  # as the client does
 
         self.do(taken)
 
     def do(self, action: Callable[[], Message | None]) -> None:
-        """Queue an action for the client's next poll and wait until that poll has returned."""
         self.client.script.put(action)
         self.pass_time()
 
     def pass_time(self) -> None:
-        """Let the session's thread go round, also behind a poll that returns a message."""
         if self.session.end_reason is None and self.session.hold is None:
             seen = self.client.polls
             wait_until(
@@ -221,7 +205,6 @@ class ScriptedMember:
             )
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll until something is the case."""
 
         def step() -> bool:
             self.told += self.member.poll(0)
@@ -230,11 +213,9 @@ class ScriptedMember:
         wait_until(step, timeout_s=LIMIT_S, what=what, interval_s=0.001)
 
     def poll(self) -> list[MemberEvent]:
-        """What the member tells now."""
         return self.member.poll(0)
 
     def close(self) -> None:
-        """Leave."""
         for client in self.clients:
             client.may_answer.set()
         self.member.close(5.0)
@@ -252,7 +233,6 @@ class ScriptedMember:
 
 
 def trouble(code: int, topic: str | None = None) -> Message:
-    """A message that carries an error."""
     return Message(topic=topic, error=KafkaError(code))
 
 

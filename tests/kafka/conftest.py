@@ -19,6 +19,5 @@ if TYPE_CHECKING:
 def group(
     request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> Iterator[Readers]:
-    """Readers of a topic of four partitions; tests say in which protocols (indirectly)."""
     with Readers(kafka_broker, kafka_topic(4), request.param) as readers:
         yield readers

@@ -1,4 +1,4 @@
-"""Damage in the log of a broker, as a bad disk does it."""
+"""Damage in the log of a broker, as by a bad disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ _LENGTH_AT, _MAGIC_AT, _HEADER = 8, 16, 12
 
 
 def produce_batches(kafka: KafkaCluster, topic: str, partition: int, codec: str = "none") -> None:
-    """Append three batches of `EACH` records."""
     for batch in range(3):
         producer = Producer(
             {**kafka.client_config(), "compression.type": codec, "linger.ms": 1000, "log_level": 0}
@@ -30,20 +29,17 @@ def produce_batches(kafka: KafkaCluster, topic: str, partition: int, codec: str 
 
 
 def break_byte(kafka: KafkaCluster, topic: str, partition: int) -> None:
-    """Change one byte in the records of the second batch."""
     log, start, length = _second_batch(kafka, topic, partition)
     at = start + length - 10
     _write(log, at, bytes([log.read_bytes()[at] ^ 0xFF]))
 
 
 def break_length(kafka: KafkaCluster, topic: str, partition: int) -> None:
-    """Let the second batch seem longer than its log: librdkafka takes it for half a response."""
     log, start, length = _second_batch(kafka, topic, partition)
     _write(log, start + _LENGTH_AT, (length + 5_000_000).to_bytes(4, "big"))
 
 
 def break_format(kafka: KafkaCluster, topic: str, partition: int) -> None:
-    """Let the second batch have a format that no client knows."""
     log, start, _ = _second_batch(kafka, topic, partition)
     _write(log, start + _MAGIC_AT, b"\x07")
 

@@ -1,7 +1,4 @@
-"""Throws a member out of its group as the broker does with a member that it thinks dead.
-
-It sends a leave request in the member's name.
-"""
+"""Evict a member from its group with a leave request in its name."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ _LEAVING = -1
 
 
 def evict(bootstrap_servers: str, group: str, member_id: str, protocol: str) -> None:
-    """Let the broker forget a member; the member itself is not told."""
     host, _, port = bootstrap_servers.partition(
         ":"
     )  # the one node of a test cluster is the coordinator of every group

@@ -1,7 +1,4 @@
-"""The records of a topic in memory, read as the fetcher reads Kafka.
-
-With it, tests need no broker to check what a consumer returns.
-"""
+"""The log of a topic in memory, in place of the fetcher's client."""
 
 from __future__ import annotations
 
@@ -42,26 +39,21 @@ class FakeLog:
         """Whether the broker answers each fetch with nothing, and not with the end either."""
 
     def produce(self, topic: str, partition: int, count: int) -> None:
-        """Append records."""
         tp = TopicPartition(topic, partition)
         self._ends[tp] = self._ends.get(tp, 0) + count
 
     def produce_while_waiting(self, topic: str, partition: int, count: int) -> None:
-        """Append records once somebody waits for some."""
         self._coming.append((topic, partition, count))
 
     def assignment(self) -> list[TopicPartition]:
-        """What is read."""
         return list(self._next)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """Begin to read, at offsets: to look one up is not the client's."""
         if any(tp in self._next or tp.offset < 0 for tp in partitions):
             raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{partitions}"))
         self._next.update({tp: tp.offset for tp in partitions})
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """Stop to read."""
         if any(tp not in self._next for tp in partitions):
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{partitions}"))
         for tp in partitions:
@@ -69,15 +61,12 @@ class FakeLog:
             self._returned.discard(tp)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """Be silent."""
         self._paused.update(partitions)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
-        """Be silent no longer."""
         self._paused.difference_update(partitions)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The next offset, once a record was returned."""
         found = {
             tp: self._next[tp] if tp in self._returned else OFFSET_INVALID for tp in partitions
         }
@@ -87,12 +76,10 @@ class FakeLog:
         ]
 
     def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
-        """The bounds that the last fetch has told."""
         assert cached, "the member asks the cluster"
         return (OFFSET_INVALID,) * 2 if self.is_throttled else (0, self._ends.get(partition, 0))
 
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
-        """The next records, of one partition after the other."""
         self.waits.append((num_messages, timeout))
         if timeout:
             self.is_waiting.set()
@@ -122,7 +109,6 @@ class FakeLog:
 def fake_log(
     group: FakeGroup, monkeypatch: pytest.MonkeyPatch, records: Mapping[int, int]
 ) -> FakeLog:
-    """Let new consumers read a log of `orders` with this number of records in each partition."""
     log = FakeLog(group)
     for partition, count in records.items():
         log.produce("orders", partition, count)

@@ -1,4 +1,4 @@
-"""A producer in memory: it keeps what it is given, and the test says what becomes of it."""
+"""A producer in memory: a test decides the fate of its records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class FakeProducer:
         headers: list[Any] | None,
         on_delivery: Callable[[KafkaError | None, Any], None],
     ) -> None:
-        """Refuse, or keep."""
         if self.refuses:
             raise self.refuses.pop(0)
         self.sent.append((topic, key, value))
@@ -42,16 +41,13 @@ class FakeProducer:
         self._waiting.append(on_delivery)
 
     def end(self, error: KafkaError | None = None) -> None:
-        """What is under way is stored, or fails: told by the next poll."""
         self._reports += [(report, error) for report in self._waiting]
         self._waiting = []
 
     def end_again(self) -> None:
-        """What has ended is told twice."""
         self._reports += self._reports
 
     def poll(self, timeout: float) -> int:
-        """Tell what has ended."""
         assert timeout == 0 or self._reports, "its caller waits for what will not come"
         if self.fatal is not None:
             raise KafkaException(self.fatal)
@@ -64,9 +60,7 @@ class FakeProducer:
         """Its login never changes."""
 
     def purge(self) -> None:
-        """Forget what is under way."""
         self.is_purged = True
 
     def flush(self, timeout: float) -> int:
-        """Tell what has ended."""
         return self.poll(timeout)

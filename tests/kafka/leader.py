@@ -1,7 +1,4 @@
-"""A leader of a classic group that takes its time.
-
-It speaks the protocol itself, so a test decides when the group goes on.
-"""
+"""A slow leader of a classic group, which speaks the protocol itself."""
 
 from __future__ import annotations
 

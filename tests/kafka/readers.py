@@ -112,7 +112,6 @@ class Readers:
         assert self._producer.flush(10) == 0
 
     def play(self, until: Callable[[], object], *readers: Reader, what: str) -> None:
-        """Poll all readers until a condition holds."""
 
         def step() -> bool:
             for reader in readers:

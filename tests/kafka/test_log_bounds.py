@@ -1,4 +1,4 @@
-"""What Kafka says of partitions, for somebody who cannot wait for every leader."""
+"""Bounds and committed offsets of partitions if some leaders are unavailable."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_read_beyond_reads_first_offsets_at_intervals() -> None:
     assert reader.read_beyond([tp(0)])[tp(0)].start == 0
     group.delete_before(tp(0), 3)
     assert reader.read_beyond([tp(0)])[tp(0)].start == 0
-    assert reader.read([tp(0)])[tp(0)].start == 3, "what is taken in is judged by what is so now"
+    assert reader.read([tp(0)])[tp(0)].start == 3, "a new assignment is judged by current bounds"
     group.delete_before(tp(0), 5)
     assert reader.read_beyond([tp(0)])[tp(0)].start == 3
     group.clock.advance(30)

@@ -1,4 +1,4 @@
-"""A user and a password that change while clients live (`credentials_cb`)."""
+"""User and password from a function: when it is called, and how a client gets a new login."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ BASE = {
     "security.protocol": "SASL_SSL",
     "sasl.mechanism": "SCRAM-SHA-512",
 }
-SECRET = "swordfish"  # noqa: S105 - what must not be shown
+SECRET = "swordfish"  # noqa: S105 - a secret of the test
 
 
 class Vault:
-    """Where a function of the user looks, and a client that hears of what is there."""
+    """The source of the user's function, and a client that records its logins."""
 
     def __init__(self) -> None:
         self.now = 0.0

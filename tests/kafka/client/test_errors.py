@@ -1,7 +1,4 @@
-"""What a person is told to do about each error of the client.
-
-The class of each error says what has become of the ownership.
-"""
+"""Errors of the client as errors of this package, with advice."""
 
 from __future__ import annotations
 

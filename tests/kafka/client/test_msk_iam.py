@@ -1,4 +1,4 @@
-"""Tokens for AWS MSK: AWS's signer makes them, without asking anybody."""
+"""Tokens for AWS MSK, created locally by AWS's signer."""
 
 from __future__ import annotations
 

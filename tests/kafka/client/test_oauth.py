@@ -1,4 +1,4 @@
-"""Tokens of a user's function: its errors are told, and an issuer may be away for a moment."""
+"""Tokens from a function: its errors, and an issuer that is unavailable for a moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagster_rebalance.kafka.client.oauth import Token, Tokens
 from dagster_rebalance.kafka.client.settings import validated
 
 NOW = 1_000_000.0
-SECRET = "the-token-itself"  # noqa: S105 - what must not be shown
+SECRET = "the-token-itself"  # noqa: S105 - a secret of the test
 
 
 class Issuer:

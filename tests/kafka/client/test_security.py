@@ -49,7 +49,7 @@ LEAST = {"topic": "READ", "group": "READ"}
 """The rights of a member."""
 RECORDS = 20
 KEY_FORM = ("-topk8", "-v1", "PBE-SHA1-3DES")
-"""What OpenSSL does by itself (PBES2), Kafka's Java client cannot read: PBES2 SecretKeyFactory not
+"""Kafka's Java client cannot read OpenSSL's default form (PBES2): PBES2 SecretKeyFactory not
 available."""
 KEY_PASSWORD = "swordfish-of-the-key"  # noqa: S105 - of a key that lives as long as a test
 PATIENCE_S = 30.0

@@ -1,4 +1,4 @@
-"""One config mapping in; what cannot work is refused with the name of the setting."""
+"""The settings of each client, derived from one config, and the refused settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
-GOOD = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
+GOOD = {"bootstrap.servers": "broker:9092", "group.id": "etl"}
 
 
 CLASSIC = {"group.protocol": "classic"}
@@ -285,6 +285,6 @@ def test_connection_has_only_connection_settings() -> None:
 
 
 def test_settings_hide_their_values() -> None:
-    secret = "hunter2"  # noqa: S105 - what must not be seen
+    secret = "hunter2"  # noqa: S105 - a secret of the test
     shown = repr(settings(security_protocol="sasl_ssl", sasl_password=secret, ssl_key_pem=secret))
     assert secret not in shown

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker
 
 RECORDS = 5
-SECRET = "swordfish-of-the-issuer"  # noqa: S105 - what must not be shown
+SECRET = "swordfish-of-the-issuer"  # noqa: S105 - a secret of the test
 NOT_RENEWED = {
     "no token": "Failed to acquire SASL OAUTHBEARER token: no answer",
     # Kafka takes no second login of a connection within a second, and a token that is about to
@@ -37,7 +37,7 @@ NOT_RENEWED = {
 
 @dataclass(frozen=True)
 class Login:
-    """Somebody with the rights of a member, and a topic of the same name as the group."""
+    """A user with the rights of a member, and a topic of the same name as the group."""
 
     kafka: KafkaWithTokens
     name: str

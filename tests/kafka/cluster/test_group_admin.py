@@ -1,4 +1,4 @@
-"""Looking at a group from outside, without a broker."""
+"""Descriptions of a group, without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transaction that is open keeps committed offsets back, and nothing else."""
+"""An open transaction withholds only its own committed offsets."""
 
 from __future__ import annotations
 

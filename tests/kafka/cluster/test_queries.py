@@ -1,4 +1,4 @@
-"""Questions to a cluster in which a topic of somebody else cannot be described."""
+"""Queries to a cluster with an undescribable topic, a moving leader or a silent controller."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class LostController(FakeAdmin):
 @pytest.fixture
 def cluster() -> Cluster:
     cluster = Cluster(
-        validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1)
+        validated({"bootstrap.servers": "broker:9092", "group.id": "etl"}, hold_limit_s=1)
     )
     vars(cluster)["_client"] = FakeAdmin()
     return cluster
@@ -129,7 +129,7 @@ def test_end_offsets_are_retried_with_new_metadata(
 def test_topic_ids_are_retried_while_the_controller_is_unavailable() -> None:
     clock = ManualClock()
     cluster = Cluster(
-        validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1),
+        validated({"bootstrap.servers": "broker:9092", "group.id": "etl"}, hold_limit_s=1),
         clock=clock,
     )
     admin = vars(cluster)["_client"] = LostController(clock, looks=2)
@@ -141,7 +141,7 @@ def test_topic_ids_are_retried_while_the_controller_is_unavailable() -> None:
 def test_topic_ids_time_out_while_the_controller_is_unavailable() -> None:
     clock = ManualClock()
     cluster = Cluster(
-        validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1),
+        validated({"bootstrap.servers": "broker:9092", "group.id": "etl"}, hold_limit_s=1),
         clock=clock,
     )
     admin = vars(cluster)["_client"] = LostController(clock, looks=100)

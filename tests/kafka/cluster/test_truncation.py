@@ -1,4 +1,4 @@
-"""What a real broker tells of logs that were cut off, and of topics that were made again."""
+"""Truncated logs and recreated topics on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits: what is sent when, and what an answer means."""
+"""Commits: the order of requests, and the meaning of their answers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PROBES = 4
 
 
 class Reads:
-    """Counts what a member's probes read, and does something of the test's after each."""
+    """Counts the reads of a member's probes, and runs a function of the test after each."""
 
     def __init__(self, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
         member: Any = reader.consumer._state.member

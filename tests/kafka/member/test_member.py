@@ -1,7 +1,4 @@
-"""What a member makes of its client's news, without a broker.
-
-The tests cover losses, probes, releases and leave.
-"""
+"""Events, losses, probes, releases and leave of a member without a broker."""
 
 from __future__ import annotations
 
@@ -297,7 +294,7 @@ def test_commits_are_sent_during_a_hold(scene: ScriptedMember) -> None:
 
 def test_release_goes_out_after_earlier_commits(scene: ScriptedMember) -> None:
     scene.ask_for(P1)
-    scene.until(lambda: scene.member.held, "the revoke to be told")
+    scene.until(lambda: scene.member.held, "the revoke request")
     scene.client.may_answer.clear()
     scene.member.commit_async({P1: OffsetAndMetadata(7)})
     scene.member.release()
@@ -316,7 +313,7 @@ def test_commit_for_an_earlier_ownership_is_not_sent(scene: ScriptedMember) -> N
     assert scene.client.asked == [[(1, 1, "")]]
     assert scene.member.committed([P1], 1.0) == {P1: None}
     again = scene.member.commit({P0: OffsetAndMetadata(1)})
-    assert isinstance(again.failed[P0], PartitionLostError), "still nobody was told"
+    assert isinstance(again.failed[P0], PartitionLostError), "the event was not polled yet"
     assert [type(event) for event in scene.poll()] == [PartitionsLost, PartitionsAssigned]
     assert scene.member.commit({P0: OffsetAndMetadata(2)}).committed == {P0}
 
@@ -489,7 +486,7 @@ def test_probe_ignores_a_timeout(scene: ScriptedMember) -> None:
 
 def test_refused_release_is_reported_as_superseded(scene: ScriptedMember) -> None:
     scene.ask_for(P1)
-    scene.until(lambda: scene.member.held, "the revoke to be told")
+    scene.until(lambda: scene.member.held, "the revoke request")
     scene.session.consumer.unassign()
     scene.member.release()
     assert lost(scene) == [PartitionsLost((P0,), LostReason.SUPERSEDED)]
@@ -553,7 +550,7 @@ def test_hold_expires_while_the_thread_waits_for_a_broker(
     clock = ManualClock()
     scene = scripted(clock)
     scene.ask_for(P1)
-    scene.until(lambda: scene.member.held, "the revoke to be told")
+    scene.until(lambda: scene.member.held, "the revoke request")
     scene.client.may_answer.clear()
     ticket = scene.member.commit_async({P1: OffsetAndMetadata(7)})
     scene.until(
@@ -736,7 +733,7 @@ def test_classic_member_pauses_discovery_until_the_rebalance_is_over(
 ) -> None:
     scene, looked = scripted(**{"group.protocol": "classic"}), []
     scene.ask_for(P1)
-    scene.until(lambda: scene.member.held, "the revoke to be told")
+    scene.until(lambda: scene.member.held, "the revoke request")
     monkeypatch.setattr(
         "dagster_rebalance.kafka.member.topic_discovery.Discovery.refresh",
         lambda *_: looked.append("looked"),

@@ -1,4 +1,4 @@
-"""Which topics a session is made to subscribe to when what is wanted or what exists changes."""
+"""Subscriptions of a session as wanted and existing topics change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERS = re.compile("orders-.*")
 
 
 class Scene:
-    """A discovery whose cluster has what a test says, and what its session was told."""
+    """A discovery whose cluster has the topics of a test, and the events of its session."""
 
     def __init__(self, *topics: str, only_visible: bool = False) -> None:
         self.topics = set(topics)

@@ -73,7 +73,7 @@ def damaged(
 
 
 class Polls:
-    """A consumer, what it has returned, and what it has raised."""
+    """A consumer, its records and its errors."""
 
     def __init__(self, topic: str, config: dict[str, Any]) -> None:
         self.consumer = RebalanceAwareConsumer(config)

@@ -306,7 +306,7 @@ def test_sequential_reads_share_a_client_and_concurrent_ones_do_not(
     late = reader.read(first)
     next(late)
     reader.close()
-    assert len(list(late)) == 2999, "what is under way is read to its end"
+    assert len(list(late)) == 2999, "a read in progress is read to its end"
     assert not reader._idle
     with pytest.raises(IllegalStateError, match="the reader is closed"):
         next(reader.read(first))

@@ -1,4 +1,4 @@
-"""What a read makes of what its client tells, in orders that a broker seldom shows."""
+"""Reads of ranges with batches and errors in an order that a broker seldom produces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again under a consumer is told, and read from its new log."""
+"""A topic that is deleted and created again is reported, and read from its new log."""
 
 from __future__ import annotations
 

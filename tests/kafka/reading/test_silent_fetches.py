@@ -1,4 +1,4 @@
-"""A fetcher whose client returns nothing says why after a while, on a log in memory."""
+"""A stalled fetcher reports the reason, on a log in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.fake_log import FakeLog
 
 CONFIG = {
-    "bootstrap.servers": "nobody:9092",
+    "bootstrap.servers": "broker:9092",
     "group.id": "etl",
     "auto.offset.reset": "earliest",
 }

@@ -1,6 +1,6 @@
 """A broker is away: its partitions have no answer, and the others have theirs.
 
-Nobody is told an offset that does not exist.
+No query returns an offset that does not exist.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_end_offsets_of_an_unavailable_leader_raise_until_its_successor(
         found = wait_until(
             with_timeout,
             timeout_s=60,
-            what="another node to lead it, and be found by somebody who never waits for long",
+            what="another leader, found by short queries",
         )
         assert found == dict.fromkeys(PARTITIONS, RECORDS)
         assert consumer.beginning_offsets(PARTITIONS, 10.0) == dict.fromkeys(PARTITIONS, 0)

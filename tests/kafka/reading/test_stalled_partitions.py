@@ -1,4 +1,4 @@
-"""A partition without progress is found after a time, and one that goes on never is."""
+"""A partition without progress is reported after a limit."""
 
 from __future__ import annotations
 
