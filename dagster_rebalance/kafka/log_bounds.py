@@ -72,13 +72,8 @@ def find(
 ) -> dict[TopicPartition, Found]:
     """Return the facts from which the core judges partitions, without those that wait for a leader.
 
-    Args:
-        consumer: Queries Kafka.
-        bounds: The bounds of the partitions.
-        recorded: The last recorded commits, if known.
-        timeout_s: How long the coordinator, or any broker, may take.
-        patience_s: How long the leaders may take together.
-        start: Where the group starts in a partition without a committed offset.
+    `timeout_s` limits the coordinator, and `patience_s` all leaders together. The group starts at
+    `start` in a partition without a committed offset.
 
     Raises:
         BrokerError: Kafka refuses, or its coordinator does not answer.
@@ -192,8 +187,6 @@ class BoundsReader:
     """Reads bounds for a caller that cannot wait for every leader.
 
     Args:
-        consumer: Queries Kafka.
-        clock: A monotonic clock.
         note: Receives a sentence if a leader does not answer.
         start: Where the group starts in a partition without a committed offset.
         bounds_patience_s: How long leaders may take to report the bounds.

@@ -49,7 +49,6 @@ class Registry:
 
     Args:
         settings: The settings of confluent-kafka's `SchemaRegistryClient`; numbers may be text.
-        clock: A monotonic clock.
         limit_s: How long a whole answer may take.
     """
 

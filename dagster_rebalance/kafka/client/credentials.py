@@ -29,13 +29,7 @@ class Client(Protocol):
 
 
 class Credentials:
-    """Calls the user's function every 30 s, in the background. Thread-safe.
-
-    Args:
-        function: Returns the user and the password.
-        clock: A monotonic clock.
-        start: Runs a function in the background.
-    """
+    """Calls the user's function every 30 s, in the background. Thread-safe."""
 
     def __init__(
         self,
@@ -109,7 +103,6 @@ class Login:
 
     Args:
         credentials: None for a client whose login does not change.
-        client: The client.
     """
 
     def __init__(self, credentials: Credentials | None, client: Client) -> None:

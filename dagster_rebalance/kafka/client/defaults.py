@@ -272,15 +272,10 @@ TABLE: tuple[ClientDefault, ...] = (
 def client_config(
     client: ClientKind, given: Mapping[str, Any], derived: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a client: the defaults of the table, and the user's.
-
-    Args:
-        client: The client.
-        given: The user's settings that this client gets.
-        derived: The values of derived settings.
+    """Return the settings of a client: the defaults of the table, and those `given` by the user.
 
     Raises:
-        LookupError: The table has no such derived setting.
+        LookupError: The table has no setting of `derived`.
     """
     unknown = (derived or {}).keys() - {row.name for row in TABLE if row.derived}
     if unknown:

@@ -318,14 +318,7 @@ def broker_error(
     partitions: Iterable[TopicPartition] = (),
     topics: Collection[str] = (),
 ) -> BrokerError:
-    """Convert the error of a request other than a commit.
-
-    Args:
-        error: The client's error.
-        operation: The request.
-        partitions: The partitions that the request failed for.
-        topics: The topics that it failed for, if no partitions are known.
-    """
+    """Convert the error of a request for partitions or, if none are known, topics; not a commit."""
     reasons = dict.fromkeys(partitions, error_text(error))
     return BrokerError(
         operation.explain(error, partition_names(reasons)),

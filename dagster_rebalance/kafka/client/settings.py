@@ -68,7 +68,6 @@ class Settings:
 
     Attributes:
         user: The user's mapping, secrets included.
-        group_id: The consumer group.
         group_protocol: `consumer` (KIP-848) or `classic`.
         strategy: The assignment strategy of a classic group: `cooperative-sticky`, or eager ones,
             separated by commas.

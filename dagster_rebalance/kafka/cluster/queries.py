@@ -71,11 +71,7 @@ _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
 
 class AdminConnection:
-    """An admin client, created by its first request, and the errors that it reported.
-
-    Args:
-        settings: Validated settings; only the group and the connection settings are used.
-    """
+    """An admin client, created by its first request, and the errors that it reported."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -110,13 +106,7 @@ class AdminConnection:
 
 
 class Cluster(AdminConnection):
-    """The brokers (implements `ClusterView`).
-
-    Args:
-        settings: Validated settings; only the connection settings are used.
-        clock: A monotonic clock.
-        pause: Waits between two attempts.
-    """
+    """The brokers (implements `ClusterView`)."""
 
     def __init__(
         self,

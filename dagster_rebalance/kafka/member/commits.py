@@ -101,14 +101,10 @@ class Commits:
         events_taken: int,
         is_awaited: bool,
     ) -> None:
-        """Add offsets to the next request.
+        """Add offsets to the next request, under the number of a ticket.
 
-        Args:
-            number: The ticket.
-            offsets: Next offsets.
-            events_taken: The number of events that the caller had taken: it must not commit for an
-                earlier ownership.
-            is_awaited: Whether the caller waits for the answer; `on_commit` is not called then.
+        The caller had taken `events_taken` events: it must not commit for an earlier ownership.
+        `on_commit` is not called if the answer `is_awaited`.
         """
         refused = {
             **too_long(offsets),

@@ -85,8 +85,6 @@ class Member:
     """A member of a consumer group that can hold a revoke (implements `GroupMember`).
 
     Args:
-        settings: Validated settings.
-        clock: A monotonic clock.
         probe_interval_s: How often to probe for fencing during a hold.
         discovery_interval_s: How often to look for new topics and partitions, between holds.
 

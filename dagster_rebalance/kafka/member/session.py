@@ -77,14 +77,8 @@ notices a rebalance."""
 class Session:
     """One confluent Consumer in the group.
 
-    Args:
-        settings: Validated settings.
-        clock: A monotonic clock.
-        discovery: Keeps the client subscribed.
-        probe_interval_s: How often to probe for fencing during a hold.
-
     Attributes:
-        consumer: The client. Used only by this session's thread.
+        consumer: The client, for this session's thread only.
         member_id: The id of this member at the broker; empty until the broker knows it.
         hold: The revoke that was requested and is not released yet.
         fatal_error: The fatal error of the client that ended the membership.

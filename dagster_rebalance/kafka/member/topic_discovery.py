@@ -46,8 +46,6 @@ class Discovery:
     """Keeps one session subscribed to the wanted topics that exist.
 
     Args:
-        settings: Validated settings.
-        clock: A monotonic clock.
         interval_s: How often to look for new topics and partitions.
         only_visible: Whether to leave out topics that the principal may not see. In the consumer
             protocol, the broker refuses a member that subscribes to such a topic.

@@ -108,16 +108,7 @@ class Position:
 
 
 class Fetcher:
-    """Reads records of assigned partitions.
-
-    Args:
-        settings: Validated settings.
-        starts: Looks up where reading starts.
-        clock: A monotonic clock.
-
-    Raises:
-        ConfigurationError: The client refuses a setting; the message names it.
-    """
+    """Reads records of assigned partitions."""
 
     def __init__(
         self,

@@ -43,12 +43,9 @@ class StalledPartitions:
     def check(self, behind: Mapping[TopicPartition, int], now: float) -> frozenset[TopicPartition]:
         """Return the partitions that were behind the end of the log at one offset for too long.
 
-        Between two checks, at most `CHECK_EVERY_S` counts: a caller that seldom polls reads little,
-        and its partitions are not stalled because of that.
-
-        Args:
-            behind: The next offset of each partition whose log has more.
-            now: The time.
+        `behind` has the next offset of each partition whose log has more. Between two checks, at
+        most `CHECK_EVERY_S` counts: a caller that seldom polls reads little, and its partitions are
+        not stalled because of that.
         """
         passed = min(now - self._checked_at, CHECK_EVERY_S)
         self._checked_at = now
@@ -74,7 +71,6 @@ class RecreatedTopics:
 
     Args:
         request: Requests the ids of topics. The function that it returns has the answer, or None.
-        clock: A monotonic clock.
     """
 
     def __init__(

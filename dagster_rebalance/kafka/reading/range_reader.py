@@ -70,7 +70,6 @@ class RangeReader:
 
     Args:
         settings: Validated settings. The user's settings of fetching win over the defaults.
-        clock: A monotonic clock.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:

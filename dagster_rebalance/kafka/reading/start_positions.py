@@ -30,8 +30,6 @@ class StartPositions:
     """Looks up where reading starts.
 
     Args:
-        member: Reads the group's committed offsets.
-        cluster: Reads the ends of the log.
         offset_reset: The end to start at without a committed offset, or `error`.
     """
 
