@@ -158,9 +158,7 @@ def test_find_waits_longer_for_slow_leaders() -> None:
     assert notes == [f"the leaders of orders-0 {said} 1.5 s"] * 2
 
 
-def test_find_notes_silent_leaders_until_the_longest_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_find_notes_silent_leaders_until_the_longest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     group, consumer = stage()
     group.committed[tp(0)] = encode(StoredPartition(5, log=Log(leader_epoch=0)))
     group.elect(tp(0))

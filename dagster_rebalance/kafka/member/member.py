@@ -297,10 +297,7 @@ class Member:
 
     def _new_session(self) -> Session:
         discovery = Discovery(
-            self._settings,
-            self._clock,
-            self._discovery_interval_s,
-            only_visible=self._only_visible,
+            self._settings, self._clock, self._discovery_interval_s, only_visible=self._only_visible
         )
         return Session(self._settings, self._clock, discovery, self._probe_interval_s)
 

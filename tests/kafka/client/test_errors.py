@@ -255,9 +255,7 @@ def test_configuration_error_keeps_the_text_of_the_client() -> None:
         {"sasl.mechanism": "hunter2", "security.protocol": "SASL_SSL"},
     ],
 )
-def test_configuration_error_hides_the_value_of_the_setting(
-    setting: dict[str, str],
-) -> None:
+def test_configuration_error_hides_the_value_of_the_setting(setting: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="refuses its settings") as refused:
         create_client(Consumer, {"bootstrap.servers": "a:1", "group.id": "g", **setting})
     (value, *_) = setting.values()

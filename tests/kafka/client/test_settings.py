@@ -43,11 +43,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"max.poll.interval.ms": "five minutes"}, r"'max\.poll\.interval\.ms' must be a whole number"),
     *[
         ({name: "6000"}, r"decided by the broker .*'group\.protocol' to 'classic'")
-        for name in (
-            "session.timeout.ms",
-            "heartbeat.interval.ms",
-            "partition.assignment.strategy",
-        )
+        for name in ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
     ],
     *[
         ({"partition.assignment.strategy": mixed, **CLASSIC}, f"{STRATEGY} mixes .* bounces {MORE}")

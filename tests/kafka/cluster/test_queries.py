@@ -117,9 +117,7 @@ def test_topic_queries_skip_a_topic_that_cannot_be_described(cluster: Cluster) -
     cluster.check(["orders"])
 
 
-def test_end_offsets_are_retried_with_new_metadata(
-    cluster: Cluster,
-) -> None:
+def test_end_offsets_are_retried_with_new_metadata(cluster: Cluster) -> None:
     admin = vars(cluster)["_client"] = MovingLeader()
     orders = offsets.TopicPartition("orders", 0)
     assert cluster.end_offsets([orders]) == {orders: 7}

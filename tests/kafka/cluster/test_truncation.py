@@ -63,9 +63,7 @@ def cut_off() -> Iterator[KafkaCluster]:
         yield kafka
 
 
-def test_truncated_compares_positions_with_their_leader_epoch(
-    cut_off: KafkaCluster,
-) -> None:
+def test_truncated_compares_positions_with_their_leader_epoch(cut_off: KafkaCluster) -> None:
     """The bounds of the log look unchanged."""
     cluster = cluster_of(cut_off.bootstrap_servers)
     end = cluster.log_ends([ORDERS])[ORDERS]

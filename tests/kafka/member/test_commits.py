@@ -110,9 +110,7 @@ def test_waiting_commit_of_a_lost_partition_is_not_sent(scene: ScriptedMember) -
     assert scene.member.commit({P0: offset(3)}).committed == {P0}
 
 
-def test_committed_does_not_record_offsets_for_the_probe(
-    scene: ScriptedMember,
-) -> None:
+def test_committed_does_not_record_offsets_for_the_probe(scene: ScriptedMember) -> None:
     """A caller may read partitions of other members, which go on committing."""
     scene.client.stored = {P0: offset(1)}
     assert scene.member.committed([P0], 1.0) == {P0: offset(1)}
@@ -171,9 +169,7 @@ def test_commit_reports_the_error_of_each_refused_topic(scene: ScriptedMember) -
     assert asked(scene) == [[(0, 1), (1, 2), (5, 3)], [(0, 1)], [(5, 3)]]
 
 
-def test_refused_commit_without_read_reports_the_error_of_the_read(
-    scene: ScriptedMember,
-) -> None:
+def test_refused_commit_without_read_reports_the_error_of_the_read(scene: ScriptedMember) -> None:
     scene.client.refused = {P0: UNKNOWN}
     scene.client.unreadable = {P0: FORBIDDEN}
     result = scene.member.commit({P0: offset(1), P1: offset(2)})
@@ -181,9 +177,7 @@ def test_refused_commit_without_read_reports_the_error_of_the_read(
     assert "READ" in str(result.failed[P0])
 
 
-def test_refused_commit_without_an_answer_is_retriable_for_all(
-    scene: ScriptedMember,
-) -> None:
+def test_refused_commit_without_an_answer_is_retriable_for_all(scene: ScriptedMember) -> None:
     scene.client.refused = {P0: TOO_LARGE}
     scene.client.stored = KafkaError._TIMED_OUT
     result = scene.member.commit({P0: offset(1), P1: offset(2)})

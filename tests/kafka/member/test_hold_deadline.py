@@ -50,9 +50,7 @@ def both_share(blue: Actor, green: Actor) -> Callable[[], bool]:
     return shared
 
 
-def test_hold_past_its_deadline_is_lost_and_reassigned(
-    pair: tuple[Actor, Actor],
-) -> None:
+def test_hold_past_its_deadline_is_lost_and_reassigned(pair: tuple[Actor, Actor]) -> None:
     """In classic the broker never ends a hold; in the consumer protocol both end it."""
     blue, green = pair
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the hold to be lost")
@@ -62,9 +60,7 @@ def test_hold_past_its_deadline_is_lost_and_reassigned(
     play(both_share(blue, green), blue, green, what="both to share the partitions")
 
 
-def test_member_that_stops_polling_in_a_hold_loses_all_once(
-    pair: tuple[Actor, Actor],
-) -> None:
+def test_member_that_stops_polling_in_a_hold_loses_all_once(pair: tuple[Actor, Actor]) -> None:
     blue, green = pair
     resumes_at = time.monotonic() + POLL_LIMIT_S + 0.7
     while time.monotonic() < resumes_at:

@@ -120,9 +120,7 @@ def test_close_in_a_hold_leaves_no_callback(pair: tuple[Actor, Actor]) -> None:
 
 
 @pytest.mark.broker
-def test_close_after_a_release_leaves_no_callback(
-    pair: tuple[Actor, Actor],
-) -> None:
+def test_close_after_a_release_leaves_no_callback(pair: tuple[Actor, Actor]) -> None:
     """Two callbacks are due, which can freeze a close."""
     blue, green = pair
     blue.member.release()
@@ -131,9 +129,7 @@ def test_close_after_a_release_leaves_no_callback(
 
 
 @pytest.mark.broker
-def test_rejoin_after_fencing_in_a_hold_leaves_no_callback(
-    pair: tuple[Actor, Actor],
-) -> None:
+def test_rejoin_after_fencing_in_a_hold_leaves_no_callback(pair: tuple[Actor, Actor]) -> None:
     blue, green = pair
     blue.stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")

@@ -531,9 +531,7 @@ def test_caller_that_stops_polling_loses_all_partitions(
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
 
 
-def test_hold_expires_at_max_poll_interval(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
+def test_hold_expires_at_max_poll_interval(scripted: Callable[..., ScriptedMember]) -> None:
     clock = ManualClock()
     scene = scripted(clock)
     scene.ask_for(P1)
@@ -632,9 +630,7 @@ def test_exception_of_a_user_callback_is_reported_once(
     assert scene.session.end_reason is None
 
 
-def test_poll_inside_a_user_callback_is_refused(
-    scripted: Callable[..., ScriptedMember],
-) -> None:
+def test_poll_inside_a_user_callback_is_refused(scripted: Callable[..., ScriptedMember]) -> None:
     refused: list[str] = []
 
     def poll(_raw: str) -> None:

@@ -83,9 +83,7 @@ def test_classic_hold_survives_new_partitions_until_its_release(scene: Scene) ->
 
 
 @pytest.mark.parametrize("scene", ["consumer"], indirect=True)
-def test_consumer_protocol_assigns_new_partitions_during_a_hold(
-    scene: Scene,
-) -> None:
+def test_consumer_protocol_assigns_new_partitions_during_a_hold(scene: Scene) -> None:
     blue, green = scene.blue, scene.green
     held = blue.member.held
     new = scene.add_two_partitions()

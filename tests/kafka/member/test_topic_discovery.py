@@ -39,10 +39,7 @@ class Scene:
         self.events: list[object] = []
         self._clock = ManualClock()
         self._discovery = Discovery(
-            validated(CONFIG, hold_limit_s=10),
-            self._clock,
-            INTERVAL_S,
-            only_visible=only_visible,
+            validated(CONFIG, hold_limit_s=10), self._clock, INTERVAL_S, only_visible=only_visible
         )
         self.exclude_invisible = self._discovery.exclude_invisible
 

@@ -22,14 +22,7 @@ from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.kafka.damage import (
-    CODECS,
-    EACH,
-    break_byte,
-    break_format,
-    break_length,
-    produce_batches,
-)
+from tests.kafka.damage import CODECS, EACH, break_byte, break_format, break_length, produce_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,9 +190,7 @@ def test_poll_reports_a_batch_that_the_client_drops_silently(
         producer.abort_transaction()
 
 
-def test_range_reader_blames_no_transaction_for_a_dropped_batch(
-    own_kafka: KafkaCluster,
-) -> None:
+def test_range_reader_blames_no_transaction_for_a_dropped_batch(own_kafka: KafkaCluster) -> None:
     topic = damaged(own_kafka, break_length)
     reader = RangeReader(validated(config_of(own_kafka), hold_limit_s=10))
     with pytest.raises(BrokerError, match=f"{topic}-0 at offset {EACH} could be read") as caught:
@@ -208,9 +199,7 @@ def test_range_reader_blames_no_transaction_for_a_dropped_batch(
     assert "the batch there is damaged" in str(caught.value)
 
 
-def test_oversized_record_is_reported_with_the_setting(
-    own_kafka: KafkaCluster,
-) -> None:
+def test_oversized_record_is_reported_with_the_setting(own_kafka: KafkaCluster) -> None:
     topic = unique_name("orders")
     own_kafka.create_topic(topic, 1)
     producer = Producer(own_kafka.client_config())

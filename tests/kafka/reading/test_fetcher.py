@@ -34,10 +34,7 @@ class Log:
     """A topic of four partitions with records, and a fetcher that reads it."""
 
     def __init__(
-        self,
-        cluster: MockCluster,
-        clock: Callable[[], float] = time.monotonic,
-        **settings: object,
+        self, cluster: MockCluster, clock: Callable[[], float] = time.monotonic, **settings: object
     ) -> None:
         self.topic = cluster.topic()
         self.config: dict[str, Any] = {
@@ -377,9 +374,7 @@ def test_out_of_range_error_with_another_offset_counts_when_it_recurs(
     assert log.fetcher.position(log.tp(0)).start == "earliest"
 
 
-def test_partitions_without_reset_are_reported_together_until_sought(
-    cluster: MockCluster,
-) -> None:
+def test_partitions_without_reset_are_reported_together_until_sought(cluster: MockCluster) -> None:
     clock = ManualClock()
     log = Log(cluster, clock, **{"auto.offset.reset": "error"})
     log.produce(0, 1, 2)

@@ -30,9 +30,7 @@ pytestmark = [
 ]
 
 
-def test_hold_delivers_retained_partitions_exactly_once(
-    group: Readers,
-) -> None:
+def test_hold_delivers_retained_partitions_exactly_once(group: Readers) -> None:
     """The promise of KIP-983 on a real broker."""
     blue = group.reader()
     group.produce(100)
@@ -181,9 +179,7 @@ def test_metrics_have_the_statistics_of_both_clients(group: Readers) -> None:
     assert metrics["fetcher"]["client_id"].endswith("-fetch")
 
 
-def test_deleted_offset_without_reset_raises(
-    group: Readers,
-) -> None:
+def test_deleted_offset_without_reset_raises(group: Readers) -> None:
     group.produce(10)
     blue = group.reader(auto_offset_reset="error")
     with pytest.raises(BrokerError, match="forbids to choose one"):

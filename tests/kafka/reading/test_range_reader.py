@@ -252,9 +252,7 @@ def test_read_waits_for_late_records_until_its_timeout(
     assert [message.value() for message in found] == [b"late"]
 
 
-def test_read_survives_a_broker_restart_and_reports_an_outage(
-    own_kafka: KafkaCluster,
-) -> None:
+def test_read_survives_a_broker_restart_and_reports_an_outage(own_kafka: KafkaCluster) -> None:
     own_kafka.create_topic("orders")
     produce(own_kafka, "orders", 5_000)
     reader = reader_of(own_kafka, **SMALL_FETCHES)

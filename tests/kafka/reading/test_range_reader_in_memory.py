@@ -152,9 +152,7 @@ def test_timeout_blames_a_transaction_only_at_the_last_stable_offset(
         offsets(reader, *BOTH)
 
 
-def test_unreadable_batch_behind_the_range_is_ignored(
-    script: Script,
-) -> None:
+def test_unreadable_batch_behind_the_range_is_ignored(script: Script) -> None:
     damaged = trouble(KafkaError._BAD_MSG, "failed CRC32C check")
     reader, _ = script([record(0, 0), record(0, 2), damaged])
     assert offsets(reader, OffsetRange("orders", 0, 0, 3)) == [(0, 0), (0, 2)]
@@ -219,9 +217,7 @@ def test_truncated_log_that_has_grown_again_is_refused(script: Script) -> None:
     assert not caught.value.retriable
 
 
-def test_out_of_range_error_of_an_earlier_read_is_ignored(
-    script: Script,
-) -> None:
+def test_out_of_range_error_of_an_earlier_read_is_ignored(script: Script) -> None:
     of_earlier = [
         Message(
             topic="orders",

@@ -15,11 +15,7 @@ from dagster_rebalance.kafka.reading.partition_watch import STALLED_AFTER_S
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.fake_log import FakeLog
 
-CONFIG = {
-    "bootstrap.servers": "broker:9092",
-    "group.id": "etl",
-    "auto.offset.reset": "earliest",
-}
+CONFIG = {"bootstrap.servers": "broker:9092", "group.id": "etl", "auto.offset.reset": "earliest"}
 P0 = TopicPartition("orders", 0)
 
 
@@ -62,9 +58,7 @@ def throttled(monkeypatch: pytest.MonkeyPatch) -> Throttled:
     return Throttled(monkeypatch)
 
 
-def test_stall_under_a_quota_names_the_quota_and_repeats(
-    throttled: Throttled,
-) -> None:
+def test_stall_under_a_quota_names_the_quota_and_repeats(throttled: Throttled) -> None:
     throttled.group.produce(P0, 5)
     throttled.settings["throttle_cb"](ThrottleEvent("broker", 1, 600.0))
     errors = throttled.poll_for(2.5 * STALLED_AFTER_S)
