@@ -36,10 +36,10 @@ class Block:
 
     Attributes:
         page: The file, from the root of the project.
-        line: The line of its opening fence.
-        language: What stands behind that fence.
-        text: What it has, without its fences and the indentation of a list.
-        file: The file that the words before it give as its place, or nothing.
+        line: Line of the opening fence.
+        language: Language after the fence.
+        text: Content without fences and indentation.
+        file: File name in the preceding sentence, or "".
     """
 
     page: str

@@ -1,6 +1,6 @@
-"""The examples of tables in docs/outputs.md in a local Spark, which fetches its packages itself.
+"""Run the table examples of docs/outputs.md in a local Spark that resolves packages itself.
 
-It prints the rows of both tables. Argument: a folder.
+Argument: a folder. Prints the rows of both tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ folder = sys.argv[1]
 
 
 def pasted(text: str) -> dict[str, Any]:
-    """Return the names of the block with a text; the folder stands for `/data`."""
+    """Execute the block with a text, with the folder in place of `/data`, and return its names."""
     names: dict[str, Any] = {"__name__": "pasted"}
     run_block(PAGE, block_with(PAGE, "python", text).replace('"/data', f'"{folder}'), names)
     return names

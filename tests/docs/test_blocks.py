@@ -1,7 +1,4 @@
-"""Every fenced block of the documentation is at least read by what would read it.
-
-Most are also run, by the tests of their pages.
-"""
+"""Every fenced block of the documentation is valid; the tests of the pages execute most of them."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ OTHERS = {
     "psql",
     "uv",
 }
-"""Programs that are not ours. What they are told is tested beside what the page says of it."""
+"""Programs of others."""
 PLATFORMS = {"dagster_aws", "dagster_databricks", "dagster_k8s", "databricks", "kubernetes"}
 """Packages of users that are not installed here. `test_pipes` plays them."""
 
@@ -59,7 +56,7 @@ def of(*languages: str) -> list[Block]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The commands of a block, word by word, without what runs them in an environment."""
+    """Return the commands of a block as words, without the prefixes of environments."""
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(re.split(r" [|>] ", line)[0], comments=True)
         words = list(dropwhile(_VARIABLE.fullmatch, words))
@@ -151,7 +148,6 @@ def check_make(words: list[str]) -> None:
 
 
 def check_extras(words: list[str]) -> None:
-    """A wrong extra installs nothing and says so in one line that nobody reads."""
     extras = metadata("dagster-rebalance").get_all("Provides-Extra") or []
     named = {extra for word in words for extra in re.findall(r"[\w-]+", (word + "[").split("[")[1])}
     assert named <= set(extras)

@@ -1,4 +1,4 @@
-"""docs/component.md: its examples load as they stand, and its tables are those of the code."""
+"""docs/component.md: its examples load, and its tables match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/decoding.md: its examples load as they stand, and do what they promise."""
+"""docs/decoding.md: its examples load and work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files in docs/deploying are what their programs take, and say what the code says."""
+"""The files in docs/deploying are valid and match the code."""
 
 from __future__ import annotations
 

@@ -121,10 +121,7 @@ def test_a_query_asks_only_for_what_there_is(
 
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool, of Debian's package prometheus")
 def test_each_alert_comes_when_it_should_and_only_then(tmp_path: Path) -> None:
-    """By Prometheus itself. A rule that never fires is found at night.
-
-    A counter that begins with its first event has no rate then, and is the case that matters most.
-    """
+    """Runs Prometheus itself, also for a counter that begins with its first event."""
     rules = yaml.safe_load((ROOT / "docs/monitoring/alerts.yaml").read_text())
     scenarios = yaml.safe_load((ROOT / "tests/docs/alerts.yaml").read_text())
     fired = {

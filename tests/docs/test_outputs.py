@@ -33,7 +33,7 @@ RANGES = (OffsetRange("orders", 1, 0, 10), OffsetRange("orders", 0, 5, 8))
 
 
 def pasted(text: str, page: str = PAGE, **replaced: str) -> dict[str, Any]:
-    """The names of the block with a text, as a user pastes it; `data` stands for `/data`."""
+    """Execute the block with a text, with `data` in place of `/data`, and return its names."""
     block = block_with(page, "python", text)
     for old, new in replaced.items():
         block = block.replace(f'"/{old}', f'"{new}')

@@ -1,8 +1,7 @@
 """docs/pipes.md: the job reads its batch on each platform, and jobs of a dead run are ended.
 
-The platforms are not here. Their Pipes clients are played by one that starts processes, EMR by
-botocore's own stub, and the others by what their SDKs document (databricks-sdk 0.162,
-kubernetes 37).
+The platforms are simulated: Pipes clients start local processes, EMR is botocore's stub, and the
+others follow the documentation of their SDKs (databricks-sdk 0.162, kubernetes 37).
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ import sys
 for name in ("dagster", "confluent_kafka", "pydantic", "dagster_pyspark"):
     sys.modules[name] = None
 """
-"""For the other side: what must not be needed there cannot be imported."""
+"""Blocks imports of packages that the other side must not need."""
 
 
 class Client(dg.PipesSubprocessClient):
-    """Starts a process, whatever the platform would start, and keeps what it was told."""
+    """Starts a process on any platform, and records its arguments."""
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
@@ -117,7 +116,7 @@ class SubmitTask:
 
 @dataclass
 class Played:
-    """What plays the platforms."""
+    """A fake of the platforms."""
 
     workspace: Databricks
     pods: Pods
@@ -157,24 +156,24 @@ def pasted(text: str, **names: object) -> dict[str, Any]:
 
 
 def stopping(name: str, names: dict[str, Any]) -> ExternalJobs:
-    """What ends jobs, and does not wait between two looks."""
+    """Return an object that ends jobs without pauses between polls."""
     jobs: ExternalJobs = names[name]()
     jobs.look_s = 0.0
     return jobs
 
 
 def named(told: dict[str, Any]) -> str:
-    """What Databricks was told to call the job."""
+    """Return the job name for Databricks."""
     return str(told["submit_args"]["run_name"])
 
 
 def started(told: dict[str, Any]) -> str:
-    """What EMR was told to call it."""
+    """Return the job name for EMR."""
     return str(told["start_job_run_params"]["name"])
 
 
 def labelled(told: dict[str, Any]) -> str:
-    """What label the pod was given."""
+    """Return the label of the pod."""
     return str(told["base_pod_meta"]["labels"]["kafka-batch-of"])
 
 
@@ -256,9 +255,9 @@ def other_side(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """A folder with the script, where neither Dagster nor a Kafka client can be imported.
+    """Create a folder with the script, without Dagster and Kafka clients.
 
-    Returns where the script writes.
+    Returns its output folder.
     """
     output = tmp_path / "lake" / "orders"
     output.parent.mkdir()

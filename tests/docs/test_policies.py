@@ -30,7 +30,7 @@ PAGE = "docs/policies.md"
 
 
 class Kept:
-    """Keeps what it is given to send."""
+    """Records the produced messages."""
 
     value = ""
 

@@ -1,4 +1,4 @@
-"""docs/reading.md and the asset's test in docs/testing.md: the examples do what they promise."""
+"""docs/reading.md and the asset test of docs/testing.md: the examples work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README.md shows is loaded and run, so that it cannot rot."""
+"""README.md: its examples load and run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_users_test_in_the_guide_passes() -> None:
 
 
 class Work:
-    """Background work that takes some polls for each partition, and notes what it was told."""
+    """Background work that takes some polls per partition, and records its calls."""
 
     def __init__(self, consumer: RebalanceAwareConsumer, polls: int) -> None:
         self.consumer = consumer
@@ -90,7 +90,6 @@ class Work:
         assert records == []
 
     def abort(self, partitions: frozenset[TopicPartition]) -> None:
-        """Note what was lost."""
         self.aborted |= partitions
 
     def is_busy(self, _partition: TopicPartition) -> bool:

@@ -1,7 +1,4 @@
-"""docs/scenarios.md names tests that exist.
-
-It has one line for each scenario, each with its source and what shows it.
-"""
+"""docs/scenarios.md: one line per scenario, with its source and an existing test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""docs/security.md shows settings that work.
-
-It also has the rights and keys of the tests on a secured Kafka.
-"""
+"""docs/security.md: its settings work, with the rights and keys of the tests on a secured Kafka."""
 
 from __future__ import annotations
 
@@ -57,10 +54,6 @@ def test_the_settings_of_the_examples_are_taken(text: str, monkeypatch: pytest.M
 def test_definitions_with_the_examples_load_before_the_variables_are_set(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the page says: the README's definitions, with another `kafka`.
-
-    A build machine has no secrets.
-    """
     for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD", "KAFKA_KEY_PASSWORD"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -135,10 +128,6 @@ def test_secrets_in_the_examples_come_from_the_environment() -> None:
 
 
 def test_the_rights_of_the_commands_are_those_that_the_tests_grant() -> None:
-    """A right too many in the documentation is a right too many in production.
-
-    With one right less, nothing works.
-    """
     commands = block_with(PAGE, "sh", "kafka-acls")
     granted = {
         kind: operation.upper()

@@ -1,7 +1,4 @@
-"""docs/settings.md has each setting of the resources.
-
-Defaults and descriptions are those of the code.
-"""
+"""docs/settings.md: each setting of the resources with its default and description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/streaming.md: its example loads, and what it says has no effect exists."""
+"""docs/streaming.md: its example loads, and the named settings exist."""
 
 from __future__ import annotations
 

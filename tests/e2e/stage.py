@@ -1,9 +1,6 @@
-"""The stage of the end-to-end tests.
+"""A real Kafka and a real Dagster with two code locations for the end-to-end tests.
 
-It has a real Kafka, a real Dagster with two code locations, and what a test needs to steer them.
-
-What the protocol makes different is played in both at the same time. What happens to runs is not,
-and each scenario of it is played in one of them.
+Tests that depend on the protocol run with both at the same time; the others use one of them.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ class Stage:
     turned_on: list[tuple[str, str]] = field(default_factory=list)
 
     def turn_off(self) -> None:
-        """Turn all sensors off, so that their members leave, and do not slow the next test down."""
+        """Turn all sensors off, so their members leave and do not slow down the next test."""
         while self.turned_on:
             self.dagster.ui.stop_sensor(*self.turned_on.pop())
 
@@ -157,7 +154,7 @@ class Group:
         timeout_s: float = PATIENCE_S,
         interval_s: float = 0.5,
     ) -> None:
-        """Wait for something, and say how things stand if it does not come."""
+        """Wait for a condition; the error includes the state."""
         wait_until(
             lambda: condition(self) or None,
             timeout_s=timeout_s,
@@ -166,7 +163,7 @@ class Group:
         )
 
     def state(self) -> str:
-        """How things stand, for the message of a test that fails."""
+        """Return the state for error messages."""
         ticks = {
             location: [tick["skipReason"] or tick["error"] for tick in self.ticks(location)[:2]]
             for location in self.stage.dagster.locations
@@ -222,10 +219,7 @@ class Group:
             consumer.close()
 
     def materialised(self) -> list[tuple[str, int, int]]:
-        """Partition, start and until of every recorded commit, oldest first.
-
-        What people have reported is left out.
-        """
+        """Return partition, start and until of every recorded commit, without users' reports."""
         key = GroupAssets.of(self.name).offsets
         records = self.stage.instance.fetch_materializations(
             dg.AssetRecordsFilter(key), limit=1000, ascending=True
@@ -249,7 +243,7 @@ class Group:
         }
 
     def events(self, kind: str | None = None, location: str | None = None) -> list[dict[str, Any]]:
-        """What was observed of the group (joined, hold, left), oldest first."""
+        """Return the observations of the group (joined, hold, left), oldest first."""
         key = GroupAssets.of(self.name).group
         records = self.stage.instance.fetch_observations(
             dg.AssetRecordsFilter(key), limit=1000, ascending=True
@@ -277,10 +271,7 @@ class Group:
         ) == {records}
 
     def check_exactly_once(self, *assets: str) -> None:
-        """Check that each asset wrote each committed offset once, and alone.
-
-        Every commit is recorded once.
-        """
+        """Check that each asset wrote, and Dagster recorded, each committed offset once."""
         company = [path.read_text() for path in (self.folder / "company").iterdir()]
         assert not company, f"a run began beside a process at work on the same range: {company}"
         for asset in assets or ("work",):
@@ -323,10 +314,7 @@ def locations(
     reloads: bool = False,
     secrets: Mapping[str, str] | None = None,
 ) -> list[CodeLocation]:
-    """Code locations that serve the same groups.
-
-    The `secrets` are what a secured Kafka asks for, as variables.
-    """
+    """Return code locations with the same groups; `secrets` are variables for a secured Kafka."""
     env = {
         "E2E_ROOT": str(root),
         "E2E_GROUPS": ",".join(groups),

@@ -1,8 +1,4 @@
-"""Forms of assets in a streaming run on a real Kafka and a real Dagster.
-
-An async asset with an async client, a multi-asset with a check, and Dagster Pipes process batch
-after batch of one run, which then ends as succeeded.
-"""
+"""Async assets, multi-assets and Dagster Pipes in one streaming run, with Kafka and Dagster."""
 
 from __future__ import annotations
 

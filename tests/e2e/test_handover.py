@@ -1,7 +1,4 @@
-"""Partitions move between two code locations while runs work on them.
-
-It is played on a real Kafka and a real Dagster in both protocols.
-"""
+"""Hand-overs between two code locations with live runs, in both protocols."""
 
 from __future__ import annotations
 
@@ -40,10 +37,6 @@ def _is_holding(group: Group) -> bool:
 
 
 def test_a_hold_waits_for_its_run_and_is_released_when_it_succeeded(stage: Stage) -> None:
-    """The partition moves after its work is committed, and no offset is processed twice.
-
-    This is the promise of the package.
-    """
     groups = stage.groups("handover")
     _in_flight(groups, 2)
     _green_joins(groups)
@@ -104,10 +97,7 @@ def test_a_hold_with_nothing_in_flight_is_released_at_once(stage: Stage) -> None
 def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(
     stage: Stage,
 ) -> None:
-    """A hold has an end, and its claim stays after it.
-
-    The next owner processes the range with the same bounds and id.
-    """
+    """The next owner processes the range with the same bounds and batch id."""
     groups = stage.groups("deadline")
     # Both work: a run that only starts by the deadline cannot be cancelled, and is adopted.
     _in_flight(groups, 2)
@@ -140,10 +130,7 @@ def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(
 
 
 def test_a_member_fenced_by_the_broker_during_a_hold_commits_nothing_more(stage: Stage) -> None:
-    """Nobody tells a fenced member of it, but its probes find out.
-
-    The next owner adopts its runs instead of doing their work twice.
-    """
+    """The member's probes detect the loss. The next owner adopts its runs."""
     groups = stage.groups("fenced")
     _in_flight(groups, 2)
     _green_joins(groups)
@@ -172,10 +159,7 @@ def _has_ticked_since(ticks: int, group: Group) -> bool:
 
 
 def test_a_partition_added_during_a_hold_neither_ends_it_nor_is_forgotten(stage: Stage) -> None:
-    """In classic, a metadata change supersedes a hold without a word.
-
-    The member therefore keeps its metadata still while it holds.
-    """
+    """With the classic protocol a metadata change would supersede the hold."""
     groups = stage.groups("grown")
     _in_flight(groups, 2)
     _green_joins(groups)

@@ -1,6 +1,6 @@
-"""Dagster Pipes on a real Kafka and a real Dagster, in both forms of runs at the same time.
+"""Dagster Pipes with Kafka and Dagster in both forms of runs.
 
-The client starts processes. They outlive a run that is killed, as jobs on a cluster do.
+Like jobs on a cluster, the external processes outlive a killed run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Group:
             consumer.close()
 
     def output(self) -> list[str]:
-        """What its children have written."""
+        """Return the records that its external processes have written."""
         file = self.root / f"{self.name}_output"
         return file.read_text().splitlines() if file.exists() else []
 
@@ -72,7 +72,7 @@ class Group:
         return [record.dagster_run for record in records]
 
     def journal(self) -> list[tuple[str, str]]:
-        """What happened to its children, and of which run they are."""
+        """Return the events of its external processes, with their runs."""
         mine = {run.run_id for run in self.runs()}
         file = self.root / "journal"
         lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
@@ -95,7 +95,7 @@ class Group:
         return " ".join(entry.message for entry in self.instance.all_logs(run_id))
 
     def state(self) -> str:
-        """How things stand, for the message of a test that fails."""
+        """Return the state for error messages."""
         runs = [f"{run.run_id[:8]} {run.status.value}" for run in self.runs()]
         return f"{self.name}: {runs}, committed {self.committed()}, {self.journal()}"
 
@@ -170,7 +170,7 @@ def test_records_are_written_once_through_a_kill_and_a_cancel(
 
 
 def _is_shown(group: Group) -> None:
-    """What the child has said is in the log of its run, and on the materialisation."""
+    """The messages of the external process are in the log and the materialisation."""
     (run_id,) = {run_id for event, run_id in group.journal() if event == "done"}
     assert f"wrote {RECORDS} records as {group.name}_orders" in group.said(run_id)
     wanted = dg.AssetKey(f"{group.name}_orders")
@@ -183,7 +183,7 @@ def _is_shown(group: Group) -> None:
 
 
 def _ends(group: Group, run_id: str) -> list[str]:
-    """What happened between the last child of a run and the first child after it."""
+    """Return the events between the last process of a run and the first one after it."""
     journal = group.journal()
     last = max(number for number, line in enumerate(journal) if line == ("began", run_id))
     ends = []

@@ -1,7 +1,4 @@
-"""Processes end, in order and out of it, while runs are in flight.
-
-No range is lost, and none is done twice.
-"""
+"""Processes are killed, shut down and reloaded while runs are in flight."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ def _in_flight(groups: list[Group], location: str, runs: int) -> None:
 
 
 def test_a_batch_offered_by_a_tick_that_timed_out_is_requested_once(stage: Stage) -> None:
-    """Dagster drops the requests of such a tick while the function goes on.
-
-    The member offers the batch again.
-    """
+    """Dagster drops the run requests of such a tick while the function continues."""
     groups = stage.groups("late", partitions=1)
     for group in groups:
         (group.folder / "slow").touch()
@@ -72,10 +66,6 @@ def test_a_batch_offered_by_a_tick_that_timed_out_is_requested_once(stage: Stage
 
 
 def test_runs_of_a_killed_code_server_are_adopted_by_the_next_owner(stage: Stage) -> None:
-    """A crash loses the member, but not its claims.
-
-    The next owner waits for the runs that go on, and commits their work.
-    """
     groups = stage.groups("killed")
     _in_flight(groups, "blue", 2)
     stage.dagster.locations["blue"].server.kill()
@@ -96,10 +86,6 @@ def test_runs_of_a_killed_code_server_are_adopted_by_the_next_owner(stage: Stage
 
 
 def test_a_run_whose_process_died_is_found_and_done_again(stage: Stage) -> None:
-    """Dagster shows such a run as started for ever.
-
-    Without a sign of life it is ended, and its batch is requested again.
-    """
     groups = stage.groups("dying", partitions=1)
     _in_flight(groups, "blue", 1)
     stage.dagster.locations["blue"].server.stop_at_once()
@@ -132,10 +118,6 @@ def test_ctrl_c_lets_a_run_end_and_commits_it_before_the_member_leaves(stage: St
 
 
 def test_after_a_reload_the_new_process_adopts_the_runs_of_the_old_one(stage: Stage) -> None:
-    """A reload stands no partition still.
-
-    The old member leaves while its run works, and the new one commits the run's work.
-    """
     groups = stage.groups("reloaded", partitions=2)
     _in_flight(groups, "purple", 1)
     stage.dagster.ui.reload("purple")

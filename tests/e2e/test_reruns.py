@@ -1,7 +1,7 @@
-"""Past ranges are processed again on a real Kafka and a real Dagster, in both forms at once.
+"""Reruns in both forms of runs at once, with Kafka and Dagster.
 
-One story, because starting what it needs takes longest: some records are processed, the code is
-changed, and a part of the past is processed again while new records arrive.
+One story, as the start takes longest: process records, change the code, and process a part again
+while new records arrive.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Ground:
         )
 
     def state(self) -> str:
-        """How things stand, for the message of a test that fails."""
+        """Return the state for error messages."""
         runs = [
             (run.job_name, run.run_id[:8], run.status.value) for run in self.instance.get_runs()
         ]
@@ -73,7 +73,7 @@ class Ground:
         return f"runs {runs}, ticks {ticks}"
 
     def produce(self) -> None:
-        """Write records to each partition of each group, each with a value of its own."""
+        """Write distinct records to each partition of each group."""
         producer = Producer(self.kafka.client_config())
         for group in GROUPS:
             for partition in range(PARTITIONS):
@@ -134,7 +134,7 @@ class Ground:
         }
 
     def typed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """What a command says in a terminal."""
+        """Run a command."""
         command = [sys.executable, "-m", "dagster_rebalance.cli", *arguments]
         env = {**os.environ, "DAGSTER_HOME": str(self.dagster.home), "COLUMNS": "200"}
         return subprocess.run(command, env=env, check=False, capture_output=True, text=True)
@@ -145,7 +145,7 @@ class Ground:
         return [run for run in runs if RERUN_TAG in run.tags]
 
     def observed(self, key: dg.AssetKey, event: str) -> list[dg.AssetObservation]:
-        """What was observed of an asset."""
+        """Return the observations of an asset."""
         records = self.instance.fetch_observations(key, limit=1000).records
         events = [record.asset_observation for record in records]
         return [e for e in events if e is not None and e.metadata["event"].value == event]
@@ -219,7 +219,7 @@ def test_past_ranges_are_processed_again_while_the_group_goes_on(
 
 
 def _ask_in_a_terminal(ground: Ground) -> tuple[str, ...]:
-    """A part of one range: the whole range is meant. What is not committed is left out."""
+    """Request a part of one range, which repeats the whole range."""
     meant = ("rerun", f"{BATCHES}:0", "--from-offset", "15", "--until-offset", "99")
     asked = (*meant, "--group", BATCHES, "-r", "the fix", "--by", "ada")
     shown = ground.typed(*asked)

@@ -25,10 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
 
 def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: Stage) -> None:
-    """Dagster ignores a known run key for ever, so each attempt needs its own key.
-
-    The bounds never change.
-    """
+    """Dagster ignores a known run key forever, so each attempt has its own key."""
     group = stage.group("failing", "consumer", partitions=1)
     group.fail_next(2)
     group.open()
@@ -42,10 +39,6 @@ def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: St
 def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_executes_the_run(
     stage: Stage,
 ) -> None:
-    """The check fails with the reason, so the stall is not silent.
-
-    Mending the cause is all that it takes.
-    """
     group = stage.group("hopeless", "classic", partitions=1)
     group.fail_next(1)
     group.open()
@@ -61,11 +54,7 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
 def test_a_range_whose_runs_keep_failing_goes_to_the_dead_letter_topic_and_its_partition_goes_on(
     stage: Stage,
 ) -> None:
-    """Nobody has to act on it.
-
-    The range that was not processed, with the reason, is in the topic before its offset is
-    committed.
-    """
+    """The dead letter is in the topic before the offset is committed."""
     stage.kafka.create_topic("dead_letters", 1)
     group = stage.group("poisoned", "consumer", partitions=1, records=20)
     group.fail_next(1)
@@ -112,10 +101,7 @@ def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage
 
 
 def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
-    """'Preview tick result' runs the same function in the same process.
-
-    It must not join the group or use up a batch.
-    """
+    """A preview runs the same function in the same process."""
     group = stage.group("previewed", "classic", partitions=1)
     shown = stage.dagster.ui.preview("blue", group.sensor)
     assert "nothing is started" in shown["skipReason"]
@@ -141,10 +127,7 @@ def test_two_assets_of_one_run_get_the_same_batch(stage: Stage) -> None:
 
 
 def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(stage: Stage) -> None:
-    """People delete, force-terminate and kill runs in each state.
-
-    Each range is done once and alone, and no range is stuck.
-    """
+    """Users delete, force-terminate and kill runs in each state."""
     groups = stage.groups("ended", partitions=4)
     ended: dict[str, set[str]] = {}
     for group in groups:
@@ -184,10 +167,6 @@ def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(st
 def test_whatever_people_cancel_launch_report_and_wipe_in_the_ui_each_record_is_done_once(
     stage: Stage,
 ) -> None:
-    """The work of a run is known from its steps and its claim alone.
-
-    A run that people launch themselves must say why it does nothing.
-    """
     group = stage.group("handled", "classic")
     group.turn_on("blue")
     group.wait("runs to be at work", lambda group: len(group.processes()) == 1)
@@ -254,11 +233,7 @@ def _failed_by_itself(group: Group) -> list[str]:
 
 
 def test_assets_of_runs_beside_each_other_take_the_values_of_their_own_batch(stage: Stage) -> None:
-    """Stored by the key of the asset alone, the value of one batch would replace the other's.
-
-    The records of one batch would be lost, and those of the other written twice. The same in a run
-    that is executed again from its failure.
-    """
+    """The asset key alone would make two batches overwrite each other's values."""
     group = stage.group("valued", "consumer", partitions=2)
     group.turn_on("blue")
     group.wait("both runs to have stored a value", lambda group: len(group.working()) == 2)

@@ -1,10 +1,7 @@
-"""A deployment on a Kafka with TLS, passwords and ACLs.
+"""A deployment on a Kafka with TLS, passwords and ACLs: least rights, and no leaked secrets.
 
-It works with the least rights, and its secrets are found nowhere.
-
-One story for all tests: a group whose first run fails, and one whose password is refused. After it,
-everything that Dagster has stored and everything that any process has written is searched for the
-passwords.
+One story for all tests: a group whose first run fails, and one whose password is refused. Then
+everything stored by Dagster or written by any process is searched for the passwords.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ SNAPSHOT = b"ResourceDefSnap"
 
 @dataclass(frozen=True)
 class Story:
-    """What was seen, and where everything was left."""
+    """The results of the story."""
 
     statuses: list[str]
     refusal: dict[str, Any]
@@ -83,10 +80,7 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_a_deployment_works_with_read_on_its_topic_and_its_group_alone(story: Story) -> None:
-    """The least rights of docs/security.md are enough.
-
-    They suffice for member, runs and check, failures included.
-    """
+    """The rights of docs/security.md suffice for member, runs and check, also after a failure."""
     assert story.statuses == ["FAILURE", "SUCCESS"]
 
 

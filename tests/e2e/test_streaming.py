@@ -1,9 +1,8 @@
-"""Streaming runs on a real Kafka and a real Dagster.
+"""Streaming runs with a real Kafka and a real Dagster.
 
-Two stories, because starting what they need takes longest. In the first one, in both protocols at
-the same time, two runs share the partitions, people pause one of those, a deploy replaces the runs,
-and one is killed. In the second one a launcher that stands for a cluster starts them: one is
-killed, and the others are cancelled.
+Two stories, as the start takes longest. In the first one, with both protocols, two runs share the
+partitions, a partition is paused, a deploy replaces the runs, and one is killed. In the second one
+a launcher that behaves like a cluster starts the runs; one is killed, the others are cancelled.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Stream:
         return sum(self.offsets())
 
     def stands(self, partition: int) -> bool:
-        """Whether one partition stands while all others go on."""
+        """Return whether one partition makes no progress while all others do."""
         before = self.offsets()[partition]
         self.produce()
         end = self.produced // PARTITIONS
@@ -88,7 +87,7 @@ class Stream:
         return self.offsets()[partition] == before
 
     def order(self, action: str, partition: int) -> None:
-        """One group is told by the job, the other one from a terminal."""
+        """Give a directive: by the job for one group, by the command for the other."""
         which, reason = f"{self.name}:{partition}", "the test wants it"
         if self.name == STREAMS[0]:
             config = {"action": action, "partitions": [which], "reason": reason, "by": "a test"}
@@ -102,17 +101,17 @@ class Stream:
         assert said.startswith(f"{self.name}-{partition} {action}d by ")
 
     def typed(self, *arguments: str) -> str:
-        """What a command about the group says in a terminal."""
+        """Run a command for the group, and return its output."""
         command = [sys.executable, "-m", "dagster_rebalance.cli", *arguments, "--group", self.name]
         env = {**os.environ, "DAGSTER_HOME": str(self.dagster.home)}
         return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
     def owners(self) -> set[str]:
-        """Who has its partitions, as a person on call sees it."""
+        """Return the owners of the partitions by the command `status`."""
         return {row["owner"] for row in json.loads(self.typed("status", "--json"))["partitions"]}
 
     def output(self) -> dict[str, list[Range]]:
-        """What each run has written."""
+        """Return the ranges that each run has written."""
         found = {}
         for file in (self.root / self.name).iterdir():
             lines = [line.split() for line in file.read_text().splitlines()]
@@ -145,10 +144,9 @@ class Stream:
         )
 
     def stop(self, instance: dg.DagsterInstance) -> list[str]:
-        """Turn the sensor off and cancel the runs. Returns their ids.
+        """Turn the sensor off, cancel the runs, and return their ids.
 
-        A tick that is at work goes on, and would start a run in the place of each that is
-        cancelled.
+        Waits for the current tick, which would replace cancelled runs.
         """
         sensor = f"{self.name}_sensor"
         self.dagster.ui.stop_sensor("shop", sensor)

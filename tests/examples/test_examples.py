@@ -1,4 +1,4 @@
-"""The examples do what they say, started and ended as a reader would, on a real broker."""
+"""The examples as processes on a real broker."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class Stage:
 
 @pytest.fixture
 def stage(kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path) -> Iterator[Stage]:
-    """A stage; what runs on it is ended with the test."""
+    """Return a stage whose processes end with the test."""
     with ExitStack() as stack:
         yield Stage(kafka_broker, kafka_topic(4), tmp_path, stack)
 
 
 def wait(until: Callable[[], object], what: str, *examples: ChildProcess) -> None:
-    """Wait for something, and say what the examples have printed if it does not come."""
+    """Wait for a condition; the error includes the output of the examples."""
     try:
         wait_until(lambda: bool(until()), timeout_s=30, what=what)
     except Exception as problem:
@@ -142,7 +142,7 @@ def test_no_record_comes_before_its_partition_is_warm(stage: Stage) -> None:
 
 
 def copied(stage: Stage, output: str) -> Counter[tuple[str, str]]:
-    """How often each record was copied, as somebody sees it who reads what was committed."""
+    """Return how often each record was copied, for a reader of committed records."""
     reader = Consumer(
         {"bootstrap.servers": stage.kafka.bootstrap_servers, "group.id": unique_name("reader")}
     )
@@ -172,10 +172,7 @@ def copied(stage: Stage, output: str) -> Counter[tuple[str, str]]:
 def test_copies_and_offsets_are_committed_together_through_a_hand_over(
     stage: Stage, kafka_topic: TopicFactory
 ) -> None:
-    """Partitions are asked for in the middle of transactions.
-
-    The transactions are committed and not aborted.
-    """
+    """Partitions are revoked in the middle of transactions, which are committed."""
     output = kafka_topic(4)
     stage.produce(100)
     first = stage.start("transactions.py", output)

@@ -37,7 +37,7 @@ P0 = TopicPartition("orders", 0)
 
 @pytest.fixture(autouse=True)
 def ctrl_c() -> Iterator[None]:
-    """An example may set a handler of its own."""
+    """An example may install its own handler."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
@@ -53,12 +53,12 @@ class Stage:
 
     @property
     def committed(self) -> int:
-        """What the group has committed."""
+        """Return the committed offsets of the group."""
         stored = self.group.committed.get(P0)
         return stored.offset if stored else 0
 
     def options(self) -> dict[str, Any]:
-        """What a consumer needs to be in the group."""
+        """Return the options of a consumer in the group."""
         return {"member": self.member, "cluster": self.group, "clock": self.group.clock}
 
     def lose_and_get_back(self) -> None:
@@ -75,7 +75,7 @@ class Stabilising(FakeMember):
     refusals = 0
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Refused for as long as it was told."""
+        """Refuse the requested number of commits."""
         if not offsets or not self.refusals:
             return super().commit(offsets)
         self.refusals -= 1
@@ -97,7 +97,7 @@ def main_of(example: str, **replaced: object) -> Callable[..., Any]:
 
 
 class Pool:
-    """Threads whose work is done when the test says so."""
+    """Threads that work when the test allows it."""
 
     def __init__(self, _threads: int) -> None:
         self._due: list[Callable[[], object]] = []
@@ -119,7 +119,7 @@ class Pool:
             function()
 
     def shutdown(self) -> None:
-        """Do what is left."""
+        """Finish the remaining work."""
         self.do(len(self._due))
 
 
@@ -148,7 +148,7 @@ def test_threads_that_finish_late_move_no_group_back(stage: Stage) -> None:
 
 
 class Tasks:
-    """The work of the tasks of an example, which goes on when the test says so."""
+    """The tasks of an example, which continue when the test allows it."""
 
     def __init__(self) -> None:
         self._may_finish = {False: asyncio.Event(), True: asyncio.Event()}
@@ -228,7 +228,7 @@ def test_tasks_go_on_when_a_commit_meets_a_rebalance(stage: Stage) -> None:
 
 
 class Transactions:
-    """A producer; what is committed counts, with the offsets."""
+    """A producer; committed transactions count, with their offsets."""
 
     def __init__(self, group: FakeGroup) -> None:
         self._group = group

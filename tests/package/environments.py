@@ -1,8 +1,4 @@
-"""Environments with the built wheel and nothing that it does not ask for.
-
-Owns how they are made: with the locked versions, so that what bootstrap has brought is taken from
-uv's cache.
-"""
+"""Environments with the built wheel and its requirements, in locked versions from uv's cache."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ LOCK = ROOT / "requirements" / "dev.txt"
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
-    """What a command prints, which must succeed; the checkout is not importable in it."""
+    """Run a command that must succeed, without the checkout on its path, and return its output."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -45,7 +41,7 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 
 def metadata(wheel: Path) -> Message:
-    """What an index shows of a wheel."""
+    """Return the metadata of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("dist-info/METADATA")]
         return message_from_string(archive.read(name).decode())
@@ -72,10 +68,10 @@ def install(programs: Path, wheel: Path, *tools: str) -> None:
 
 
 def install_extra(programs: Path, wheel: Path, extra: str) -> None:
-    """Install the wheel and what it says that an extra needs, as locked for this Python.
+    """Install the wheel and an extra's requirements, as locked.
 
-    With hashes and without resolving, uv takes the pyspark that bootstrap has built: where an index
-    says nothing of caching, it would fetch and build it again, which takes a minute.
+    With hashes and without resolution, uv uses the pyspark that bootstrap has built instead of
+    building it again, which takes a minute.
     """
     required = metadata(wheel).get_all("Requires-Dist", [])
     names = closure([Requirement(text) for text in required], {extra})
@@ -89,7 +85,7 @@ def install_extra(programs: Path, wheel: Path, extra: str) -> None:
 
 
 def closure(requirements: Iterable[Requirement], extras: Collection[str]) -> set[str]:
-    """The names of all that some requirements need, by what is installed beside this test."""
+    """Return the names of all requirements of some requirements, by the installed packages."""
     found: dict[str, set[str]] = {}
     queue = [(requirement, frozenset(extras)) for requirement in requirements]
     while queue:

@@ -1,4 +1,4 @@
-"""The wheel and the sdist: complete metadata, a README that stands alone, a version from git."""
+"""The wheel and the sdist: metadata, README and version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def built_from(source: Path, target: Path) -> Message:
 
 
 def copied(folder: Path) -> Path:
-    """What a wheel is built from, without git."""
+    """Copy the sources of a wheel without git."""
     folder.mkdir()
     for name in NEEDED:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy

@@ -1,7 +1,7 @@
-"""The first pages of the documentation, run as they stand: from an empty folder, with the wheel.
+"""The first pages of the documentation, executed from an empty folder with the wheel.
 
-Three things are not as for a user. The Python is that of the tests. The broker has a free port, and
-it comes from the checkout: an environment for it would take the minute in which pyspark is built.
+Three things differ from a user's: the Python is that of the tests, the broker has a free port, and
+it comes from the checkout, as building pyspark for another environment takes a minute.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Terminal:
         self._left = folder.with_name("left")
 
     def text(self, block: Block) -> str:
-        """What is typed."""
+        """Return the commands of a block for this machine."""
         return block.text.replace(PAGE_PORT, str(self.port)).replace(PAGE_PYTHON, self.python)
 
     def run(self, block: Block) -> str:
-        """Type a block, and return what is printed when all of it has succeeded."""
+        """Execute a block, and return its output."""
         command = f"set -eu\n{self.text(block)}\npwd > '{self._left}'\nenv -0 >> '{self._left}'"
         done = subprocess.run(
             ["bash", "-c", command],  # noqa: S607 - whatever bash is there
@@ -82,7 +82,7 @@ class Terminal:
         return done.stdout
 
     def start(self, block: Block, name: str) -> ChildProcess:
-        """Type a block into a terminal of its own, which stays open."""
+        """Execute a block in a new terminal that stays open."""
         log = self._left.with_name(f"{name}.log")
         variables = [f"{key}={value}" for key, value in self.env.items()]
         command = ["env", "-i", *variables, "bash", "-c", f"exec {self.text(block)}"]
@@ -91,7 +91,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(built: Path, tmp_path: Path) -> Terminal:
-    """A terminal in an empty folder, for which the built wheel is what the index has."""
+    """Return a terminal in an empty folder, with the built wheel as the index."""
     programs, folder = tmp_path / "bin", tmp_path / "empty"
     for made in (programs, folder):
         made.mkdir()

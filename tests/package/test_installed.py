@@ -1,4 +1,4 @@
-"""The wheel in empty environments: what each extra brings works, and nothing else is needed."""
+"""The wheel in empty environments: each extra works without the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODULES = {
         "dagster_rebalance.testing.proxy",
     ),
 }
-"""What the documentation tells the users of an extra to import."""
+"""Modules that the documentation imports, by extra."""
 
 HELP = """
 import sys
@@ -64,10 +64,9 @@ for command in sys.argv[1:]:
 def test_the_wheel_alone_has_every_public_name_and_passes_the_tests_of_its_core(
     version: str, wheel: Path, tmp_path: Path
 ) -> None:
-    """On each Python that is here.
+    """Runs on each installed Python, without the property tests.
 
-    The tests are copied: beside the checkout they would test that. Those of Hypothesis are left
-    out: they ask for more of the core, and nothing more of the wheel.
+    The tests are copied: next to the checkout they would import it.
     """
     python = find_python(version)
     if not python:

@@ -1,7 +1,4 @@
-"""The shared parts of the in-memory scenarios.
-
-They have a member with runs at work, and what Kafka asks of it.
-"""
+"""Builders of the in-memory scenarios: a member with live runs, and a revoke."""
 
 from __future__ import annotations
 
@@ -22,21 +19,20 @@ SETTINGS = EngineSettings(
     lease_s=10_000,
     pulse=Liveness(heartbeat_timeout_s=10_000),
 )
-"""A run for each partition, a hold of 30 s, and neither leases nor dead runs where a scenario is
-about something else."""
+"""One run per partition, a hold of 30 s, no leases and no dead runs."""
 
 
 def at_work(
     partitions: int = 1, *, settings: EngineSettings = SETTINGS, records: int = 100
 ) -> tuple[World, Member, list[str]]:
-    """A member with a run at work on each of its partitions, in their order."""
+    """Return a member with a live run on each of its partitions, in order."""
     world = World(records=records, partitions=partitions)
     member = world.member(owns=partitions, settings=settings)
     return world, member, start_all(world, member)
 
 
 def start_all(world: World, member: Member) -> list[str]:
-    """Claim what there is, and start the runs; they are in the order of their ranges."""
+    """Claim all records, and start the runs in the order of their ranges."""
     world.wait(1.25, member)
     runs = sorted(member.tick(), key=lambda run_id: world.dagster.runs[run_id].ranges)
     for run_id in runs:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """In memory: nothing of the member loop opens it anew."""
+    """Return an instance in memory: the member loop never opens another one."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
@@ -93,10 +93,7 @@ def test_a_run_that_was_launched_late_finds_its_range_committed_and_refuses_itse
 
 
 def test_a_run_that_dagster_resumes_after_its_batch_was_done_again_refuses_itself() -> None:
-    """The run was taken for dead before Dagster starts its process anew.
-
-    By then its successor is at work, or is done but not committed yet.
-    """
+    """Dagster resumes a run after its batch went to another one."""
     for ends_first in (False, True):
         world, member, (dead,) = at_work()
         world.dagster.move(dead, RunState.FAILED)
@@ -124,10 +121,7 @@ def test_a_run_is_compared_with_its_claim_when_it_starts_and_not_when_it_was_ask
 
 
 def test_of_two_live_runs_of_a_batch_no_two_succeed() -> None:
-    """The runs start and look in every order.
-
-    When both refuse, the owner asks again, and the range is done once.
-    """
+    """The start checks run in every order. If both runs refuse, the owner requests a third one."""
     steps = [("a", "start"), ("a", "check"), ("b", "start"), ("b", "check")]
     orders = [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 1, 3), (2, 0, 3, 1), (2, 3, 0, 1)]
     for order in orders:
@@ -176,10 +170,6 @@ def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partit
 def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
     instance: dg.DagsterInstance,
 ) -> None:
-    """At night, no offset is committed and no partition is held.
-
-    Nobody would notice a member that stopped taking part.
-    """
     bench = Bench(instance, records=0)
     bench.until(lambda: bench.engine.partitions)
     bench.group.fence(bench.member)
@@ -197,10 +187,6 @@ def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
 def test_a_pump_lets_go_at_once_of_what_came_and_has_to_go_in_one_poll(
     instance: dg.DagsterInstance,
 ) -> None:
-    """The partition is assigned and revoked before it was even looked up.
-
-    The member must neither hold nor keep what it does not know yet.
-    """
     bench = Bench(instance, partitions=2, records=0)
     bench.until(lambda: len(bench.engine.partitions) == 2)
     bench.group.add_partitions("orders", 4)

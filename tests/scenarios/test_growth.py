@@ -1,4 +1,4 @@
-"""What a member keeps does not grow over many rebalances, whatever was at work in them."""
+"""The memory of a member does not grow with the number of rebalances."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)
 
 
 def elements(root: object, *outside: object) -> int:
-    """The number of elements in all collections that can be reached from an object.
-
-    What is reached by way of an object in `outside` does not count.
-    """
+    """Return the number of elements in collections below an object, except in `outside`."""
     known = set(map(id, outside))
     todo, count = [root], 0
     while todo:
@@ -51,10 +48,7 @@ def grows(rebalance: Callable[[], None], count: Callable[[], int]) -> bool:
 
 
 def test_a_driver_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight() -> None:
-    """Runs end well, fail, are taken back, or are never heard of again.
-
-    Partitions are revoked and lost.
-    """
+    """Covers succeeded, failed, cancelled and lost runs, and revoked and lost partitions."""
     world = World(partitions=4)
     member = world.member(settings=SETTINGS)
 
@@ -78,10 +72,7 @@ def test_a_driver_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight()
 
 
 def test_a_consumer_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight() -> None:
-    """There are delays, pauses, commits on their way and partitions that are handed over.
-
-    Finally, everything is lost.
-    """
+    """Covers delays, pauses, pending commits, hand-overs and, at the end, a loss."""
     group = FakeGroup({"orders": 4})
     member = group.member()
     blue = RebalanceAwareConsumer(

@@ -49,10 +49,6 @@ def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() ->
 
 
 def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() -> None:
-    """The second hold neither prolongs nor shortens the first.
-
-    Each one is released when its own work is over.
-    """
     world, member, (slow, quick) = at_work(2)
     revoke(member, 0)
     world.wait(10, member)
@@ -105,10 +101,7 @@ def test_a_run_that_ends_just_after_the_release_is_committed_by_the_next_owner_a
 
 
 def test_a_run_of_an_earlier_ownership_is_waited_for_when_its_partition_comes_back() -> None:
-    """One partition must never have two live runs.
-
-    The claim leads back to the run that is still at work.
-    """
+    """The claim leads back to the run that is still live."""
     world, member, (run_id,) = at_work(settings=HAND_OVER)
     revoke(member, 0)
     world.wait(25, member)

@@ -1,7 +1,4 @@
-"""Dagster ticks late, answers late, or tells of a failure.
-
-What has to wait does wait, and nothing else.
-"""
+"""Late ticks, late answers of Dagster, and failures."""
 
 from __future__ import annotations
 
@@ -144,10 +141,6 @@ def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
 
 
 def test_a_group_that_begins_at_the_end_begins_there_once() -> None:
-    """The group does not skip records between the first assignment and the first commit.
-
-    A rebalance in between makes no difference.
-    """
     settings = replace(SETTINGS, start_from=StartFrom.LATEST)
     world = World(records=100)
     member = world.member(owns=1, settings=settings)

@@ -1,7 +1,4 @@
-"""Scenarios that only a broker and its client can play.
-
-They have long holds, members that never poll, many partitions, and pauses.
-"""
+"""Scenarios that need a broker and its client: long holds, members that never poll, pauses."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ QUICK_S = 3.0
 
 
 class NewActor(Protocol):
-    """Makes a member that leaves when the test is over, however it ends.
-
-    A client that is not closed can freeze the process.
-    """
+    """Creates members that are closed after the test: an unclosed client can block the process."""
 
     def __call__(self, stage: Stage) -> Actor: ...
 
@@ -97,10 +91,7 @@ def shared(*actors: Actor, wanted: list[TopicPartition]) -> bool:
 
 @IN_CLASSIC
 def test_a_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor) -> None:
-    """The client sends heartbeats while it holds, and they keep the membership.
-
-    Only the poll interval ends a hold.
-    """
+    """Heartbeats keep the membership during a hold; only the poll interval ends it."""
     stage.config["session.timeout.ms"] = f"{SESSION_S * 1000:.0f}"
     blue, green = holding(stage, actor)
     held, ends_at = blue.member.held, time.monotonic() + 2 * SESSION_S
@@ -116,10 +107,7 @@ def test_a_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor)
 def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(
     stage: KafkaStage, actor: NewActor
 ) -> None:
-    """The group wants to rebalance once more, and the new revoke waits its turn.
-
-    The client asks for nothing else while it holds the first revoke.
-    """
+    """The client requests no other rebalance while it holds the first revoke."""
     blue, green = holding(stage, actor)
     held = blue.member.held
     red = actor(stage).subscribe()
@@ -145,10 +133,7 @@ def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(
 def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(
     stage: KafkaStage, actor: NewActor
 ) -> None:
-    """A member that wakes up commits before a poll has told it that everything is lost.
-
-    The next owner's offsets must stand.
-    """
+    """The member commits before a poll has reported the loss."""
     stage.hold_limit_s = 1.0
     stage.config["max.poll.interval.ms"] = f"{POLL_LIMIT_S * 1000:.0f}"
     if stage.protocol == "classic":
@@ -191,10 +176,7 @@ def test_closing_does_not_wait_for_a_member_that_never_polls(
 def test_closing_does_not_wait_for_an_assignment_that_does_not_come(
     stage: KafkaStage, actor: NewActor
 ) -> None:
-    """The member leaves before its first assignment, and in the middle of one.
-
-    The leader has heard of the member and takes its time to share out.
-    """
+    """The member leaves before and during its first assignment, which the leader delays."""
     with SlowLeader(
         stage.config["bootstrap.servers"], stage.config["group.id"], stage.topic
     ) as leader:
@@ -218,10 +200,6 @@ def test_closing_does_not_wait_for_an_assignment_that_does_not_come(
 def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Partitions are assigned, paused, resumed, paused and resumed within a moment.
-
-    A partition that stays silent is a stall that nobody sees.
-    """
     topic = kafka_topic(PARTITIONS)
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "linger.ms": 5})
     for number in range(PARTITIONS):
@@ -266,10 +244,6 @@ def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession
 def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
     stage: KafkaStage, actor: NewActor, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Both events change which partitions the group has.
-
-    Afterwards, every partition that exists has one owner.
-    """
     prefix = unique_name("family")
     kept, deleted = (
         kafka_topic(4, prefix=f"{prefix}-kept"),
@@ -306,11 +280,6 @@ def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
 def test_records_fetched_ahead_are_not_returned_once_their_partitions_are_lost(
     group: Readers, kafka_broker: KafkaCluster
 ) -> None:
-    """They are somebody else's.
-
-    Nothing is committed here, so that whoever owns a partition next begins it at 0, this consumer
-    too.
-    """
     group.produce(500)
     blue = group.reader()
     protocol = "consumer" if group.protocol == "consumer" else "classic"
@@ -342,10 +311,7 @@ def test_records_fetched_ahead_are_not_returned_once_their_partitions_are_lost(
 
 @pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)
 def test_a_hold_silences_and_wakes_nothing_but_its_own_and_a_pause_neither(group: Readers) -> None:
-    """A partition is held or retained, and paused by the user or not.
-
-    Each of the four kinds goes on being read when it should, and no sooner.
-    """
+    """Covers held and retained partitions, each paused by the user or not."""
     group.produce(50)
     blue = group.reader(CommitOnRevoke())
     group.play(lambda: blue.count == 200, blue, what="the first records")
@@ -400,7 +366,7 @@ class BeginAndPause(CommitOnRevoke):
     def on_partitions_assigned(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
-        """Partition 0 by a seek, the others by what is committed, if anything is."""
+        """Seek in partition 0, and start the others at their committed offsets, if any."""
         consumer.seek(min(partitions), 60)
         consumer.pause(partitions)
 

@@ -39,10 +39,6 @@ def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paus
 
 
 def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing_behind() -> None:
-    """A loop may pause and resume a partition in the moment in which it moves.
-
-    It may resume a partition that was never paused, too.
-    """
     group = FakeGroup({"orders": 2})
     consumer = consumer_of(group, subscribed=False)
     consumer.subscribe(["orders"])
@@ -62,10 +58,7 @@ def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing
 
 
 def test_each_kind_of_pause_is_undone_by_its_own_resume_alone() -> None:
-    """The resumes come in every order.
-
-    Two parts of a program that know nothing of each other may each pause what the other one pauses.
-    """
+    """Resumes come in every order: two parts of a program may pause the same partition."""
     eu = TopicPartition("orders-eu", 0)
     undo: dict[str, Callable[[RebalanceAwareConsumer], None]] = {
         "partition": lambda consumer: consumer.resume([eu]),

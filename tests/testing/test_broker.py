@@ -1,7 +1,4 @@
-"""The local Kafka is a real one.
-
-It keeps records through crashes, elects leaders, and leaves nothing behind.
-"""
+"""The local Kafka keeps records through crashes, elects leaders, and is removed completely."""
 
 from __future__ import annotations
 
@@ -196,10 +193,7 @@ def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(
 
 
 def test_three_nodes_hand_leaderships_over_when_one_is_shut_down(three_nodes: KafkaCluster) -> None:
-    """A rolling restart moves leaders before the node goes.
-
-    No partition waits for a time-out.
-    """
+    """The leaders move before the node goes, so no partition waits for a timeout."""
     three_nodes.create_topic("calm", 3)
     three_nodes.shut_down(2)
     leaders = three_nodes.leaders("calm")

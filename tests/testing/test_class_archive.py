@@ -14,7 +14,7 @@ from dagster_rebalance.testing.local.java import ClassArchive, Java
 
 @pytest.fixture
 def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Jars in a cache of their own."""
+    """Return jars in a separate cache."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "tool-1"
     folder.mkdir(parents=True)
@@ -24,7 +24,7 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def java(tmp_path: Path) -> Java:
-    """A Java with an archive of its own classes."""
+    """Return a Java with an archive of its own classes."""
     home = tmp_path / "java"
     for file in ("bin/java", "lib/modules", "lib/server/classes.jsa"):
         (home / file).parent.mkdir(parents=True, exist_ok=True)

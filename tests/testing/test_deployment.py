@@ -1,4 +1,4 @@
-"""A Dagster of the kit shows what a person sees of its code locations."""
+"""A deployment reports the state of its code locations."""
 
 from __future__ import annotations
 

@@ -31,10 +31,7 @@ def _folders_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_folder_of_a_killed_kit_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    """They hold logs and data of whole brokers.
-
-    One whose process lives, and what somebody else put there, stays.
-    """
+    """Folders of live processes, and other files, stay."""
     foreign = tmp_path / "dagster-rebalance-notes"
     foreign.mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

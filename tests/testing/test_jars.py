@@ -1,9 +1,6 @@
-"""Jars are fetched once, and are used only when they are complete and sound.
+"""The cache of jars: downloads, verification and errors.
 
-When they are not, the error says what is wrong.
-
-jgo is the real one; its repository is a folder on this machine, so that nothing here needs a
-network.
+jgo is real; its repository is a local folder, so no network is needed.
 """
 
 from __future__ import annotations
@@ -65,10 +62,7 @@ class Files(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A repository with `tool`, which needs `part`, and `there`, which nobody has to fetch.
-
-    The cache is empty, and there are no pins.
-    """
+    """Create a repository with `tool`, its dependency `part`, and the excluded `there`."""
     folder = tmp_path / "repository"
     publish(folder, "org.example", "tool", "org.example:part", "org.present:there")
     publish(folder, "org.example", "part")

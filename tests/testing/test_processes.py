@@ -1,4 +1,4 @@
-"""Children end when they are told to, and when their parent is gone, with all that they started."""
+"""Child processes end when they are told to, and with their parent, including descendants."""
 
 from __future__ import annotations
 
@@ -177,10 +177,7 @@ def test_a_program_that_ends_by_itself_has_its_own_exit_code(tmp_path: Path) -> 
 def test_nothing_is_left_when_the_parent_is_killed(
     tmp_path: Path, command: list[str], number: signal.Signals
 ) -> None:
-    """No clean-up code runs when the parent is killed.
-
-    The kernel closes the parent's end of the guard's pipe, and that is enough.
-    """
+    """The kernel closes the parent's end of the guard's pipe."""
     log = tmp_path / "log"
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(log), *command], stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""The proxy leaves nothing behind: what it forgets fails a test that has nothing to do with it."""
+"""The proxy closes all sockets and ends all threads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_proxy_ends_while_it_accepts_a_connection(monkeypatch: pytest.MonkeyPa
 
 
 def refuses(port: int) -> bool:
-    """Whether nobody listens at a port."""
+    """Return whether a port refuses connections."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=20).close()
     except ConnectionRefusedError:

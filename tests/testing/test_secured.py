@@ -1,7 +1,4 @@
-"""The secured Kafka lets in who has a password.
-
-It lets them do what they were allowed to, and no more.
-"""
+"""The secured Kafka enforces passwords and ACLs."""
 
 from __future__ import annotations
 
@@ -57,10 +54,7 @@ def test_its_files_are_for_nobody_else(secured_kafka: SecuredKafka) -> None:
 def test_the_example_of_the_documentation_works(
     secured_kafka: SecuredKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example runs on the Kafka of these tests in place of a new one.
-
-    Its nodes must find no other key than their own when they are restarted.
-    """
+    """The example uses the Kafka of these tests, whose nodes must restart with their own key."""
     store = secured_kafka.certificate.with_name("keystore.p12")
     before = store.read_bytes()
     monkeypatch.setattr(

@@ -22,10 +22,7 @@ pytestmark = pytest.mark.spark
 def test_a_client_reads_a_topic(
     spark_connect_server: SparkConnectServer, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """The connector's jars must be those of the server's Spark.
-
-    That holds on the driver and on the executors.
-    """
+    """The connector's jars must match the server's Spark, on the driver and the executors."""
     topic = kafka_topic(partitions=2)
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for number in range(100):

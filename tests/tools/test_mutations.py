@@ -28,7 +28,7 @@ def wait(queue: "Queue[int]", now: float, *, ready: bool = False) -> int:
 
 
 def _edited(line: str) -> set[str]:
-    """What becomes of a line, one edit at a time."""
+    """Return the edited versions of a line."""
     number = MODULE.splitlines().index(line)
     return {
         after
@@ -91,10 +91,7 @@ def test_an_edit_is_known_again_where_lines_were_added_above_it() -> None:
 
 
 def test_a_seed_draws_the_same_edits_again_and_of_each_kind() -> None:
-    """A person looks at a survivor again with its seed.
-
-    Constants are the commonest mutations, and not the most telling.
-    """
+    """A survivor is reproduced with its seed."""
     pool = mutations("a.py", MODULE)
     sample = drawn(pool, 7, seed=3)
     assert sample == drawn(pool, 7, seed=3)

@@ -61,8 +61,7 @@ SECURITY: dict[str, Any] = {
     "ssl_ca_location": dg.EnvVar("KAFKA_CA"),
 }
 LINGER_S = 2.0
-"""Less than the sixth of the shortest time-out of a heartbeat above with which runs linger: they
-are killed then."""
+"""Shorter than a sixth of the shortest heartbeat timeout above, at which runs are killed."""
 ASSETS = dict.fromkeys(("paired", "handled"), ("first", "second"))
 
 
@@ -70,7 +69,7 @@ class SlowKafka(KafkaConsumerResource):
     """The same, but a tick that has its answer takes as long as the test wants to give it."""
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Wait, as a tick does that has its answer but is not heard in time."""
+        """Delay the end of a tick beyond Dagster's timeout."""
         while (ROOT / self.group_id / "slow").exists():
             time.sleep(0.1)
 
@@ -126,9 +125,9 @@ def _valued(group: str, batch_key: str) -> list[dg.AssetsDefinition]:
 
 @contextmanager
 def _at_work(folder: Path, name: str, keys: list[str], run_id: str) -> Iterator[None]:
-    """Show that this process works on ranges, and note all others that do.
+    """Register this process as working on ranges, and report all others that do.
 
-    One that is interrupted lingers if the test says so.
+    An interrupted process lingers on request.
     """
     process = f"{os.getpid()}.{_started(os.getpid())}.{run_id}"
     mine = [folder / "at_work" / f"{name}.{key}.{process}" for key in keys]
@@ -151,10 +150,7 @@ def _at_work(folder: Path, name: str, keys: list[str], run_id: str) -> Iterator[
 
 
 def _started(pid: int | str) -> str:
-    """When a process was started; empty when there is none.
-
-    Its id alone is not enough: the system gives it again, also to threads.
-    """
+    """Return the start of a process, or "" without one: the system reuses pids."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

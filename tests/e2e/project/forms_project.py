@@ -1,7 +1,4 @@
-"""The code location of the end-to-end test of forms of assets, in streaming runs.
-
-Each asset writes a line for each batch into a file of its name.
-"""
+"""The code location of the test of asset forms in streaming runs: a line per batch and asset."""
 
 import asyncio
 import os

@@ -1,7 +1,6 @@
-"""What a Pipes client starts: it has a batch and the address of Kafka, and works slowly.
+"""The external process of a Pipes client: it processes a batch slowly.
 
-Each record that it has written is one line of the output of its group. What it does is noted in a
-journal, in its order.
+It writes a line per record to the output of its group, and its events to a journal.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""The code location of the end-to-end test of Dagster Pipes: one group of each form of run.
-
-The assets let processes work that know nothing of Dagster but its Pipes.
-"""
+"""The code location of the test of Dagster Pipes: one group of each form of runs."""
 
 import os
 import signal

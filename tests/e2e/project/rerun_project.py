@@ -1,6 +1,6 @@
-"""The code location of the end-to-end test of reruns: a group of each form.
+"""The code location of the test of reruns: a group of each form.
 
-The output of a range is one file with the version of the code and the records. A rerun waits while
+The output of a range is a file with the version of the code and the records. A rerun waits while
 its gate is closed.
 """
 

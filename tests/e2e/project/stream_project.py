@@ -1,7 +1,7 @@
-"""The code location of the end-to-end tests of streaming runs, one group for each wanted name.
+"""The code location of the tests of streaming runs, with a group per requested name.
 
-What a run did is one line in a file of its own for each range. The version of the code is what a
-file says, so that a test can deploy.
+A run writes a line per range into its file. The version of the code comes from a file, so a test
+can deploy.
 """
 
 import os

@@ -29,7 +29,7 @@ def return_at_once() -> None:
 
 @dg.job(executor_def=dg.in_process_executor)
 def working() -> None:
-    """A run that works until an interrupt."""
+    """Work until an interrupt."""
     work()
 
 
