@@ -27,7 +27,7 @@ from dagster_rebalance.cli.target import (
 )
 from dagster_rebalance.core.model.directives import EVERYTHING, check_lengths
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.model.offsets import named
+from dagster_rebalance.core.model.offsets import names_of
 from dagster_rebalance.core.operators.reset_offsets import GroupWork, plan_moves, unreadable
 from dagster_rebalance.orchestration.operators.requests import time_of
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from dagster_rebalance.cli.target import GroupReader, Target
-    from dagster_rebalance.core.model.events import Found
+    from dagster_rebalance.core.model.events import PartitionLookup
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.operators.reset_offsets import Move
     from dagster_rebalance.kafka.group_ports import ClusterView
@@ -113,7 +113,7 @@ def reset(
         )
         # Recorded before anything is printed: a closed pipe must not lose the record.
         _record(target, planned, by=by or login_name(), reason=reason)
-        typer.echo(f"Moved {named([move.partition for move in planned])}.")
+        typer.echo(f"Moved {names_of([move.partition for move in planned])}.")
 
 
 def _plan(reader: GroupReader, selectors: Sequence[str] | None, place: Place) -> Sequence[Move]:
@@ -142,20 +142,20 @@ def _plan(reader: GroupReader, selectors: Sequence[str] | None, place: Place) ->
     repeated = [move.partition for move in planned if move.may_repeat]
     if repeated:
         typer.echo(
-            f"Before you turn the sensors on, remove the output of {named(repeated)} from the new "
-            "offset on: records are read again in ranges with different bounds, which replace "
+            f"Before you turn the sensors on, remove the output of {names_of(repeated)} from the "
+            "new offset on: records are read again in ranges with different bounds, which replace "
             "nothing."
         )
     unreadable_metadata = unreadable({partition: seen.found[partition] for partition in known})
     if unreadable_metadata:
         typer.echo(
-            f"The metadata of the offsets of {named(unreadable_metadata)} cannot be read, so runs "
-            "that were deleted from Dagster while they worked on them are not found. Make sure "
-            "that there are none."
+            f"The metadata of the offsets of {names_of(unreadable_metadata)} cannot be read, so "
+            "runs that were deleted from Dagster while they worked on them are not found. Make "
+            "sure that there are none."
         )
     work = GroupWork(
         owners,
-        reader.runs.read({batch_id for batch_id, _ in claims}, live_too=True, claims=claims),
+        reader.runs.read({batch_id for batch_id, _ in claims}, with_live=True, claims=claims),
         reader.runs.written_off(),
         time.time(),
         kafka.heartbeat_timeout_s,
@@ -173,7 +173,7 @@ def _record(target: Target, planned: Sequence[Move], *, by: str, reason: str) ->
     try:
         target.catalogue.record_moves(planned, by=by, reason=reason)
     except Exception as error:
-        names = named([move.partition for move in planned])
+        names = names_of([move.partition for move in planned])
         msg = f"{names} moved, but Dagster's storage did not record it: {error}"
         raise DagsterRebalanceError(msg) from error
 
@@ -211,7 +211,7 @@ class Place:
     def offsets(
         self,
         partitions: Collection[TopicPartition],
-        found: Mapping[TopicPartition, Found],
+        found: Mapping[TopicPartition, PartitionLookup],
         cluster: ClusterView,
     ) -> dict[TopicPartition, int]:
         """Return the new next offset of each partition."""
@@ -231,7 +231,7 @@ class Place:
         }
 
 
-def _current(partition: TopicPartition, found: Found) -> int:
+def _current(partition: TopicPartition, found: PartitionLookup) -> int:
     if found.stored is None:
         msg = f"{partition} has no committed offset to stay at: give an offset or a time"
         raise ConfigurationError(msg)

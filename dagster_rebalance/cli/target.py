@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import dagster as dg
 import typer
 
-from dagster_rebalance.core.model.directives import selection
+from dagster_rebalance.core.model.directives import resolve_selector
 from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
@@ -287,7 +287,7 @@ def select_partitions(
         {
             partition
             for selector in selectors or ()
-            for partition in selection(selector, partitions, group_id).partitions
+            for partition in resolve_selector(selector, partitions, group_id).partitions
         }
     )
 

@@ -1,7 +1,7 @@
-"""Whether the settings of a Kafka client use the encryption and the login that they name.
+"""Detection of Kafka client settings that are less secure than they seem.
 
-Owns what counts as an accident: a client ignores settings of TLS and SASL that its protocol has no
-use for, and connects in the clear. Never shows a value.
+A client ignores TLS and SASL settings that its protocol does not use, and connects unencrypted.
+Messages never contain a value.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _OFF = frozenset({"false", "f", "0", "no", "off"})
 
 
 def insecurity(config: Mapping[str, object]) -> str | None:
-    """Why a client would be less secure than its settings say, and what to change, or None.
+    """Return why a client is less secure than its settings suggest, and what to change, or None.
 
     Args:
-        config: By the names of librdkafka or of the Java client, which are alike here.
+        config: Settings by librdkafka or Java client name.
     """
     for name in _BROKERS:
         servers = config.get(name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.core.model.printable import shown
+from dagster_rebalance.core.model.printable import escaped
 from dagster_rebalance.decoding import json_schema, protobuf
 from dagster_rebalance.decoding.avro import payload as avro
 from dagster_rebalance.decoding.wire_format import GUID_HEADERS
@@ -28,7 +28,7 @@ MAX_REASON_CHARACTERS = 2_000
 
 def reason_text(part: str, problem: object) -> str:
     """Return why a part is undecodable, limited in length and without unprintable characters."""
-    return shown(f"{part}: {problem}"[:MAX_REASON_CHARACTERS])[:MAX_REASON_CHARACTERS]
+    return escaped(f"{part}: {problem}"[:MAX_REASON_CHARACTERS])[:MAX_REASON_CHARACTERS]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_rebalance.core.model.errors import BrokerError
-from dagster_rebalance.core.model.events import Found
-from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, named
+from dagster_rebalance.core.model.events import PartitionLookup
+from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, names_of
 from dagster_rebalance.core.model.start_position import StartFrom, StartTime
 from dagster_rebalance.core.partitions.recovery import position_to_verify
 
@@ -69,7 +69,7 @@ def find(
     timeout_s: float = READ_LIMIT_S,
     patience_s: float = READ_LIMIT_S,
     start: Start = StartFrom.EARLIEST,
-) -> dict[TopicPartition, Found]:
+) -> dict[TopicPartition, PartitionLookup]:
     """Return the facts from which the core judges partitions, without those that wait for a leader.
 
     `timeout_s` limits the coordinator, and `patience_s` all leaders together. The group starts at
@@ -97,19 +97,19 @@ def find(
     topics = {partition.topic for partition in bounds}
     ids = consumer.cluster.topic_ids(topics, timeout_s) if bounds else {}
     timed = {p for p in bounds if stored[p] is None} if isinstance(start, StartTime) else set()
-    not_older = _not_older(consumer, timed, start, patience_s)
+    offset_at_start_time = _not_older(consumer, timed, start, patience_s)
     return refusals(refused) | {
-        partition: Found(
+        partition: PartitionLookup(
             stored[partition],
             found,
             recorded.get(partition),
             ids.get(partition.topic, ""),
             is_truncated.get(partition, False),
-            not_older.get(partition),
+            offset_at_start_time.get(partition),
         )
         for partition, found in bounds.items()
         if (partition not in positions or partition in is_truncated)
-        and (partition not in timed or partition in not_older)
+        and (partition not in timed or partition in offset_at_start_time)
     }
 
 
@@ -159,9 +159,9 @@ def committed(
         return found, {**dict.fromkeys(waiting, str(error)), **more}
 
 
-def refusals(refused: Mapping[TopicPartition, str]) -> dict[TopicPartition, Found]:
+def refusals(refused: Mapping[TopicPartition, str]) -> dict[TopicPartition, PartitionLookup]:
     """Return the facts of partitions for which Kafka refuses to answer."""
-    return {p: Found(None, ANY_BOUNDS, refused=reason) for p, reason in refused.items()}
+    return {p: PartitionLookup(None, ANY_BOUNDS, refused=reason) for p, reason in refused.items()}
 
 
 def _not_older(
@@ -218,7 +218,7 @@ class BoundsReader:
         self,
         partitions: Collection[TopicPartition],
         recorded: Mapping[TopicPartition, LastRecorded],
-    ) -> dict[TopicPartition, Found]:
+    ) -> dict[TopicPartition, PartitionLookup]:
         """Return the facts of the partitions whose leaders answer, as the function `find`.
 
         Leaders that do not verify a committed offset in time get more time in the next call.
@@ -236,7 +236,7 @@ class BoundsReader:
             self._patience_s = PATIENCE_S
         elif self._patience_s < _LONGEST_PATIENCE_S:
             self._note(
-                f"the leaders of {named(unverified)} did not verify the committed offset, or "
+                f"the leaders of {names_of(unverified)} did not verify the committed offset, or "
                 f"report the start position, within {self._patience_s:g} s"
             )
             self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)

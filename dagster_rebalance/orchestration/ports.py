@@ -25,14 +25,14 @@ if TYPE_CHECKING:
         LeaveRequested,
         RunsRead,
     )
-    from dagster_rebalance.core.model.member_events import Occurrence
+    from dagster_rebalance.core.model.member_events import MemberEvent
     from dagster_rebalance.core.model.offsets import Log, OffsetRange, TopicPartition
     from dagster_rebalance.core.model.receipt import Receipt
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.reporting.metrics import MemberState
     from dagster_rebalance.core.runs.batch_request import BatchRequest
-    from dagster_rebalance.core.runs.stream_batch import Outcome
+    from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 
 
 class RunError(NamedTuple):
@@ -78,9 +78,9 @@ class RunsPort(RunsToEnd, Protocol):
     """The runs of one group."""
 
     def read(
-        self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
-    ) -> tuple[RunSeen, ...]:
-        """Read all runs of the batches, oldest first; with `live_too`, all live runs of the group.
+        self, batch_ids: Iterable[str], *, with_live: bool = False, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSnapshot, ...]:
+        """Read all runs of the batches, oldest first; with `with_live`, all live runs of the group.
 
         Deleted runs that still work are found by their `claims`.
         """
@@ -88,7 +88,7 @@ class RunsPort(RunsToEnd, Protocol):
     def why_failed(self, run_id: str, batch_id: str) -> str:
         """Return the error of a run on a batch, in a few words."""
 
-    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Record how the work on abandoned claims ended, for their next owner."""
 
     def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
@@ -124,7 +124,9 @@ class WorkPort(Protocol):
     def ended(self) -> Iterator[RunsRead]:
         """Take the results of batches."""
 
-    def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+    def known(
+        self, batch_ids: Collection[str], claims: Iterable[Claimed]
+    ) -> tuple[RunSnapshot, ...]:
         """Return the runs of the worker's own batches, without Dagster."""
 
     def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
@@ -141,7 +143,7 @@ class WorkPort(Protocol):
         """Note that other members may find these claims: `say` reports how they ended."""
 
     @property
-    def untold(self) -> Mapping[Claimed, Outcome]:
+    def untold(self) -> Mapping[Claimed, BatchOutcome]:
         """The abandoned claims that are not reported yet."""
 
 
@@ -208,7 +210,7 @@ class CataloguePort(GroupRecords, Protocol):
 class MeterPort(Protocol):
     """The meter of a member. Never waits or raises."""
 
-    def add(self, occurrences: Iterable[Occurrence]) -> None:
+    def add(self, member_events: Iterable[MemberEvent]) -> None:
         """Count member events."""
 
     def show(self, state: MemberState, clock: Callable[[], float]) -> None:

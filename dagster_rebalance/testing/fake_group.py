@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.model.commit_requests import (
     MAX_METADATA_BYTES,
     UnknownPartitions,
-    too_long,
+    oversized,
 )
 from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.model.events import (
@@ -474,7 +474,7 @@ class FakeMember:
         return self._store(offsets)
 
     def _store(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        failed: dict[TopicPartition, BrokerError] = too_long(offsets)
+        failed: dict[TopicPartition, BrokerError] = oversized(offsets)
         refused = self._refused(offsets)
         for tp, offset in offsets.items():
             if tp in failed:

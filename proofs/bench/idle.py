@@ -13,7 +13,7 @@ from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.events import PartitionLookup
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, TopicPartition
 from dagster_rebalance.core.reporting.explain import summary
 from proofs.bench.entries import Entry, Goal, Sample
@@ -83,12 +83,12 @@ def _feed(engine: Engine, event: events.Event, now: float) -> None:
         for command in engine.handle(todo.pop(0), now):
             match command:
                 case commands.ReadStoredOffsets(epochs):
-                    found = Found(OffsetAndMetadata(0), _NOTHING, None)
+                    found = PartitionLookup(OffsetAndMetadata(0), _NOTHING, None)
                     todo.append(events.StoredOffsetsRead(epochs, dict.fromkeys(epochs, found)))
                 case commands.ReadDirectives(epoch):
                     todo.append(events.DirectivesRead((), epoch))
-                case commands.ReadRuns(batch_ids, live_too, look):
-                    todo.append(events.RunsRead(batch_ids, (), live_too, look))
+                case commands.ReadRuns(batch_ids, with_live, look):
+                    todo.append(events.RunsRead(batch_ids, (), with_live, look))
                 case commands.ReadBounds(asked):
                     todo.append(events.BoundsRead(dict.fromkeys(asked, _NOTHING)))
                 case commands.WriteOffsets(writes):

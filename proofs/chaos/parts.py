@@ -257,6 +257,6 @@ def all_parts(
 
 def _ask_as_members_do(runs: RunLedger, home: Path | None) -> None:
     """Read runs, and wait until SQLite allows a write; `home` is its folder, if any."""
-    runs.read((), live_too=True)
+    runs.read((), with_live=True)
     if home is not None:
         wait_for_writes(home)

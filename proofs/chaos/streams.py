@@ -211,7 +211,7 @@ def claimed_by(log: Iterable[object]) -> dict[StoredOffset, str]:
         if not isinstance(record, StoredOffset):
             continue
         for claim in decode(OffsetAndMetadata(record.offset, record.metadata)).claims:
-            batch = StreamBatch.read(claim.batch_id)
+            batch = StreamBatch.parse(claim.batch_id)
             name = (record.partition, claim.batch_id)
             if batch is not None and name not in known:
                 known.add(name)

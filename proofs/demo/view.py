@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from dagster_rebalance.core.model.offsets import TopicPartition, named
+from dagster_rebalance.core.model.offsets import TopicPartition, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,4 +128,4 @@ def plain(text: str) -> str:
 def short(names: Iterable[str]) -> str:
     """Return a short form of partitions: `orders-0..3, orders-7`."""
     split = [name.rpartition("-") for name in names]
-    return named(TopicPartition(topic, int(number)) for topic, _, number in split)
+    return names_of(TopicPartition(topic, int(number)) for topic, _, number in split)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.commands import recorded_commits
-from dagster_rebalance.core.model.run import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
+from dagster_rebalance.core.model.run import LIVE, NOT_BEGUN, WORKING, RunSnapshot, RunState
 from dagster_rebalance.orchestration.ports import ShownStops
 from proofs.simulation.run_life import RunLife
 from proofs.simulation.run_process import RunProcess
@@ -80,7 +80,7 @@ class SimulatedDagster(RunLife):
         """Create and submit a run, for all assets of the job unless some are named."""
         self._submit(self.create(batch_id, ranges, parent_id=parent_id, assets=assets))
 
-    def retry(self, run: RunSeen, assets: tuple[str, ...]) -> None:
+    def retry(self, run: RunSnapshot, assets: tuple[str, ...]) -> None:
         """Re-execute a run as Dagster's own retries do."""
         self._submit(
             self.create(
@@ -107,7 +107,7 @@ class SimulatedDagster(RunLife):
             attempt = self.runs[parent_id].attempt
             self._keys[run_id] = self._keys.get(parent_id, "")
         left_out = tuple(asset for asset in self._weather.assets if assets and asset not in assets)
-        self.runs[run_id] = RunSeen(
+        self.runs[run_id] = RunSnapshot(
             run_id,
             batch_id,
             ranges,
@@ -133,11 +133,11 @@ class SimulatedDagster(RunLife):
     # What members do
 
     def seen(
-        self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
-    ) -> tuple[RunSeen, ...]:
+        self, batch_ids: Iterable[str], *, with_live: bool, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSnapshot, ...]:
         """Return the runs of a query; a deleted run is known by the note of its work on a claim."""
         found = {run_id for batch_id in batch_ids for run_id in self._by_batch.get(batch_id, ())}
-        if live_too:
+        if with_live:
             found |= {run.run_id for run in self.runs.values() if run.state in LIVE}
         there = tuple(
             self._shown(run_id)
@@ -170,7 +170,7 @@ class SimulatedDagster(RunLife):
         self._move(
             run_id,
             RunState.CANCELED if waits else RunState.CANCELING,
-            is_taken_back=run.is_taken_back or by_member,
+            is_cancelled_by_member=run.is_cancelled_by_member or by_member,
         )
         if not waits:
             self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
@@ -180,7 +180,7 @@ class SimulatedDagster(RunLife):
         run = self.runs[run_id]
         may_cancel = {*NOT_BEGUN} if only_unstarted else {*NOT_BEGUN, RunState.STARTED}
         if run_id not in self.deleted and run.state in may_cancel:
-            self.runs[run_id] = replace(run, is_taken_back=True)
+            self.runs[run_id] = replace(run, is_cancelled_by_member=True)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
         """Make sure that nothing of a run works: stop its Spark work and kill its process."""
@@ -272,12 +272,12 @@ class SimulatedDagster(RunLife):
         self._move(run_id, RunState.WAITING)
         self._clockwork.after(self._weather.queueing(), run_id, partial(self._launch, run_id))
 
-    def _shown_deleted(self, run_id: str, noted: Mapping[Claimed, str]) -> RunSeen:
+    def _shown_deleted(self, run_id: str, noted: Mapping[Claimed, str]) -> RunSnapshot:
         process, ranges = (
             self.processes[run_id],
             [range_ for (_, range_), other in noted.items() if other == run_id],
         )
-        return RunSeen(
+        return RunSnapshot(
             run_id,
             self.runs[run_id].batch_id,
             tuple(sorted(ranges)),
@@ -287,7 +287,7 @@ class SimulatedDagster(RunLife):
             is_over=False,
         )
 
-    def _shown(self, run_id: str) -> RunSeen:
+    def _shown(self, run_id: str) -> RunSnapshot:
         """Return a run with the events and heartbeats of its process."""
         run, process = self.runs[run_id], self.processes[run_id]
         is_over = run.state not in _ENDED_IN_DOUBT or not process.has_begun or process.is_over
@@ -296,7 +296,7 @@ class SimulatedDagster(RunLife):
         has_ended = run.state not in LIVE
         return replace(
             run,
-            may_work_on=self.said.get(run_id),
+            active_partitions=self.said.get(run_id),
             heartbeat=process.sign(self._clockwork.now)
             if process.is_seen and (run.state in WORKING or not is_over)
             else "",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from proofs.simulation.process import Process
     from proofs.simulation.world import World
 
@@ -320,10 +320,10 @@ class Disturbances:
         if run is not None:
             self._world.dagster.freeze(run.run_id, self._clockwork.within(1, 40))
 
-    def _shown(self) -> list[RunSeen]:
+    def _shown(self) -> list[RunSnapshot]:
         dagster = self._world.dagster
         return [run for run_id, run in dagster.runs.items() if run_id not in dagster.deleted]
 
-    def _any_of(self, runs: Iterable[RunSeen]) -> RunSeen | None:
+    def _any_of(self, runs: Iterable[RunSnapshot]) -> RunSnapshot | None:
         found = list(runs)
         return self._clockwork.chance.choice(found) if found else None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
 
 
 class Outputs:
@@ -33,7 +33,7 @@ class Outputs:
         self._makers: dict[tuple[TopicPartition, tuple[int, int, str]], frozenset[str]] = {}
         self._forgotten: list[tuple[TopicPartition, int, frozenset[str]]] = []
 
-    def succeed(self, run: RunSeen, asked: Collection[str], assets: Collection[str]) -> None:
+    def succeed(self, run: RunSnapshot, asked: Collection[str], assets: Collection[str]) -> None:
         """A run has made its requested assets, out of all assets of the job."""
         for range_ in run.ranges:
             if self._until_where_records_are(range_, run.run_id) == range_.until:
@@ -43,7 +43,7 @@ class Outputs:
 
     def fail(
         self,
-        run: RunSeen,
+        run: RunSnapshot,
         made: Collection[str],
         spoilt: Collection[str],
         assets: Collection[str],
@@ -96,7 +96,7 @@ class Outputs:
         self.done[partition] = [after for _, after in kept]
 
     def _complete(
-        self, run: RunSeen, range_: OffsetRange, made: Collection[str], assets: Collection[str]
+        self, run: RunSnapshot, range_: OffsetRange, made: Collection[str], assets: Collection[str]
     ) -> None:
         """Return whether known runs have made all assets of a range."""
         makers = [

@@ -132,7 +132,7 @@ class People:
         """Re-execute a run as Dagster's page does, with all ranges: some may be done or skipped."""
         dagster = self._world.dagster
         run = dagster.runs[run_id]
-        batch = dagster.seen([run.batch_id], live_too=False)
+        batch = dagster.seen([run.batch_id], with_live=False)
         if not any(other.state in LIVE or other.awaits_retry for other in batch):
             self._clockwork.tell("a person", f"executes {run_id} again")
             dagster.start(run.batch_id, run.ranges, parent_id=run.run_id)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.core.model.receipt import Receipt
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
-    from dagster_rebalance.core.runs.stream_batch import Outcome
+    from dagster_rebalance.core.runs.stream_batch import BatchOutcome
     from dagster_rebalance.orchestration.ports import RunError
     from proofs.simulation.dagster_runs import SimulatedDagster
     from proofs.simulation.process import Process
@@ -47,15 +47,15 @@ class SimulatedRuns:
         self,
         batch_ids: Iterable[str],
         *,
-        live_too: bool = False,
+        with_live: bool = False,
         claims: Iterable[Claimed] = (),
-    ) -> tuple[RunSeen, ...]:
+    ) -> tuple[RunSnapshot, ...]:
         """Return the runs of the batches, and optionally all live ones.
 
         The answer has their state before it was sent.
         """
         self._process.must_reach("dagster")
-        found = self._dagster.seen(batch_ids, live_too=live_too, claims=claims)
+        found = self._dagster.seen(batch_ids, with_live=with_live, claims=claims)
         self._process.must_reach("dagster")
         return found
 
@@ -63,7 +63,7 @@ class SimulatedRuns:
         self._process.must_reach("dagster")
         return "it failed"
 
-    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Store the outcome of the work on claims."""
         self._process.must_reach("dagster")
         self._dagster.left |= outcomes

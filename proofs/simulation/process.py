@@ -251,7 +251,7 @@ class Process:
         A partition that was not restored yet needs no drain.
         """
         owned = [
-            self.engine.partitions[partition].asked_back()
+            self.engine.partitions[partition].draining()
             for partition in sorted(held)
             if partition in self.engine.partitions
         ]
@@ -297,7 +297,7 @@ class Process:
         if owned is None or owned.pending is None or order is None:
             return
         known_at = self._paused_since.get((partition, order), self.clock())
-        if owned.pending.asked_at > known_at:
+        if owned.pending.sent_at > known_at:
             self.check_may_begin("claims offsets of", partition)
 
     def _assigned_after(self, partition: TopicPartition) -> float:

@@ -14,15 +14,15 @@ from dagster_rebalance.core.engine.run_requests import batches_in_flight
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import ClaimError
-from dagster_rebalance.core.model.run import RunSeen
+from dagster_rebalance.core.model.run import RunSnapshot
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
+    FailureStreak,
     InFlight,
     Succeeded,
     ToRequest,
-    Trouble,
     blocking,
     progress_of,
 )
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.engine.engine import Engine
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.partitions.ledger import Entry
+    from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.dagster_runs import SimulatedDagster
@@ -83,8 +83,8 @@ class Progress:
         match owned.phase:
             case Phase.RESTORING:
                 return (self._of_restoring(owned),)
-            case Phase.OWNED | Phase.STOPPED if owned.order is not None:
-                return tuple(self._of_paused(owned, owned.order))
+            case Phase.OWNED | Phase.STOPPED if owned.directive is not None:
+                return tuple(self._of_paused(owned, owned.directive))
             case Phase.STOPPED:
                 return (
                     Wait(
@@ -128,14 +128,14 @@ class Progress:
             yield Wait("is not recorded by Dagster", self._slack_s)
 
     def _of_entry(
-        self, engine: Engine, owned: OwnedPartition, entry: Entry, now: float
+        self, engine: Engine, owned: OwnedPartition, entry: LedgerEntry, now: float
     ) -> Iterable[Wait]:
         span = f"[{entry.range.start}, {entry.range.until})"
         is_first = entry == owned.entries[0]
         match entry.progress:
-            case ToRequest(trouble=Trouble()) if entry.due_at > now:
+            case ToRequest(streak=FailureStreak()) if entry.due_at > now:
                 following = "; tried again (" if engine.settings.worker else "; next run ("
-                yield Wait(following, self._weather.settings.pace.limit_s + self._slack_s)
+                yield Wait(following, self._weather.settings.backoff.limit_s + self._slack_s)
             case ToRequest(failures=failures) if failures and not _is_offered(engine, entry):
                 own = "next, after the current batch"
                 yield Wait(own if engine.settings.worker else "waits for a free run", FOR_OTHERS)
@@ -148,10 +148,10 @@ class Progress:
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 is_there = any(
                     run.is_live and entry.range in run.ranges
-                    for run in self._dagster.seen([entry.batch_id], live_too=False)
+                    for run in self._dagster.seen([entry.batch_id], with_live=False)
                 )
                 yield Wait(f"{span}: waits for", self._slack_s + late_s, is_half_done=is_there)
-            case InFlight(unsubmitted=RunSeen()):
+            case InFlight(unsubmitted=RunSnapshot()):
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 late_s += _BROKEN_REQUESTS_S if self._weather.requests_break else 0.0
                 yield Wait(f"for {span} is created but not submitted", self._slack_s + late_s)
@@ -160,7 +160,7 @@ class Progress:
                     _said_of(entry.progress, span), self._limit_of_runs(entry.progress.run_ids)
                 )
             case Exhausted():
-                is_tried_again = owned.letter is not None and bool(owned.letter.problem)
+                is_tried_again = owned.dead_letter is not None and bool(owned.dead_letter.problem)
                 yield Wait(
                     f"failed on {span}",
                     FOR_OTHERS if is_tried_again or not is_first else self._slack_s,
@@ -193,9 +193,9 @@ class Progress:
         """
         if any(self._dagster.gives_signs(run_id) for run_id in run_ids):
             return FOR_OTHERS
-        pulse = self._weather.settings.pulse
+        liveness = self._weather.settings.liveness
         in_doubt = any(self._dagster.is_in_doubt(run_id) for run_id in run_ids)
-        silent_s = max(pulse.heartbeat_timeout_s, pulse.start_timeout_s) if in_doubt else 0.0
+        silent_s = max(liveness.heartbeat_timeout_s, liveness.start_timeout_s) if in_doubt else 0.0
         return self._slack_s + silent_s + self._weather.launchers_last_s
 
     def _is_stopped_rightly(self, owned: OwnedPartition) -> bool:
@@ -212,7 +212,7 @@ class Progress:
         most = self._weather.settings.max_attempts
         for entry in owned.entries:
             claim = (entry.batch_id, entry.range)
-            runs = self._dagster.seen([entry.batch_id], live_too=False, claims=[claim])
+            runs = self._dagster.seen([entry.batch_id], with_live=False, claims=[claim])
             if (
                 blocking(progress_of(entry.range, entry.batch_id, runs, max_attempts=most))
                 is not None
@@ -244,7 +244,7 @@ def _said_of(progress: InFlight, span: str) -> str:
     )
 
 
-def _is_offered(engine: Engine, entry: Entry) -> bool:
+def _is_offered(engine: Engine, entry: LedgerEntry) -> bool:
     return any(
         batch_request.batch_id == entry.batch_id and entry.range in batch_request.ranges
         for batch_request in engine.batch_requests

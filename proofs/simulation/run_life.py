@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.directives import in_force
-from dagster_rebalance.core.model.run import LIVE, RunSeen, RunState
+from dagster_rebalance.core.model.run import LIVE, RunSnapshot, RunState
 from dagster_rebalance.core.runs.start_check import refusal
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.outputs import Outputs
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.runs.stream_batch import Outcome
+    from dagster_rebalance.core.runs.stream_batch import BatchOutcome
     from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator
@@ -37,14 +37,14 @@ class RunLife:
     """The runs of one Dagster instance and their processes."""
 
     def __init__(self, clockwork: Clockwork, group: Coordinator, weather: Weather) -> None:
-        self.runs: dict[str, RunSeen] = {}
+        self.runs: dict[str, RunSnapshot] = {}
         self.processes: dict[str, RunProcess] = {}
         self.deleted: set[str] = set()
         self.notes: dict[Claimed, str] = {}
         self.bereft: set[str] = set()
         self.outputs = Outputs(self.deleted)
         self.at_work: dict[str, BegunBatch] = {}
-        self.left: dict[Claimed, Outcome] = {}
+        self.left: dict[Claimed, BatchOutcome] = {}
         self.said: dict[str, frozenset[TopicPartition]] = {}
         self.succeeded: set[Claimed] = set()
         self.orders: tuple[Directive, ...] = ()
@@ -58,18 +58,18 @@ class RunLife:
         self._torn = Torn(self, clockwork, weather)
 
     def seen(
-        self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
-    ) -> tuple[RunSeen, ...]:
+        self, batch_ids: Iterable[str], *, with_live: bool, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSnapshot, ...]:
         raise NotImplementedError
 
-    def retry(self, run: RunSeen, assets: tuple[str, ...]) -> None:
+    def retry(self, run: RunSnapshot, assets: tuple[str, ...]) -> None:
         """Re-execute some assets of a run by Dagster's retries."""
         raise NotImplementedError
 
     def mark_ended(self, run_id: str, state: RunState) -> None:
         raise NotImplementedError
 
-    def working(self) -> list[RunSeen]:
+    def working(self) -> list[RunSnapshot]:
         """Return the working runs."""
         return [
             self._at_work(run_id)
@@ -77,7 +77,7 @@ class RunLife:
             if process.is_working
         ]
 
-    def _at_work(self, run_id: str) -> RunSeen:
+    def _at_work(self, run_id: str) -> RunSnapshot:
         """Return a run, with the batch of a streaming run."""
         run, batch = self.runs[run_id], self.at_work.get(run_id)
         return run if batch is None else replace(run, batch_id=batch.batch_id, ranges=batch.ranges)
@@ -233,7 +233,7 @@ class RunLife:
         if heard:
             process.has_finished = True
             if run.state in LIVE:
-                self._move(run_id, RunState.FAILED, is_taken_back=True)
+                self._move(run_id, RunState.FAILED, is_cancelled_by_member=True)
         else:
             self._silence(run_id)
             self._may_be_noticed(run_id)
@@ -293,7 +293,7 @@ class RunLife:
         process.has_begun = True
         self.runs[run_id] = me = replace(self.runs[run_id], has_started=True)
         claims = [(me.batch_id, range_) for range_ in me.ranges]
-        others = self.seen([me.batch_id], live_too=True, claims=claims)
+        others = self.seen([me.batch_id], with_live=True, claims=claims)
         self._clockwork.let_others(run_id, self._weather.latency())
         why_not = refusal(me, others, self._group.stored)
         why_not = why_not or self._paused(me)
@@ -325,7 +325,7 @@ class RunLife:
             refusal=why_not,
         )
 
-    def _paused(self, run: RunSeen) -> str | None:
+    def _paused(self, run: RunSnapshot) -> str | None:
         orders = (in_force(self.orders, range_.topic_partition) for range_ in run.ranges)
         order = next((order for order in orders if order is not None), None)
         return None if order is None else f"it is {order}"
@@ -351,7 +351,7 @@ class RunLife:
             )
         return is_lost
 
-    def _must_be_alone(self, me: RunSeen) -> None:
+    def _must_be_alone(self, me: RunSnapshot) -> None:
         for other in self.working():
             if self._is_out_of_sight(other) and other.batch_id != me.batch_id:
                 continue  # docs/limits.md says so
@@ -362,7 +362,7 @@ class RunLife:
                 )
                 raise Violation(msg)
 
-    def _is_out_of_sight(self, run: RunSeen) -> bool:
+    def _is_out_of_sight(self, run: RunSnapshot) -> bool:
         """Return whether a run is known only by its claim, which may be lost with its records."""
         process = self.processes[run.run_id]
         has_ended = run.run_id in self.deleted or run.state not in LIVE

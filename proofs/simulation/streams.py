@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.model.claims import decode
-from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from proofs.simulation.dagster_runs import SimulatedDagster
 from proofs.simulation.run_process import STOPPING_S, RunProcess
@@ -53,7 +53,7 @@ class StreamingDagster(SimulatedDagster):
     def begin_stream(self, member: StreamingMember) -> str:
         """Start a streaming run: its process joins the group."""
         run_id = f"r{len(self.runs) + 1}"
-        self.runs[run_id] = RunSeen(run_id, "", (), RunState.STARTED)
+        self.runs[run_id] = RunSnapshot(run_id, "", (), RunState.STARTED)
         self.processes[run_id] = RunProcess(has_begun=True)
         self.said[run_id] = frozenset()
         self.on_gone[run_id], self.on_cancel[run_id] = member.end, member.cancel
@@ -67,7 +67,9 @@ class StreamingDagster(SimulatedDagster):
         if self.runs[run_id].is_live:
             self._move(run_id, RunState.CANCELED if is_cancelled else RunState.SUCCEEDED)
 
-    def begin_batch(self, run_id: str, batch: BegunBatch, ended: Callable[[Outcome], None]) -> None:
+    def begin_batch(
+        self, run_id: str, batch: BegunBatch, ended: Callable[[BatchOutcome], None]
+    ) -> None:
         self.at_work[run_id] = batch
         self._must_be_alone(self._at_work(run_id))
         self.processes[run_id].is_working = True
@@ -76,14 +78,14 @@ class StreamingDagster(SimulatedDagster):
         self._is_lost_within(run_id, takes_s)
         self._clockwork.after(takes_s, run_id, partial(self._body_ends, run_id, batch, ended))
 
-    def interrupt(self, run_id: str, ended: Callable[[Outcome], None]) -> None:
+    def interrupt(self, run_id: str, ended: Callable[[BatchOutcome], None]) -> None:
         """Interrupt the current batch."""
         batch = self.at_work.get(run_id)
         if batch is not None:
             self._clockwork.after(
                 self._clockwork.within(*STOPPING_S),
                 run_id,
-                partial(self._tell_end, run_id, batch, Outcome.INTERRUPTED, ended),
+                partial(self._tell_end, run_id, batch, BatchOutcome.INTERRUPTED, ended),
             )
 
     def committed(
@@ -92,7 +94,7 @@ class StreamingDagster(SimulatedDagster):
         """Count a range as done once it is committed."""
         last = decode(new).last_commit
         for range_, batch_id in decode(before).ranges(partition):
-            batch = StreamBatch.read(batch_id)
+            batch = StreamBatch.parse(batch_id)
             if (
                 batch is not None
                 and last is not None
@@ -105,11 +107,11 @@ class StreamingDagster(SimulatedDagster):
                 self.outputs.succeed(run, self._weather.assets, self._weather.assets)
 
     def seen(
-        self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
-    ) -> tuple[RunSeen, ...]:
+        self, batch_ids: Iterable[str], *, with_live: bool, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSnapshot, ...]:
         """Return the runs, and the streaming runs with claims."""
         known = tuple(claims)
-        found = super().seen(batch_ids, live_too=live_too, claims=known)
+        found = super().seen(batch_ids, with_live=with_live, claims=known)
         return (*self._of_claims(known), *found)
 
     def freeze(self, run_id: str, seconds: float) -> None:
@@ -137,20 +139,24 @@ class StreamingDagster(SimulatedDagster):
             self.processes[run_id].is_over = True
         return is_over
 
-    def _of_claims(self, claims: Iterable[Claimed]) -> Iterator[RunSeen]:
+    def _of_claims(self, claims: Iterable[Claimed]) -> Iterator[RunSnapshot]:
         for claim in claims:
-            batch = StreamBatch.read(claim[0])
+            batch = StreamBatch.parse(claim[0])
             if batch is not None:
-                yield from batch.seen((claim[1],), self._stream(batch.run_id), self.left.get(claim))
+                yield from batch.as_runs(
+                    (claim[1],), self._stream(batch.run_id), self.left.get(claim)
+                )
 
-    def _stream(self, run_id: str) -> RunSeen:
+    def _stream(self, run_id: str) -> RunSnapshot:
         if run_id in self.deleted and self.processes[run_id].is_over:
-            return RunSeen(run_id, "", (), RunState.FAILED)
+            return RunSnapshot(run_id, "", (), RunState.FAILED)
         if run_id not in self.deleted:
             return self._shown(run_id)
-        return replace(self._shown_deleted(run_id, {}), may_work_on=self.said[run_id])
+        return replace(self._shown_deleted(run_id, {}), active_partitions=self.said[run_id])
 
-    def _body_ends(self, run_id: str, batch: BegunBatch, ended: Callable[[Outcome], None]) -> None:
+    def _body_ends(
+        self, run_id: str, batch: BegunBatch, ended: Callable[[BatchOutcome], None]
+    ) -> None:
         process = self.processes[run_id]
         if process.is_gone or self.at_work.get(run_id) is not batch:
             return
@@ -160,7 +166,7 @@ class StreamingDagster(SimulatedDagster):
             self.die(run_id)
         else:
             fails = self._clockwork.happens(self._weather.runs_fail)
-            outcome = Outcome.FAILED if fails else Outcome.SUCCEEDED
+            outcome = BatchOutcome.FAILED if fails else BatchOutcome.SUCCEEDED
             self._clockwork.after(
                 self._weather.latency(),
                 run_id,
@@ -168,20 +174,24 @@ class StreamingDagster(SimulatedDagster):
             )
 
     def _tell_end(
-        self, run_id: str, batch: BegunBatch, outcome: Outcome, ended: Callable[[Outcome], None]
+        self,
+        run_id: str,
+        batch: BegunBatch,
+        outcome: BatchOutcome,
+        ended: Callable[[BatchOutcome], None],
     ) -> None:
         """Materialise a success before its report, which waits for the storage."""
         process = self.processes[run_id]
         if process.is_gone or self.at_work.get(run_id) is not batch:
             return
-        if process.is_frozen or (outcome is Outcome.SUCCEEDED and not process.is_heard):
+        if process.is_frozen or (outcome is BatchOutcome.SUCCEEDED and not process.is_heard):
             self._clockwork.after(
                 _AGAIN_S, run_id, partial(self._tell_end, run_id, batch, outcome, ended)
             )
             return
         process.is_working = False
         del self.at_work[run_id]
-        if outcome is Outcome.SUCCEEDED:
+        if outcome is BatchOutcome.SUCCEEDED:
             self.succeeded |= {(batch.batch_id, range_) for range_ in batch.ranges}
         self._clockwork.tell(run_id, f"{outcome.value}: {', '.join(map(str, batch.ranges))}")
         ended(outcome)
@@ -236,5 +246,5 @@ class SimulatedWork(StreamWorker):
     def _say_there(self) -> None:
         """Send a heartbeat, which may be lost, as may its answer."""
         self._reach()
-        self._dagster.said[self.run_id] = self.may_work_on
+        self._dagster.said[self.run_id] = self.active_partitions
         self._reach()

@@ -18,7 +18,7 @@ from dagster_rebalance.core.batches.settings import (
     LossPolicy,
 )
 from dagster_rebalance.core.runs.liveness import Liveness
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.orchestration.runs.canceller import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _settings(clockwork: Clockwork) -> EngineSettings:
         lease_s=20.0,
         plan_patience_s=8.0,
         recheck_s=5.0,
-        pulse=Liveness(heartbeat_timeout_s=12.0, start_timeout_s=15.0),
+        liveness=Liveness(heartbeat_timeout_s=12.0, start_timeout_s=15.0),
         record_every_s=chance.choice((0.0, 0.0, 4.0)),
-        pace=RetryPace(first_s=0.5, limit_s=10.0),
+        backoff=RetryBackoff(first_s=0.5, limit_s=10.0),
     )

@@ -256,7 +256,7 @@ class World:
             process.check_claimed(partition)
         if not all(
             claim.until in kept
-            and (kept[claim.until] == claim.batch_id or StreamBatch.read(kept[claim.until]))
+            and (kept[claim.until] == claim.batch_id or StreamBatch.parse(kept[claim.until]))
             for claim in decode(before).claims
             if claim.until > new.offset
         ):

@@ -75,7 +75,7 @@ def test_stop_without_by_uses_the_login_name(
         raise OSError
 
     monkeypatch.setattr("getpass.getuser", no_login)
-    with pytest.raises(ConfigurationError, match="say who you are"):
+    with pytest.raises(ConfigurationError, match="give your name"):
         invoke("stop", "orders", "--group", "shop", "--reason", "away")
 
 

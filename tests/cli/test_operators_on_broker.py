@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
     from dagster_rebalance.testing.secured import SecuredKafka
@@ -257,7 +257,7 @@ def test_reset_does_not_overwrite_a_newer_commit(
     shop.commit(0, OffsetAndMetadata(1))
     read = RunLedger.written_off
 
-    def commit_and_read(ledger: RunLedger) -> tuple[RunSeen, ...]:
+    def commit_and_read(ledger: RunLedger) -> tuple[RunSnapshot, ...]:
         shop.commit(0, encode(StoredPartition(2, (Claim(3, "b-2"),))))
         return read(ledger)
 

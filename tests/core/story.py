@@ -23,7 +23,7 @@ from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.reporting.explain import explain_partition, summary
-from dagster_rebalance.core.runs.stream_batch import Outcome
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from tests.core.streams import Stream
 from tests.core.world import AT_ONCE, Member, World, tp
 
@@ -92,7 +92,7 @@ class Script:
     def do_join(self, name: str, owns: str = "0", settings: str = DEFAULT) -> None:
         """A member that owns the first partitions joins and is the current one."""
         self.member = self.members[name] = self.world.member(
-            owns=int(owns), settings=self.settings[settings], pace=self._pace(settings)
+            owns=int(owns), settings=self.settings[settings], backoff=self._pace(settings)
         )
 
     def do_stream(self, name: str, owns: str = "", settings: str = DEFAULT) -> None:
@@ -103,12 +103,12 @@ class Script:
             name,
             owns=numbers,
             settings=self.settings[settings],
-            pace=self._pace(settings),
+            backoff=self._pace(settings),
         )
 
     def _pace(self, settings: str) -> Any:  # noqa: ANN401 - its own default means none
-        pace = self.settings[settings].pace
-        return AT_ONCE if pace == EngineSettings().pace else pace
+        backoff = self.settings[settings].backoff
+        return AT_ONCE if backoff == EngineSettings().backoff else backoff
 
     def do_at_work(self, owns: str, settings: str = DEFAULT, records: str = "100") -> None:
         """A member with a started run on each of its partitions."""
@@ -198,7 +198,7 @@ class Script:
         self.world.kafka.stored[tp(int(number))] = encode(StoredPartition(0, (claim,)))
         if noted:
             range_ = OffsetRange("orders", int(number), 0, int(until))
-            self.world.notes[batch, range_] = Outcome[noted]
+            self.world.notes[batch, range_] = BatchOutcome[noted]
 
     def do_done(self, batch: str, number: str, start: str, until: str) -> None:
         """A run has succeeded on a range that a streaming run has claimed."""
@@ -296,7 +296,7 @@ class Script:
         assert self.stream.work.at_work is not None
 
     def do_end(self, outcome: str = "SUCCEEDED") -> None:
-        self.stream.end(Outcome[outcome])
+        self.stream.end(BatchOutcome[outcome])
 
     def do_die(self, name: str) -> None:
         stream = self.members[name]
@@ -374,7 +374,7 @@ class Script:
         return _list(letter.range.key for letter in self.world.kafka.letters)
 
     def is_letter(self) -> bool:
-        return self.owned().letter is not None
+        return self.owned().dead_letter is not None
 
     def is_ends(self) -> str:
         return _list(run_id for _, run_id in self.world.dagster.recorded[-1].ends)
@@ -447,7 +447,7 @@ class Script:
     def is_ended(self) -> str:
         """The dead runs that were ended, with their heartbeats."""
         ends = [c for c in self.member.done if isinstance(c, commands.EndDeadRuns)]
-        return _list(f"{run}:{sign}" for end in ends for run, sign in end.signs.items())
+        return _list(f"{run}:{sign}" for end in ends for run, sign in end.heartbeats.items())
 
     def is_order(self, count: str, *kinds: str) -> str:
         """The last commands of some kinds."""

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids, is_batch_of
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids, is_batch_of
 from dagster_rebalance.core.streaming.stream_worker import Worker
 from tests.core.world import AT_ONCE, Member, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_rebalance.core.runs.retry import RetryPace
+    from dagster_rebalance.core.runs.retry import RetryBackoff
     from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from tests.core.world import World
 
@@ -31,18 +31,18 @@ class Stream(Member):
         *,
         owns: Iterable[int] = (),
         settings: EngineSettings | None = None,
-        pace: RetryPace = AT_ONCE,
+        backoff: RetryBackoff = AT_ONCE,
     ) -> None:
         super().__init__(world, settings or EngineSettings())
         self.run_id = run_id
         self.work = Worker(run_id)
         self.engine = Engine(
-            replace((settings or EngineSettings()).of_stream(run_id), pace=pace),
+            replace((settings or EngineSettings()).of_stream(run_id), backoff=backoff),
             new_batch_id=batch_ids(run_id),
             now=world.now,
         )
         self.interrupts = 0
-        world.streams[run_id] = RunSeen(run_id, "", (), RunState.STARTED, heartbeat="1")
+        world.streams[run_id] = RunSnapshot(run_id, "", (), RunState.STARTED, heartbeat="1")
         if owned := tuple(tp(number) for number in owns):
             self.feed(events.PartitionsAssigned(owned))
 
@@ -56,10 +56,10 @@ class Stream(Member):
             self._feed_own(begun.batch_id)
         return begun
 
-    def end(self, outcome: Outcome = Outcome.SUCCEEDED) -> BegunBatch:
+    def end(self, outcome: BatchOutcome = BatchOutcome.SUCCEEDED) -> BegunBatch:
         ended = self.work.end(outcome)
         assert ended is not None, "no batch is at work"
-        if outcome is Outcome.SUCCEEDED:
+        if outcome is BatchOutcome.SUCCEEDED:
             self.world.done_by_streams |= {(ended.batch_id, range_) for range_ in ended.ranges}
             self.world.output.update(ended.ranges)
         self._feed_own(ended.batch_id)
@@ -74,7 +74,7 @@ class Stream(Member):
 
     def _feed_own(self, batch_id: str) -> None:
         found = self.work.read([batch_id], ())
-        self.feed(events.RunsRead(frozenset({batch_id}), found, is_own=True))
+        self.feed(events.RunsRead(frozenset({batch_id}), found, is_from_worker=True))
 
     def _report(self) -> None:
         outcomes = self.work.unreported
@@ -83,7 +83,7 @@ class Stream(Member):
 
     def stream_runs(
         self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]
-    ) -> tuple[RunSeen, ...]:
+    ) -> tuple[RunSnapshot, ...]:
         """Its own batches from memory, those of others from Dagster."""
         own = self.work.read(batch_ids, claims)
         others = [b for b in batch_ids if not is_batch_of(b, self.run_id)]
@@ -94,7 +94,7 @@ class Stream(Member):
             case commands.CancelRuns(run_ids) if self.run_id in run_ids:
                 self.interrupts += 1
                 return None
-            case commands.LeaveClaims(claims):
+            case commands.AbandonClaims(claims):
                 self.work.abandon(claims)
                 return None
             case _:

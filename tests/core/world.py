@@ -17,8 +17,8 @@ from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import decode
-from dagster_rebalance.core.model.events import Found, LastRecorded
-from dagster_rebalance.core.model.member_events import KINDS, plain
+from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
+from dagster_rebalance.core.model.member_events import EVENT_SPECS, json_value
 from dagster_rebalance.core.model.offsets import (
     ANY_BOUNDS,
     Bounds,
@@ -26,25 +26,25 @@ from dagster_rebalance.core.model.offsets import (
     OffsetRange,
     TopicPartition,
 )
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.partitions.recovery import position_to_verify
 from dagster_rebalance.core.reporting.event_recorder import record_events
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.runs.start_check import refusal
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.model.directives import Directive
-    from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+    from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
     from dagster_rebalance.core.model.receipt import Receipt
     from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})
 
 
-AT_ONCE = RetryPace(0.0, 0.0, retry_stopped=False)
+AT_ONCE = RetryBackoff(0.0, 0.0, retry_stopped=False)
 """Where delays are not what a test is about."""
 
 
@@ -106,7 +106,7 @@ class FakeKafka:
 class FakeDagster:
     """Runs and materialisations."""
 
-    runs: dict[str, RunSeen] = field(default_factory=dict)
+    runs: dict[str, RunSnapshot] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
     recorded: list[commands.RecordCommit] = field(default_factory=list)
     ids: count[int] = field(default_factory=lambda: count(1))
@@ -125,7 +125,7 @@ class FakeDagster:
     ) -> str:
         """Add a run."""
         run_id = f"run{next(self.ids)}"
-        self.runs[run_id] = RunSeen(run_id, batch_id, ranges, state)
+        self.runs[run_id] = RunSnapshot(run_id, batch_id, ranges, state)
         return run_id
 
     def end_dead(self, run_ids: Iterable[str]) -> None:
@@ -165,7 +165,7 @@ class FakeDagster:
                 self.move(
                     run_id,
                     RunState.CANCELED if state is RunState.WAITING else RunState.CANCELING,
-                    is_taken_back=True,
+                    is_cancelled_by_member=True,
                 )
 
 
@@ -180,7 +180,7 @@ class Member:
         self.fails: set[type[commands.Command]] = set()
         self.unanswered: set[type[commands.Command]] = set()
         self.done: list[commands.Command] = []
-        self.member_events: list[Occurrence] = []
+        self.member_events: list[MemberEvent] = []
         self.over: set[tuple[TopicPartition, int]] = set()
         self.to_be_revoked: set[TopicPartition] = set()
         self.is_fenced = False
@@ -198,9 +198,11 @@ class Member:
         while todo:
             epochs = {partition: owned.epoch for partition, owned in self.engine.partitions.items()}
             decided, recorded = record_events(self.engine, [todo.popleft()], self.world.now)
-            for occurrence in recorded:
-                assert tuple(occurrence.fields) == KINDS[occurrence.what].fields, occurrence
-                json.dumps({name: plain(value) for name, value in occurrence.fields.items()})
+            for member_event in recorded:
+                assert tuple(member_event.fields) == EVENT_SPECS[member_event.kind].fields, (
+                    member_event
+                )
+                json.dumps({name: json_value(value) for name, value in member_event.fields.items()})
             self.member_events += recorded
             for command in decided:
                 self.done.append(command)
@@ -210,7 +212,7 @@ class Member:
                 if answer is not None and type(command) not in self.unanswered:
                     todo.append(answer)
                 if isinstance(command, commands.EndDeadRuns):
-                    todo.extend(events.DeadRunEnded(run_id) for run_id in command.signs)
+                    todo.extend(events.DeadRunEnded(run_id) for run_id in command.heartbeats)
             todo.extend(self._polled(epochs))
         return self.done[first:]
 
@@ -230,9 +232,9 @@ class Member:
         """All commands of a kind so far."""
         return [command for command in self.done if isinstance(command, kind)]
 
-    def event_fields(self, what: Occurred) -> list[dict[str, Any]]:
+    def event_fields(self, what: EventKind) -> list[dict[str, Any]]:
         """The fields of all occurrences of a name so far."""
-        return [dict(one.fields) for one in self.member_events if one.what is what]
+        return [dict(one.fields) for one in self.member_events if one.kind is what]
 
     @property
     def receipts(self) -> list[Receipt]:
@@ -273,7 +275,7 @@ class Member:
                 return events.StoredOffsetsRead(
                     dict(wanted),
                     {
-                        p: Found(
+                        p: PartitionLookup(
                             kafka.stored.get(p),
                             kafka.bounds[p],
                             recorded.get(p),
@@ -281,20 +283,20 @@ class Member:
                             p in truncated,
                         )
                         if p not in kafka.forbidden
-                        else Found(None, ANY_BOUNDS, refused=kafka.forbidden[p])
+                        else PartitionLookup(None, ANY_BOUNDS, refused=kafka.forbidden[p])
                         for p in wanted
                     },
                 )
             case commands.ReadDirectives(epoch):
                 return events.DirectivesRead(tuple(self.world.orders), epoch)
-            case commands.ReadRuns(batch_ids, live_too, look, claims):
+            case commands.ReadRuns(batch_ids, with_live, look, claims):
                 runs = tuple(
                     run
                     for run in dagster.runs.values()
-                    if run.batch_id in batch_ids or (live_too and run.is_live)
+                    if run.batch_id in batch_ids or (with_live and run.is_live)
                 )
                 runs += self.stream_runs(batch_ids, claims)
-                return events.RunsRead(batch_ids, runs, live_too, look)
+                return events.RunsRead(batch_ids, runs, with_live, look)
             case commands.ReadBounds(partitions):
                 refused = kafka.forbidden.keys() & set(partitions)
                 allowed = [p for p in partitions if p not in refused]
@@ -319,14 +321,14 @@ class Member:
 
     def stream_runs(
         self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]
-    ) -> tuple[RunSeen, ...]:
-        found: list[RunSeen] = []
+    ) -> tuple[RunSnapshot, ...]:
+        found: list[RunSnapshot] = []
         for batch_id in batch_ids:
-            batch = StreamBatch.read(batch_id)
+            batch = StreamBatch.parse(batch_id)
             for claim in claims:
                 if batch is not None and claim[0] == batch_id:
                     run, outcome = self.world.streams[batch.run_id], self.world.notes.get(claim)
-                    found += batch.seen((claim[1],), run, outcome)
+                    found += batch.as_runs((claim[1],), run, outcome)
         return tuple(found)
 
     def _written(self, writes: tuple[commands.OffsetWrite, ...]) -> events.Event | None:
@@ -340,7 +342,7 @@ class Member:
         stored = {write.partition: kafka.stored.get(write.partition) for write in writes}
         refused = [w for w in writes if w.partition in kafka.forbidden]
         writes = tuple(w for w in writes if w.partition not in kafka.forbidden)
-        done, due, changed = commands.compared(writes, stored)
+        done, due, changed = commands.sort_writes(writes, stored)
         for write in due:
             self.world.check_write(write)
             kafka.stored[write.partition] = write.new
@@ -361,8 +363,8 @@ class World:
         self.dagster = FakeDagster()
         self.batch_ids = count(1)
         self.output: Counter[OffsetRange] = Counter()
-        self.streams: dict[str, RunSeen] = {}
-        self.notes: dict[commands.Claimed, Outcome] = {}
+        self.streams: dict[str, RunSnapshot] = {}
+        self.notes: dict[commands.Claimed, BatchOutcome] = {}
         self.done_by_streams: set[commands.Claimed] = set()
         self.orders: list[Directive] = []
         self.released_by: list[tuple[Member, tuple[TopicPartition, ...]]] = []
@@ -370,10 +372,14 @@ class World:
             self.kafka.produce(tp(number), records)
 
     def member(
-        self, *, owns: int = 0, settings: EngineSettings | None = None, pace: RetryPace = AT_ONCE
+        self,
+        *,
+        owns: int = 0,
+        settings: EngineSettings | None = None,
+        backoff: RetryBackoff = AT_ONCE,
     ) -> Member:
         """A new member that is assigned the first `owns` partitions and has been ticked once."""
-        member = Member(self, replace(settings or EngineSettings(), pace=pace))
+        member = Member(self, replace(settings or EngineSettings(), backoff=backoff))
         member.feed(events.TickArrived())
         if owns:
             member.feed(events.PartitionsAssigned(tuple(tp(number) for number in range(owns))))

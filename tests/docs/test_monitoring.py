@@ -13,7 +13,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from dagster_rebalance.core.model.member_events import KINDS
+from dagster_rebalance.core.model.member_events import EVENT_SPECS
 from dagster_rebalance.core.reporting.metrics import OF_EACH, Form, Metric
 from tests.docs.blocks import ROOT, block_with
 from tests.orchestration.scrape import everything, series
@@ -32,7 +32,7 @@ def log_table() -> str:
     rows = [
         f"| `{what.value}` | {logging.getLevelName(kind.level)} "
         f"| {', '.join(f'`{name}`' for name in kind.fields)} | {kind.meaning} |"
-        for what, kind in KINDS.items()
+        for what, kind in EVENT_SPECS.items()
     ]
     return "\n".join(["| `event_name` | level | fields | |", "|---|---|---|---|", *rows])
 

@@ -18,7 +18,7 @@ from dagster_rebalance import (
     TopicPartition,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.model.receipt import HoldOutcome
 from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.fake_group import FakeGroup
@@ -64,7 +64,7 @@ def test_the_pages_that_the_readme_names_exist() -> None:
     ):
         assert f"`{name.replace('GROUP', '<group>')}`" in text
     holds = (ROOT / "docs" / "held-revoke.md").read_text()
-    assert all(f"`{outcome.value}`" in holds for outcome in Outcome)
+    assert all(f"`{outcome.value}`" in holds for outcome in HoldOutcome)
 
 
 def test_the_users_test_in_the_guide_passes() -> None:

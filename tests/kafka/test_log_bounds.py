@@ -54,9 +54,9 @@ def test_find_looks_a_start_time_up_without_a_commit() -> None:
     group.committed[tp(1)] = OffsetAndMetadata(3)
     bounds = read_bounds(consumer, [tp(0), tp(1)])
     found = find(consumer, bounds, {}, start=StartTime(1))
-    assert [found[tp(n)].not_older for n in (0, 1)] == [10, None]
-    assert find(consumer, bounds, {}, start=StartTime(60_001))[tp(0)].not_older is None
-    assert find(consumer, bounds, {})[tp(0)].not_older is None
+    assert [found[tp(n)].offset_at_start_time for n in (0, 1)] == [10, None]
+    assert find(consumer, bounds, {}, start=StartTime(60_001))[tp(0)].offset_at_start_time is None
+    assert find(consumer, bounds, {})[tp(0)].offset_at_start_time is None
 
 
 def test_find_leaves_out_a_leader_without_the_start_position(

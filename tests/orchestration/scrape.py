@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dagster_rebalance.core.model.events import RevokeRequested
-from dagster_rebalance.core.model.member_events import Occurred, Occurrence
-from dagster_rebalance.core.model.receipt import Cause, Outcome
+from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
+from dagster_rebalance.core.model.receipt import Cause, HoldOutcome
 from dagster_rebalance.core.reporting.metrics import MemberState
 from dagster_rebalance.orchestration.member.opentelemetry import MemberMeter, Meters
 from tests.core.reporting.test_event_recorder import at_work
@@ -88,22 +88,22 @@ def _measure_all(meter: MemberMeter) -> None:
     member, run_id = at_work(world)
     at: Mapping[str, object] = {"topic": "orders", "partition": 0, "start": 0, "until": 1}
     letter = {**at, "batch_id": "b", "attempt_run_id": run_id}
-    held = {"cause": Cause.REVOKE, "outcome": Outcome.DRAINED, "seconds": 1.0}
+    held = {"cause": Cause.REVOKE, "outcome": HoldOutcome.DRAINED, "seconds": 1.0}
     reason = {"partitions": (tp(0),), "reason": "fenced"}
     committed = {**letter, "offsets": 1, "claim_to_commit_s": 0.2}
     meter.add(
         [
-            *member.told,
-            Occurrence(Occurred.ATTEMPT_ENDED, "", {"outcome": "failed"}),
-            Occurrence(Occurred.REVOKE_REQUESTED, "", {"partitions": (tp(0),)}),
-            Occurrence(Occurred.PARTITIONS_LOST, "", reason),
-            Occurrence(Occurred.HOLD_ENDED, "", held),
-            Occurrence(Occurred.OFFSETS_COMMITTED, "", committed),
-            Occurrence(Occurred.WRITE_FAILED, "", {**at, "failure": "changed"}),
-            Occurrence(Occurred.PARTITION_STOPPED, "", {**at, "reason": "it failed"}),
-            Occurrence(Occurred.DEAD_LETTER_STORED, "", letter),
-            Occurrence(Occurred.RUNS_CANCELLED, "", {"run_ids": ("r",)}),
-            Occurrence(Occurred.RUNS_DEAD, "", {"run_ids": ("r",)}),
+            *member.member_events,
+            MemberEvent(EventKind.ATTEMPT_ENDED, "", {"outcome": "failed"}),
+            MemberEvent(EventKind.REVOKE_REQUESTED, "", {"partitions": (tp(0),)}),
+            MemberEvent(EventKind.PARTITIONS_LOST, "", reason),
+            MemberEvent(EventKind.HOLD_ENDED, "", held),
+            MemberEvent(EventKind.OFFSETS_COMMITTED, "", committed),
+            MemberEvent(EventKind.WRITE_FAILED, "", {**at, "failure": "changed"}),
+            MemberEvent(EventKind.PARTITION_STOPPED, "", {**at, "reason": "it failed"}),
+            MemberEvent(EventKind.DEAD_LETTER_STORED, "", letter),
+            MemberEvent(EventKind.RUNS_CANCELLED, "", {"run_ids": ("r",)}),
+            MemberEvent(EventKind.RUNS_DEAD, "", {"run_ids": ("r",)}),
         ]
     )
     member.feed(RevokeRequested((tp(0),)))

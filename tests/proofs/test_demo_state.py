@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
+from dagster_rebalance.core.model.receipt import Cause, HoldOutcome, Receipt
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -86,7 +86,7 @@ def _member(instance: dg.DagsterInstance, name: str) -> Catalogue:
     )
 
 
-def _receipt(*partitions: TopicPartition, outcome: Outcome = Outcome.DRAINED) -> Receipt:
+def _receipt(*partitions: TopicPartition, outcome: HoldOutcome = HoldOutcome.DRAINED) -> Receipt:
     return Receipt(outcome, Cause.REVOKE, partitions, 12.0, {}, ("run-1", "run-2"), (), ())
 
 
@@ -106,7 +106,7 @@ def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(
     blue.record_receipt(_receipt(SECOND, THIRD))
     assert [lane.owner for lane in watcher.look([0, 0, 0]).lanes] == ["blue", "", ""]
     green.record_assigned([SECOND], "id-of-green")
-    blue.record_receipt(_receipt(SECOND, outcome=Outcome.NOTHING_TO_DO))
+    blue.record_receipt(_receipt(SECOND, outcome=HoldOutcome.NOTHING_TO_DO))
     blue.record_left("its process ends")
     assert [lane.owner for lane in watcher.look([0, 0, 0]).lanes] == ["", "green", ""]
 

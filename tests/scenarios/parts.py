@@ -17,7 +17,7 @@ SETTINGS = EngineSettings(
     limits=BatchLimits(max_ranges_per_run=1),
     budget=HoldBudget(30, 5),
     lease_s=10_000,
-    pulse=Liveness(heartbeat_timeout_s=10_000),
+    liveness=Liveness(heartbeat_timeout_s=10_000),
 )
 """One run per partition, a hold of 30 s, no leases and no dead runs."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.events import LostReason
-from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.model.receipt import HoldOutcome
 from dagster_rebalance.core.model.run import RunState
 from tests.core.world import World, tp
 from tests.orchestration.bench import Bench, Status
@@ -152,8 +152,8 @@ def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partit
     None
 ):
     for reason, outcome in (
-        (LostReason.SUPERSEDED, Outcome.SUPERSEDED),
-        (LostReason.FENCED, Outcome.LOST),
+        (LostReason.SUPERSEDED, HoldOutcome.SUPERSEDED),
+        (LostReason.FENCED, HoldOutcome.LOST),
     ):
         world, member, (run_id,) = at_work()
         revoke(member, 0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dagster_rebalance.core.batches.settings import DeadlinePolicy
 from dagster_rebalance.core.model import commands
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.model.receipt import HoldOutcome
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.core.world import World, tp
@@ -45,7 +45,7 @@ def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() ->
     )
     assert all(owned.phase.may_plan for owned in member.engine.partitions.values())
     assert len(member.engine.partitions) == 300
-    assert [receipt.outcome for receipt in member.receipts] == [Outcome.NOTHING_TO_DO]
+    assert [receipt.outcome for receipt in member.receipts] == [HoldOutcome.NOTHING_TO_DO]
 
 
 def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() -> None:
@@ -63,8 +63,8 @@ def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() ->
     )
     assert world.released_by[1:] == [(member, (tp(0),))]
     assert [(receipt.outcome, receipt.partitions) for receipt in member.receipts] == [
-        (Outcome.DRAINED, (tp(1),)),
-        (Outcome.DEADLINE, (tp(0),)),
+        (HoldOutcome.DRAINED, (tp(1),)),
+        (HoldOutcome.DEADLINE, (tp(0),)),
     ]
 
 
@@ -78,7 +78,7 @@ def test_at_the_limit_what_is_drained_is_committed_and_only_what_is_stuck_is_han
     assert world.released_by == []
     world.wait(29, member)
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.handed_over) == (Outcome.DEADLINE, (tp(2),))
+    assert (receipt.outcome, receipt.handed_over) == (HoldOutcome.DEADLINE, (tp(2),))
     assert receipt.committed == {tp(0): 100, tp(1): 100}
     assert stuck in receipt.run_ids
     assert world.released_by == [(member, (tp(0), tp(1), tp(2)))]

@@ -21,7 +21,7 @@ from dagster_rebalance import (
     build_kafka_stream_defs,
 )
 from dagster_rebalance.core.model.claims import decode
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.kafka.group_ports import MemberEvent
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
 from dagster_rebalance.orchestration.storage.run_events import run_events_of
@@ -100,13 +100,13 @@ def streamed(instance: dg.DagsterInstance) -> dict[str, object]:
     }
 
 
-def _counts(batch_id: str, outcome: Outcome | None) -> dict[str, int]:
+def _counts(batch_id: str, outcome: BatchOutcome | None) -> dict[str, int]:
     """Return the failures and interruptions that the next owner counts."""
-    batch = StreamBatch.read(batch_id)
+    batch = StreamBatch.parse(batch_id)
     assert batch is not None
     return {
-        "failed": batch.attempt - 1 + (outcome is Outcome.FAILED),
-        "interrupted": batch.interruptions + (outcome is Outcome.INTERRUPTED),
+        "failed": batch.attempt - 1 + (outcome is BatchOutcome.FAILED),
+        "interrupted": batch.interruptions + (outcome is BatchOutcome.INTERRUPTED),
     }
 
 

@@ -1,8 +1,7 @@
-"""A batch on its way to a process that a Dagster Pipes client starts, in the client's `extras`.
+"""The batch in the `extras` of a Dagster Pipes context.
 
-Owns the form in which it travels, so that both sides agree on it. Nothing about how to reach Kafka
-travels: Pipes may put its context into variables of the environment, logs of a cluster and files
-that many can read, and a login has no place there.
+Connection settings are never included: Pipes may put its context into environment variables, logs
+and readable files.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 EXTRAS_KEY = "dagster_rebalance"
-"""Where a batch stands among the extras of others."""
+"""The key of the batch in the extras."""
 _FORM = 1
-"""Another number means that the other side would misunderstand what stands there."""
+"""Version of the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """A batch as both sides of Dagster Pipes know it.
+    """A batch as both sides of Dagster Pipes see it.
 
     Attributes:
         batch_id: The id of the batch.
         group_id: The consumer group that has claimed it.
         offset_ranges: The half-open ranges to process.
-        isolation_level: Which records of transactions the group reads, as librdkafka names it. Two
-            reads of a range with different ones have different records.
+        isolation_level: Which transactional records the group reads, as librdkafka names it. Reads
+            of a range at different levels return different records.
     """
 
     batch_id: str
@@ -43,10 +42,10 @@ class SentBatch:
 
     @property
     def is_rerun(self) -> bool:
-        """Whether a person has the ranges processed again, although the group has committed them.
+        """Whether the ranges were already committed and are processed again.
 
-        What is written by range is replaced. What cannot be, such as a message to somebody, may be
-        left out.
+        Output by range is replaced. Effects that cannot be replaced, such as sent messages, may be
+        skipped.
         """
         return rerun_of(self.batch_id) != ""
 
@@ -60,7 +59,7 @@ class SentBatch:
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What `from_extras` reads, in types that JSON has."""
+        """The extras to send, in types that JSON has."""
         return {
             EXTRAS_KEY: {
                 "form": _FORM,
@@ -73,7 +72,7 @@ class SentBatch:
 
     @classmethod
     def from_extras(cls, extras: Mapping[str, Any]) -> Self:
-        """The batch in the extras of a Pipes context, as `open_dagster_pipes().extras` has them.
+        """Read the batch from the extras of a Pipes context (`open_dagster_pipes().extras`).
 
         Raises:
             ConfigurationError: There is none, or another version of this package has sent it.

@@ -1,8 +1,4 @@
-"""Planning: which offsets are read next, and by which run.
-
-Owns the batch limits and the choice of ranges. It never looks at a clock or a broker: end offsets
-and the time are given.
-"""
+"""Batch planning: which offsets to read next, and by which run."""
 
 from __future__ import annotations
 
@@ -16,31 +12,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 MOST_CLAIMS = 40
-"""So many claims of one partition fit the 4,095 bytes of its metadata, however long their offsets
-and batch ids are."""
+"""This many claims of one partition fit the 4,095 bytes of its metadata, whatever their offsets and
+batch ids."""
 
 
 RUNS_AT_ONCE = 4
-COMPANY, COMPANY_WAIT_S = 1_000, 30.0
-"""How many records a partition waits for, and for how long, before it gets a run of its own."""
+DEFAULT_MIN_RECORDS, DEFAULT_MAX_WAIT_S = 1_000, 30.0
+"""Defaults of `min_records` and `max_wait_s` for per-batch runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How large batches get and how many are worked on at once.
+    """Limits of batches and of runs in flight.
 
     Attributes:
         max_records_per_range: Offsets that one range may cover.
         max_records_per_batch: Offsets that the ranges of one batch may cover together.
         max_ranges_per_run: Ranges that one run may process, each of another partition.
         max_runs_in_flight: Runs of this member that may be requested or live at the same time.
-        max_claims_per_partition: Batches of one partition that may be in flight, one behind the
-            other.
-        min_records: A partition waits until it has this many offsets to read ...
-        max_wait_s: ... but no longer than this, counted from when they were first seen.
+        max_claims_per_partition: Consecutive batches of one partition that may be in flight.
+        min_records: Offsets for which a partition waits before its next batch, for at most
+            `max_wait_s` after they were first seen.
 
     Raises:
-        ConfigurationError: A limit is below 1 or too high, or `min_records` could have no effect.
+        ConfigurationError: A limit is below 1 or too high, or `min_records` has no effect.
     """
 
     max_records_per_range: int = 100_000
@@ -79,18 +74,15 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a partition has to read.
+    """Offsets of a partition that are not claimed yet.
 
     Attributes:
-        partition: The partition.
-        start: The first offset that is not claimed yet.
-        end: The offset behind the last record in Kafka.
-        waiting_since: Since when it waits for its turn: when offsets behind `start` were seen since
-            its last batch, on the caller's clock; minus infinity for the first batch of a
-            partition.
-        claims: How many batches of the partition are in flight.
-        seen_since: When the first of the offsets was seen, where its last batch has left some; None
-            where that is `waiting_since`.
+        start: The first unclaimed offset.
+        end: The end offset.
+        waiting_since: When offsets were first seen since its last batch, which decides its turn;
+            minus infinity before the first batch.
+        claims: Batches of the partition in flight.
+        seen_since: When the first offset was seen, if the last batch had no room for it.
     """
 
     partition: TopicPartition
@@ -103,7 +95,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Ranges that one run is asked to process."""
+    """Ranges for one run."""
 
     batch_id: str
     ranges: tuple[OffsetRange, ...]
@@ -119,10 +111,10 @@ def plan(
 ) -> tuple[Batch, ...]:
     """Choose the next batches; a run is filled before the next one is opened.
 
-    A run is full with `max_ranges_per_run` ranges, or with as many records as one range, or one
-    batch, may have: each run costs seconds of its own, which a backlog is worth and a trickle is
-    not. What still waits for more records comes along where there is room. The partition that has
-    waited longest for its turn comes first, so no partition starves.
+    A run is full with `max_ranges_per_run` ranges, or with the records of one full range or batch:
+    the fixed cost of a run pays off for a backlog and not for a trickle. Partitions that still wait
+    for more records fill the remaining room. The partition with the longest wait comes first, so
+    none starves.
     """
     room = limits.max_runs_in_flight - runs_in_flight
     there = sorted(
@@ -148,7 +140,7 @@ def plan(
 def _company(
     waiting: Iterable[Backlog], chosen: Sequence[OffsetRange], limits: BatchLimits, *, runs: int
 ) -> list[OffsetRange]:
-    """What may wait, and fits into the runs beside what is due: it takes no record from that."""
+    """Ranges that may still wait but fit into the runs without displacing due records."""
     space = runs * limits.max_records_per_batch - sum(map(len, chosen))
     company: list[OffsetRange] = []
     for backlog in waiting:
@@ -172,7 +164,7 @@ def _may_be_read(backlog: Backlog, limits: BatchLimits) -> bool:
 
 
 def _cut(ranges: Sequence[OffsetRange], most: int) -> tuple[OffsetRange, ...]:
-    """Cut the ranges of a batch to so many offsets together; the short ones stay whole."""
+    """Cut the ranges of a batch to `most` offsets in total; short ranges stay whole."""
     left, cut = most, []
     shortest_first = sorted(ranges[:most], key=lambda range_: (len(range_), range_))
     for number, range_ in enumerate(shortest_first):
@@ -183,44 +175,39 @@ def _cut(ranges: Sequence[OffsetRange], most: int) -> tuple[OffsetRange, ...]:
 
 
 def runs_at_once(max_runs_in_flight: int | None, *, has_local_spark: bool) -> int:
-    """How many runs work at the same time; None is what nobody has said.
+    """Return `max_runs_in_flight`, or its default.
 
-    Local Sparks beside each other take the cores and the memory of one machine: four took a hundred
-    seconds each for what one did in thirty.
-
-    Args:
-        max_runs_in_flight: As of `BatchLimits`.
-        has_local_spark: Whether each run has a Spark of its own on its machine.
+    With a local Spark for each run, runs compete for the cores and memory of one machine: four took
+    100 s each for what one did in 30 s.
     """
     if max_runs_in_flight is not None:
         return max_runs_in_flight
     return 1 if has_local_spark else RUNS_AT_ONCE
 
 
-def waits_for(
+def wait_limits(
     min_records: int | None, max_wait_s: float | None, *, most: int, streams: bool
 ) -> tuple[int, float]:
-    """How many records a partition waits for, and for how long; None is what nobody has said.
+    """Return `min_records` and `max_wait_s`, or their defaults.
 
-    A run for each batch costs seconds and many events, so a trickle waits for company. A streaming
-    run takes what is there.
+    Per-batch runs have a high fixed cost, so few records wait for more. Streaming runs do not wait.
 
     Args:
-        min_records: As of `BatchLimits`.
-        max_wait_s: As of `BatchLimits`.
-        most: How many records one range and one batch may have; more are never waited for.
-        streams: Whether it is for streaming runs.
+        min_records: The setting, if any.
+        max_wait_s: The setting, if any.
+        most: Maximum records of one range and one batch; more are never waited for.
+        streams: Whether the settings are for streaming runs.
     """
     if min_records is None:
         is_taken_at_once = streams if max_wait_s is None else max_wait_s == 0
-        min_records = 1 if is_taken_at_once else min(COMPANY, most)
+        min_records = 1 if is_taken_at_once else min(DEFAULT_MIN_RECORDS, most)
     if max_wait_s is None:
-        max_wait_s = COMPANY_WAIT_S if min_records > 1 else 0.0
+        max_wait_s = DEFAULT_MAX_WAIT_S if min_records > 1 else 0.0
     return min_records, max_wait_s
 
 
 def is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:
-    """Whether a batch may take from a backlog now."""
+    """Return whether a batch may take offsets from a backlog now."""
     if not _may_be_read(backlog, limits):
         return False
     size = backlog.end - backlog.start

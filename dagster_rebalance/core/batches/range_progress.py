@@ -1,8 +1,7 @@
-"""Reading exact ranges: what is read together, how far it was read, and what can never come.
+"""Progress of a reader through exact ranges, and detection of offsets that no longer exist.
 
-Owns when a range is done. Its last offsets may be marks of transactions, records of aborted ones,
-or compacted away, so nobody may wait for a record with the last offset. Owns also what counts as
-gone: an offset is never skipped because the log has no record for it any more.
+The last offsets of a range may be transaction markers, aborted records or compacted, so no reader
+may wait for a record at the last offset.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import Bounds, OffsetRange, TopicPartition
 
-# Ranges of one partition that follow each other without a gap: read as one.
+# Consecutive ranges of one partition without a gap, which are read as one.
 Span = tuple["OffsetRange", ...]
 
 
 def read_rounds(ranges: Iterable[OffsetRange]) -> list[list[Span]]:
-    """Group ranges so that each round has one gapless span per partition.
+    """Group ranges into rounds with one gapless span per partition.
 
-    A reader takes one start and one end per partition.
+    A reader has one start and one end per partition.
 
     Raises:
-        IllegalStateError: There are no ranges, or they overlap: a record would be read twice.
+        IllegalStateError: There are no ranges, or they overlap.
     """
     in_order = sorted(ranges)
     if not in_order:
@@ -62,12 +61,12 @@ def _spans(in_order: Sequence[OffsetRange]) -> Iterator[Span]:
     yield tuple(span)
 
 
-class Unread:
+class UnreadOffsets:
     """What is left to read of the spans of one round.
 
     Attributes:
-        positions: The next offset of each partition that is not done.
-        ends: The offset at which each of these is done.
+        positions: The next offset of each unfinished partition.
+        ends: The end of its span.
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:
@@ -77,11 +76,8 @@ class Unread:
             self.positions[span[0].topic_partition] = span[0].start
             self.ends[span[0].topic_partition] = span[-1].until
 
-    def read_to(self, partition: TopicPartition, offset: int) -> bool:
-        """Note that nothing is left to read before an offset; whether that was news.
-
-        The offset may lie behind the end of the span: then nothing is left of it.
-        """
+    def advance(self, partition: TopicPartition, offset: int) -> bool:
+        """Advance a partition, possibly beyond its end; return whether this is progress."""
         if self.positions.get(partition, offset) >= offset:
             return False
         if offset >= self.ends[partition]:
@@ -91,10 +87,10 @@ class Unread:
         return True
 
     def why_gone(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, str]:
-        """Tell which partitions cannot be read to their end, and why.
+        """Return the partitions that cannot be read to their end, and why.
 
         Args:
-            bounds: The first offset of each log, and its high watermark as `until`.
+            bounds: First offset and high watermark (`until`) of each log.
         """
         found = {}
         for partition, position in self.positions.items():
@@ -105,7 +101,7 @@ class Unread:
                 found[partition] = (
                     f"the log of {partition} begins at {log.start}: the offsets [{position}, "
                     f"{min(log.start, end)}) were deleted (retention, or by hand) before they were "
-                    "processed. Nothing was committed. To go on without them, set the group's "
+                    "processed. Nothing was committed. To continue without them, set the group's "
                     "committed offset of this partition to where the log begins "
                     "(dagster-rebalance reset). Against retention, set retention.ms "
                     "above the longest backlog"
@@ -113,8 +109,8 @@ class Unread:
             elif log.until < end:
                 found[partition] = (
                     f"the log of {partition} ends at {log.until}, before {end}: it was truncated "
-                    "(unclean leader election), or the topic was made anew. Nothing was committed. "
-                    "New records will take these offsets: to go on, set the group's committed "
+                    "(unclean leader election), or the topic was recreated. Nothing was committed. "
+                    "New records will take these offsets: to continue, set the group's committed "
                     f"offset of this partition to {log.until} or, if the topic is new, to its "
                     "beginning (dagster-rebalance reset)"
                 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.commands import StoreDeadLetter
 from dagster_rebalance.core.model.events import DeadLetterFailed, DeadLetterStored
-from dagster_rebalance.core.partitions.owned import Letter
+from dagster_rebalance.core.partitions.owned import DeadLetter
 from dagster_rebalance.core.partitions.recovery import out_of_range
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
@@ -22,18 +22,18 @@ from dagster_rebalance.core.runs.progress import (
     Progress,
     Succeeded,
 )
-from dagster_rebalance.core.runs.retry import failures, why_blocked
+from dagster_rebalance.core.runs.retry import describe_failures, why_blocked
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.core.partitions.ledger import Entry
+    from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 _MAX_WAIT_S = 60.0
 _MAX_DOUBLINGS = 10
 
 
-def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | None:
+def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> DeadLetter | None:
     """Return the dead letter to store now, if any."""
     entry = owned.entries[0] if owned.entries else None
     if (
@@ -41,14 +41,14 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | No
         or not isinstance(entry.progress, Exhausted)
         or entry.progress.is_cancelled
         or not owned.phase.is_kept
-        or owned.order is not None
+        or owned.directive is not None
         or _why_deleted(owned, entry.range) is not None
     ):
         return None
     command = StoreDeadLetter(entry.range, owned.epoch, entry.batch_id, entry.progress.run_ids)
-    letter = owned.letter
+    letter = owned.dead_letter
     if letter is None or letter.command.range != entry.range:
-        return Letter(command, now + retry_s)
+        return DeadLetter(command, now + retry_s)
     if letter.is_stored or now < letter.due_at:
         return None
     return replace(letter, command=command, due_at=now + retry_s)
@@ -56,9 +56,14 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | No
 
 def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
     """Whether a letter is still to be stored after the error of its last run was read."""
-    if owned is None or owned.letter is None or not owned.phase.is_kept or owned.order is not None:
+    if (
+        owned is None
+        or owned.dead_letter is None
+        or not owned.phase.is_kept
+        or owned.directive is not None
+    ):
         return False
-    return owned.letter.command == command and not owned.letter.is_stored
+    return owned.dead_letter.command == command and not owned.dead_letter.is_stored
 
 
 def answered(
@@ -71,14 +76,14 @@ def answered(
 
     After each failure the member waits longer before the next try.
     """
-    letter = owned.letter if owned is not None and owned.epoch == event.letter.epoch else None
+    letter = owned.dead_letter if owned is not None and owned.epoch == event.letter.epoch else None
     if owned is None or letter is None or letter.command.range != event.letter.range:
         return None
     if isinstance(event, DeadLetterStored):
-        return replace(owned, letter=replace(letter, is_stored=True, problem=""))
+        return replace(owned, dead_letter=replace(letter, is_stored=True, problem=""))
     due_at = now + min(_MAX_WAIT_S, retry_s * 2 ** min(letter.failures, _MAX_DOUBLINGS))
     failed = replace(letter, problem=event.reason, failures=letter.failures + 1, due_at=due_at)
-    return replace(owned, letter=failed)
+    return replace(owned, dead_letter=failed)
 
 
 def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> Progress:
@@ -90,10 +95,10 @@ def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> P
     )
 
 
-def why_obsolete(owned: OwnedPartition, entry: Entry, progress: Progress) -> str | None:
+def why_obsolete(owned: OwnedPartition, entry: LedgerEntry, progress: Progress) -> str | None:
     """Return a note if a run succeeded on a range after its letter was stored."""
     if (
-        entry.done_by is not None
+        entry.completed_by is not None
         or not isinstance(progress, Succeeded)
         or not _is_stored(owned, entry.range)
     ):
@@ -116,7 +121,7 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
         return deleted
     if not isinstance(progress, Exhausted) or dead_letter_topic is None or progress.is_cancelled:
         return why_blocked(range_, progress, entry.batch_id)
-    letter = owned.letter
+    letter = owned.dead_letter
     if (
         isinstance(entry.progress, InFlight)
         or letter is None
@@ -125,13 +130,14 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
     ):
         return None
     return (
-        f"{owned.partition}: {failures(progress, range_)}, and the range could not be recorded in "
-        f"the dead-letter topic {dead_letter_topic}: {letter.problem}. The member retries"
+        f"{owned.partition}: {describe_failures(progress, range_)}, and the range could not be "
+        f"recorded in the dead-letter topic {dead_letter_topic}: {letter.problem}. The member "
+        "retries"
     )
 
 
 def _is_stored(owned: OwnedPartition, range_: OffsetRange) -> bool:
-    letter = owned.letter
+    letter = owned.dead_letter
     return letter is not None and letter.is_stored and letter.command.range == range_
 
 

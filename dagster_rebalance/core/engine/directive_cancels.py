@@ -32,8 +32,10 @@ class DirectiveCancels:
         """Cancel all runs of stopped partitions, and the unstarted runs of paused ones."""
         unwanted: dict[Directive, set[str]] = {}
         for owned in partitions:
-            if owned.order is not None:
-                unwanted.setdefault(owned.order, set()).update(_unwanted(owned, owned.order))
+            if owned.directive is not None:
+                unwanted.setdefault(owned.directive, set()).update(
+                    _unwanted(owned, owned.directive)
+                )
         known = {run_id for run_ids in unwanted.values() for run_id in run_ids}
         self._repeats = {run_id: at for run_id, at in self._repeats.items() if run_id in known}
         for directive, run_ids in unwanted.items():
@@ -48,7 +50,7 @@ class DirectiveCancels:
                     f"{directive.partitions} was {directive}",
                     only_unstarted=directive.action is not Action.STOP,
                     is_again=is_again,
-                    is_ordered=True,
+                    is_for_directive=True,
                 )
 
     def _is_due(self, run_id: str, now: float) -> bool:

@@ -23,24 +23,33 @@ from dagster_rebalance.core.engine.run_results import apply_runs
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.directives import Directive, in_force, new_retries
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.model.member_events import Occurred
-from dagster_rebalance.core.model.offsets import Log, named
-from dagster_rebalance.core.model.run import RunSeen
+from dagster_rebalance.core.model.member_events import EventKind
+from dagster_rebalance.core.model.offsets import Log, names_of
+from dagster_rebalance.core.model.run import RunSnapshot
 from dagster_rebalance.core.partitions.assigned import AssignedPartitions
-from dagster_rebalance.core.partitions.open_transaction import noticed, why_hanging
-from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
+from dagster_rebalance.core.partitions.owned import (
+    OwnedPartition,
+    Refused,
+    track_transaction,
+    why_hanging,
+)
 from dagster_rebalance.core.partitions.recovery import (
-    is_news,
-    moved_offset,
+    is_new_reason,
+    moved_offset_note,
     out_of_range,
     refused_write,
-    take_in,
+    restore,
 )
 from dagster_rebalance.core.partitions.state_machine import Change, Phase
 from dagster_rebalance.core.revokes.hold import Forecast
 from dagster_rebalance.core.revokes.holds import HeldPartitions
-from dagster_rebalance.core.runs.progress import InFlight, Succeeded, others_on, unclaimed_workers
-from dagster_rebalance.core.runs.retry import not_ended, unanswered
+from dagster_rebalance.core.runs.progress import (
+    InFlight,
+    Succeeded,
+    other_streaming_runs,
+    unclaimed_runs,
+)
+from dagster_rebalance.core.runs.retry import why_not_ended, why_not_started
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from dagster_rebalance.core.streaming.stream_claims import StreamClaims
 
@@ -63,7 +72,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.partitions = AssignedPartitions()
-        self.pulse = settings.pulse
+        self.liveness = settings.liveness
         self.orders: tuple[Directive, ...] = ()
         self.forecast = Forecast()
         self._new_batch_id = new_batch_id
@@ -118,7 +127,7 @@ class Engine:
             *self._refresh.due(
                 # A working run without a claim has no entry. It may be deleted or marked as ended
                 # in Dagster before its process ends.
-                self.pulse.batch_ids,
+                self.liveness.batch_ids,
                 now,
                 epoch=self._epoch,
                 directives_epoch=self._ordered_epoch,
@@ -194,15 +203,17 @@ class Engine:
                 raise IllegalStateError(msg)
         for partition in event.partitions:
             self._epoch += 1
-            owned = OwnedPartition(partition, self._epoch, order=in_force(self.orders, partition))
+            owned = OwnedPartition(
+                partition, self._epoch, directive=in_force(self.orders, partition)
+            )
             self.partitions[partition] = (
                 owned.changed(Change.GIVE_UP_REQUESTED) if self.leaving else owned
             )
         self._refresh.read_stored_offsets()
         self._refresh.read_directives()
         yield commands.Note(
-            f"assigned {named(event.partitions)}",
-            Occurred.PARTITIONS_ASSIGNED,
+            f"assigned {names_of(event.partitions)}",
+            EventKind.PARTITIONS_ASSIGNED,
             {"partitions": event.partitions},
         )
 
@@ -234,8 +245,8 @@ class Engine:
                 or owned.ledger is not None
             ):
                 continue
-            found = event.found[partition]
-            taken = take_in(
+            found = event.lookups[partition]
+            taken = restore(
                 owned,
                 found,
                 start_from=self.settings.start_from,
@@ -246,9 +257,9 @@ class Engine:
                 continue
             self.partitions[partition] = taken
             self._refresh.read_runs()
-            if owned.before is not None:
-                yield from _passed_deletion(owned.before)
-            moved = moved_offset(taken, found.recorded)
+            if owned.previous is not None:
+                yield from _passed_deletion(owned.previous)
+            moved = moved_offset_note(taken, found.recorded)
             if moved is not None:
                 yield moved
 
@@ -257,7 +268,10 @@ class Engine:
             owned = self.partitions.get(partition)
             if owned is None or owned.ledger is None or (owned.is_idle and owned.bounds == bounds):
                 continue
-            ledger, transaction = owned.ledger, noticed(owned.open_transaction, bounds, now)
+            ledger, transaction = (
+                owned.ledger,
+                track_transaction(owned.open_transaction, bounds, now),
+            )
             is_changed = owned.open_transaction != transaction
             self.partitions[partition] = owned = replace(
                 owned.with_bounds(bounds, now), open_transaction=transaction
@@ -303,11 +317,11 @@ class Engine:
         changed = f"another client has changed the stored offset of {owned.partition}: "
         if owned.phase is Phase.DRAINING and owned.live_runs:
             yield commands.Note(f"{changed}committing nothing more, waiting for its runs")
-            overtaken = replace(owned, pending=None, unrecorded=None, is_overtaken=True)
+            overtaken = replace(owned, pending=None, unrecorded=None, has_foreign_write=True)
             self.partitions[owned.partition] = overtaken
         else:
             yield commands.Note(f"{changed}reading it again")
-            self.partitions[owned.partition] = replace(self._distrusted(owned), before=None)
+            self.partitions[owned.partition] = replace(self._distrusted(owned), previous=None)
             yield from _passed_deletion(owned)
 
     def _apply_written(self, before: OwnedPartition, after: OwnedPartition) -> _Commands:
@@ -337,13 +351,13 @@ class Engine:
         self._refresh.read_stored_offsets()
         distrusted = replace(
             owned,
-            before=owned if owned.ledger is not None else None,
+            previous=owned if owned.ledger is not None else None,
             pending=None,
             ledger=None,
             stored=None,
             backlog_since=None,
             seen_since=None,
-            letter=None,
+            dead_letter=None,
         )
         return distrusted.changed(Change.DISTRUSTED)
 
@@ -365,24 +379,24 @@ class Engine:
             yield from self._on_leave_requested(events.LeaveRequested(reason), now)
         if now - self._rechecked_at >= self.settings.recheck_s:
             self._rechecked_at = now
-            for owned in [o for o in self.partitions.busy if o.waits_for_a_person]:
+            for owned in [o for o in self.partitions.busy if o.needs_operator]:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
     def _on_directives(self, event: events.DirectivesRead, _now: float) -> _Commands:
         # A new member retries everything on assignment, so earlier retry directives are done.
         is_first_read = self._ordered_epoch == 0
         self._ordered_epoch = max(event.epoch, self._ordered_epoch)
-        if event.orders == self.orders:
+        if event.directives == self.orders:
             return
-        retries = [] if is_first_read else new_retries(self.orders, event.orders)
-        self.orders = event.orders
+        retries = [] if is_first_read else new_retries(self.orders, event.directives)
+        self.orders = event.directives
         for retry in retries:
             yield from self._retry(retry)
         changed: dict[Directive | None, list[TopicPartition]] = {}
         for owned in list(self.partitions.values()):
-            directive = in_force(event.orders, owned.partition)
-            if directive != owned.order:
-                self.partitions[owned.partition] = owned.under(directive)
+            directive = in_force(event.directives, owned.partition)
+            if directive != owned.directive:
+                self.partitions[owned.partition] = owned.with_directive(directive)
                 changed.setdefault(directive, []).append(owned.partition)
         if None in changed:
             self._refresh.read_runs()
@@ -396,8 +410,8 @@ class Engine:
         exhausted_too = self.settings.dead_letter_topic is None
         covered = [owned for owned in self.partitions.values() if directive.covers(owned.partition)]
         for owned in covered:
-            tried = owned.tried_now(exhausted_too=exhausted_too)
-            is_stopped = tried.waits_for_a_person
+            tried = owned.due_now(exhausted_too=exhausted_too)
+            is_stopped = tried.needs_operator
             self.partitions[owned.partition] = self._distrusted(tried) if is_stopped else tried
         if covered:
             yield _ordered([owned.partition for owned in covered], directive)
@@ -405,10 +419,10 @@ class Engine:
     def _on_runs(self, event: events.RunsRead, now: float) -> _Commands:
         if self._refresh.is_stale(event):
             return
-        if not event.is_own:
-            event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
+        if not event.is_from_worker:
+            event = replace(event, runs=self.liveness.with_deleted(event.runs, event.batch_ids))
             yield from self._check_liveness(event.runs, now)
-        runs = defaultdict[str, list[RunSeen]](list)
+        runs = defaultdict[str, list[RunSnapshot]](list)
         for run in event.runs:
             runs[run.batch_id].append(run)
         for owned in self.partitions.busy:
@@ -429,7 +443,7 @@ class Engine:
         """Whether the directives were read after the partition was assigned."""
         return owned.epoch <= self._ordered_epoch
 
-    def _check_liveness(self, runs: Iterable[RunSeen], now: float) -> _Commands:
+    def _check_liveness(self, runs: Iterable[RunSnapshot], now: float) -> _Commands:
         followed = [
             run
             for run in runs
@@ -437,36 +451,38 @@ class Engine:
             and run.run_id != self.settings.worker
             and (
                 any(r.topic_partition in self.partitions for r in run.ranges)
-                or any(partition in self.partitions for partition in run.may_work_on or ())
+                or any(partition in self.partitions for partition in run.active_partitions or ())
             )
         ]
-        self.pulse, dead = self.pulse.observe(followed, now)
+        self.liveness, dead = self.liveness.observe(followed, now)
         if dead:
             yield commands.EndDeadRuns(
-                {run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead}
+                {run_id: self.liveness.tracked[run_id].run.heartbeat for run_id in dead}
             )
 
     def _check_claims(self, owned: OwnedPartition, refused: frozenset[str]) -> _Commands:
-        new = refused - owned.doubted_by
+        new = refused - owned.rechecked_runs
         if new and owned.phase.is_kept and owned.pending is None:
             yield commands.Note(
                 f"reading the claims of {owned.partition} again, because "
                 f"{', '.join(sorted(new))} refused to work"
             )
-            doubted = replace(owned, doubted_by=owned.doubted_by | new)
+            doubted = replace(owned, rechecked_runs=owned.rechecked_runs | new)
             self.partitions[owned.partition] = self._distrusted(doubted)
 
     def _on_dead_run_ended(self, event: events.DeadRunEnded, _now: float) -> _Commands:
-        self.pulse = self.pulse.without(event.run_id)
+        self.liveness = self.liveness.without(event.run_id)
         self._refresh.read_runs()  # a deleted run may still be in the last result
         return ()
 
-    def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float) -> _Commands:
+    def _restore(
+        self, owned: OwnedPartition, runs: tuple[RunSnapshot, ...], now: float
+    ) -> _Commands:
         claims = [(entry.range, entry.batch_id) for entry in owned.entries]
-        streams = {batch.run_id for _, name in claims if (batch := StreamBatch.read(name))}
+        streams = {batch.run_id for _, name in claims if (batch := StreamBatch.parse(name))}
         blocked_by = (
-            *unclaimed_workers([owned.ahead], claims, runs),
-            *others_on(owned.partition, streams | {self.settings.worker}, runs),
+            *unclaimed_runs([owned.ahead], claims, runs),
+            *other_streaming_runs(owned.partition, streams | {self.settings.worker}, runs),
         )
         if blocked_by:
             blocked = replace(owned, blocked_by=blocked_by)
@@ -480,7 +496,7 @@ class Engine:
                 run_ids = entry.progress.run_ids
                 yield commands.Note(
                     f"adopted {', '.join(run_ids)}, which works on {entry.range}",
-                    Occurred.BATCH_ADOPTED,
+                    EventKind.BATCH_ADOPTED,
                     {"batch_id": entry.batch_id, "run_ids": run_ids, **entry.range.fields},
                 )
 
@@ -503,27 +519,27 @@ class Engine:
             yield commands.ShowStop(owned.partition, "")
 
     def _unanswered(self, owned: OwnedPartition) -> str | None:
-        limit_s = self.settings.unanswered_s
+        limit_s = self.settings.stalled_after_s
         late = {
             request
             for request, since in self._requested_since.items()
             if self._now - since >= limit_s
         }
         found = requested_range(owned, late, self._now) if late else None
-        return None if found is None else unanswered(found[0], found[1].run_key, limit_s)
+        return None if found is None else why_not_started(found[0], found[1].run_key, limit_s)
 
     def _not_ended(self, owned: OwnedPartition) -> str | None:
-        limit_s = self.settings.unanswered_s
+        limit_s = self.settings.stalled_after_s
         waited_for = owned.live_runs.union(owned.blocked_by)
-        stuck = sorted(self.pulse.not_ended(self._now - limit_s) & waited_for)
-        return not_ended(owned.partition, stuck[0], limit_s) if stuck else None
+        stuck = sorted(self.liveness.not_ended(self._now - limit_s) & waited_for)
+        return why_not_ended(owned.partition, stuck[0], limit_s) if stuck else None
 
     def _stop(self, owned: OwnedPartition, reason: str) -> _Commands:
-        return self._show_stop(replace(owned.changed(Change.STOP_CAUSED), before=None), reason)
+        return self._show_stop(replace(owned.changed(Change.STOP_CAUSED), previous=None), reason)
 
     def _show_stop(self, owned: OwnedPartition, reason: str) -> _Commands:
         self.partitions[owned.partition] = replace(owned, stop_reason=reason)
-        if is_news(reason, owned.stop_reason):
+        if is_new_reason(reason, owned.stop_reason):
             yield commands.ShowStop(owned.partition, reason)
 
     def _on_recorded(self, event: events.CommitRecorded, now: float) -> _Commands:
@@ -559,7 +575,7 @@ class Engine:
         for owned in self.partitions.busy if self.settings.dead_letter_topic else ():
             letter = dead_letter_policy.due_letter(owned, now, self.settings.retry_s)
             if letter is not None:
-                self.partitions[owned.partition] = replace(owned, letter=letter)
+                self.partitions[owned.partition] = replace(owned, dead_letter=letter)
                 yield letter.command
 
     def _commit(self, now: float) -> _Commands:
@@ -570,8 +586,8 @@ class Engine:
                 owned.phase is Phase.STOPPED and pending is not None and pending.refused
             )
             wait_s = self.settings.recheck_s if is_stopped_by_it else self.settings.retry_s
-            if pending is not None and now - pending.last_asked_at >= wait_s:
-                pending = replace(pending, again_at=now)
+            if pending is not None and now - pending.last_sent_at >= wait_s:
+                pending = replace(pending, resent_at=now)
             elif pending is None:
                 pending = owned.first_write(now) or owned.commit_write(now)
             if pending is not None and pending is not owned.pending:
@@ -634,7 +650,7 @@ def _passed_deletion(before: OwnedPartition) -> _Commands:
 
 def _ordered(partitions: list[TopicPartition], directive: Directive | str) -> commands.Note:
     return commands.Note(
-        f"{named(partitions)}: {directive}",
-        Occurred.PARTITIONS_ORDERED,
+        f"{names_of(partitions)}: {directive}",
+        EventKind.DIRECTIVES_CHANGED,
         {"partitions": tuple(partitions), "order": str(directive)},
     )

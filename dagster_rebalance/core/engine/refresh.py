@@ -52,7 +52,7 @@ class Refresh:
 
     def is_stale(self, event: RunsRead) -> bool:
         """Whether the runs were read before the last call of `read_runs`."""
-        return event.look is not None and event.look < self._look
+        return event.sequence is not None and event.sequence < self._look
 
     def due(
         self,
@@ -88,7 +88,7 @@ class Refresh:
             yield commands.ReadStoredOffsets(unread)
         if now - self._runs_at >= self._runs_interval_s(owned, is_holding=is_holding):
             yield from self._runs(owned, followed, now)
-        if any((o.entries and o.order is None) or o.live_runs or o.has_more for o in owned):
+        if any((o.entries and o.directive is None) or o.live_runs or o.has_backlog for o in owned):
             self._busy_at = now
         if not is_leaving:
             yield from self._bounds(owned, now)
@@ -97,13 +97,13 @@ class Refresh:
         self, owned: Iterable[OwnedPartition], directives_epoch: int
     ) -> float:
         is_known = all(o.epoch <= directives_epoch for o in owned if o.phase is Phase.RESTORING)
-        return self._settings.orders_s if is_known else self._settings.retry_s
+        return self._settings.directives_s if is_known else self._settings.retry_s
 
     def _runs_interval_s(self, owned: Iterable[OwnedPartition], *, is_holding: bool) -> float:
         """Shorter while a hold, or a partition with more records, waits for the end of a run."""
         if is_holding:
             return self._settings.poll_s / 4
-        has_more = any(o.has_more and o.phase is Phase.OWNED for o in owned)
+        has_more = any(o.has_backlog and o.phase is Phase.OWNED for o in owned)
         return self._settings.poll_s / 2 if has_more else self._settings.poll_s
 
     def _runs(
@@ -119,7 +119,7 @@ class Refresh:
             for o in owned
             for e in o.entries
             if is_complete or not o.is_quiet(e, soon)
-            for batch_id in e.looked_up_as
+            for batch_id in e.batch_ids
         )
         self._all_runs_at = now if is_complete else self._all_runs_at
         if not (batch_ids or restoring):
@@ -129,21 +129,21 @@ class Refresh:
             (batch_id, e.range)
             for o in owned
             for e in o.entries
-            for batch_id in e.looked_up_as
+            for batch_id in e.batch_ids
             if batch_id in batch_ids
         )
         others = {
             batch_id
             for o in owned
             for e in o.known_entries
-            for batch_id in (e.looked_up_as if not e.is_own else e.looked_up_as[1:])
+            for batch_id in (e.batch_ids if not e.is_own else e.batch_ids[1:])
         }
         own = (batch_ids - others - followed) if self._settings.worker else frozenset()
         yield commands.ReadRuns(batch_ids, restoring, self._look, claims, own)
 
     def _bounds(self, owned: Sequence[OwnedPartition], now: float) -> Iterable[commands.Command]:
         is_idle = now - self._busy_at >= _IDLE_AFTER_S
-        interval_s = self._settings.idle_look_s if is_idle else self._settings.look_s
+        interval_s = self._settings.idle_bounds_s if is_idle else self._settings.bounds_s
         if now - self._bounds_at < interval_s:
             return
         readable = [

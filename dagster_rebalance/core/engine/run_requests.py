@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.directives import in_force
-from dagster_rebalance.core.model.run import RunSeen
+from dagster_rebalance.core.model.run import RunSnapshot
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import Exhausted, InFlight, ToRequest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.core.partitions.ledger import Entry
+    from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 
@@ -48,14 +48,14 @@ def due_requests(
     partly_claimed = {
         batch_id
         for owned in partitions
-        if owned.phase.may_plan and owned.pending and (batch_id := owned.pending.claiming)
+        if owned.phase.may_plan and owned.pending and (batch_id := owned.pending.claimed_batch)
     }
     together: dict[tuple[str, int, bool], list[OffsetRange]] = {}
     alone: list[tuple[float, BatchRequest]] = []
     requests: dict[BatchRequest, None] = {}
     for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
         match entry.progress:
-            case InFlight(unsubmitted=RunSeen() as run):
+            case InFlight(unsubmitted=RunSnapshot() as run):
                 if not any(in_force(orders, range_.topic_partition) for range_ in run.ranges):
                     request = BatchRequest(
                         run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id
@@ -111,14 +111,14 @@ def batches_in_flight(
     batch_ids = set()
     for owned in partitions:
         if owned.pending is not None and owned.is_claiming:
-            batch_ids.add(owned.pending.claiming)
+            batch_ids.add(owned.pending.claimed_batch)
         batch_ids |= {
             entry.batch_id
             for entry in owned.known_entries
             if isinstance(entry.progress, InFlight)
             and (not worker or worker in entry.progress.run_ids)
         }
-        batch_ids |= {entry.batch_id for entry in owned.entries if entry.is_in_question}
+        batch_ids |= {entry.batch_id for entry in owned.entries if entry.is_takeover_open}
         batch_ids |= {
             entry.batch_id
             for entry in _requestable(owned, now)
@@ -127,22 +127,22 @@ def batches_in_flight(
     return frozenset(batch_ids)
 
 
-def _has_failed(entry: Entry) -> bool:
+def _has_failed(entry: LedgerEntry) -> bool:
     progress = entry.progress
     return isinstance(progress, Exhausted) or (
         isinstance(progress, ToRequest) and progress.failures + progress.interruptions > 0
     )
 
 
-def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
+def _requestable(owned: OwnedPartition, now: float) -> Iterable[LedgerEntry]:
     """The ranges of a partition for which a run may be requested.
 
     A stopped partition has only its first undone range. A paused partition has none, and neither
     has one whose write Kafka refuses: its results could not be committed.
     """
-    if owned.order is not None or (owned.pending is not None and owned.pending.refused):
+    if owned.directive is not None or (owned.pending is not None and owned.pending.refused):
         return []
-    undone = [entry for entry in owned.entries if entry.done_by is None]
+    undone = [entry for entry in owned.entries if entry.completed_by is None]
     if owned.phase is Phase.STOPPED:
         undone = undone[:1]
     elif not owned.phase.may_plan:
@@ -150,7 +150,7 @@ def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
     return [entry for entry in undone if entry.due_at <= now and _needs_run(entry)]
 
 
-def _needs_run(entry: Entry) -> bool:
+def _needs_run(entry: LedgerEntry) -> bool:
     """A range taken from another batch waits until no run works on it for that batch.
 
     Only an unsubmitted run of the other batch is requested: nothing else would end it.
@@ -160,7 +160,7 @@ def _needs_run(entry: Entry) -> bool:
     return isinstance(entry.progress, ToRequest | Exhausted) and not entry.taken_from
 
 
-def _run_of(entry: Entry) -> tuple[str, int]:
+def _run_of(entry: LedgerEntry) -> tuple[str, int]:
     """The batch id and attempt of the run to request."""
     progress = entry.progress
     run = progress.unsubmitted if isinstance(progress, InFlight) else None
@@ -169,7 +169,7 @@ def _run_of(entry: Entry) -> tuple[str, int]:
     return entry.batch_id, progress.attempt if isinstance(progress, ToRequest | Exhausted) else 0
 
 
-def _request_alone(entry: Entry) -> BatchRequest:
+def _request_alone(entry: LedgerEntry) -> BatchRequest:
     progress = entry.progress
     wanted = progress if isinstance(progress, ToRequest) else ToRequest()
     failures = progress.attempts if isinstance(progress, Exhausted) else wanted.failures
@@ -179,7 +179,7 @@ def _request_alone(entry: Entry) -> BatchRequest:
     )
 
 
-def _working(entry: Entry) -> tuple[str, ...]:
+def _working(entry: LedgerEntry) -> tuple[str, ...]:
     """The runs of an entry that exist and need no request."""
     progress = entry.progress
     return (

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from dagster_rebalance.core.engine import dead_letter_policy
 from dagster_rebalance.core.runs.progress import (
     Exhausted,
+    FailureKind,
+    FailureStreak,
     InFlight,
-    Setback,
     Succeeded,
     ToRequest,
-    Trouble,
     blocking,
+    failure_kind,
+    newest_refusal,
     progress_of,
-    refused_last,
-    setback_of,
 )
 from dagster_rebalance.core.runs.retry import NEVER
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dagster_rebalance.core.batches.settings import EngineSettings
-    from dagster_rebalance.core.model.run import RunSeen
-    from dagster_rebalance.core.partitions.ledger import Entry, OffsetLedger
+    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.partitions.ledger import LedgerEntry, OffsetLedger
     from dagster_rebalance.core.partitions.owned import OwnedPartition
     from dagster_rebalance.core.runs.progress import Progress
 
@@ -51,7 +51,7 @@ def apply_runs(
     owned: OwnedPartition,
     ledger: OffsetLedger,
     batch_ids: frozenset[str],
-    runs: Mapping[str, Sequence[RunSeen]],
+    runs: Mapping[str, Sequence[RunSnapshot]],
     *,
     settings: EngineSettings,
     now: float,
@@ -60,9 +60,9 @@ def apply_runs(
     refused: set[str] = set()
     notes = []
     for entry in ledger.entries:
-        if not batch_ids.issuperset(entry.looked_up_as):
+        if not batch_ids.issuperset(entry.batch_ids):
             continue
-        own_runs, earlier = runs.get(entry.batch_id, ()), entry.earlier
+        own_runs, earlier = runs.get(entry.batch_id, ()), entry.progress_at_takeover
         progress = progress_of(
             entry.range, entry.batch_id, own_runs, max_attempts=settings.max_attempts
         )
@@ -79,49 +79,50 @@ def apply_runs(
             progress = before
         else:
             if isinstance(before, ToRequest | Exhausted):
-                ledger, earlier = ledger.taken(entry.range, before), before.next_attempt
+                ledger, earlier = ledger.taken_over(entry.range, before), before.next_attempt
             progress = _after(earlier, entry, progress, own_runs)
         settled = dead_letter_policy.settled(owned, entry.range, progress)
-        ledger = ledger.note(
+        ledger = ledger.with_progress(
             owned.epoch,
             entry.range,
             settled,
             due_at=_due_at(owned, entry, settled, own_runs, settings=settings, now=now),
-            since=_since(entry, settled, now),
+            working_since=_since(entry, settled, now),
         )
         if isinstance(progress, ToRequest | Exhausted):
-            refused |= refused_last(entry.range, entry.batch_id, own_runs)
+            refused |= newest_refusal(entry.range, entry.batch_id, own_runs)
         obsolete = dead_letter_policy.why_obsolete(owned, entry, progress)
         if obsolete is not None:
             notes.append(obsolete)
-    covers_all = batch_ids >= {
-        batch_id for entry in ledger.entries for batch_id in entry.looked_up_as
-    }
+    covers_all = batch_ids >= {batch_id for entry in ledger.entries for batch_id in entry.batch_ids}
     known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
     return RunResults(known, covers_all, frozenset(refused), tuple(notes))
 
 
 def _after(
-    earlier: ToRequest | Exhausted | None, entry: Entry, progress: Progress, runs: Sequence[RunSeen]
+    earlier: ToRequest | Exhausted | None,
+    entry: LedgerEntry,
+    progress: Progress,
+    runs: Sequence[RunSnapshot],
 ) -> Progress:
     """Combine the progress of a range with its progress before this batch took it over.
 
     The batch id has the number of earlier attempts, but not their runs.
     """
-    batch = StreamBatch.read(entry.batch_id)
+    batch = StreamBatch.parse(entry.batch_id)
     if earlier is None or batch is None:
         return progress
-    if isinstance(progress, InFlight) and progress.despite is not None:
-        return replace(progress, despite=blocking(earlier))
+    if isinstance(progress, InFlight) and progress.stop_cause is not None:
+        return replace(progress, stop_cause=blocking(earlier))
     has_begun = any(entry.range in run.ranges and run.attempt >= batch.attempt for run in runs)
     return progress if has_begun or not entry.is_own else earlier
 
 
 def _due_at(
     owned: OwnedPartition,
-    entry: Entry,
+    entry: LedgerEntry,
     progress: Progress,
-    runs: Sequence[RunSeen],
+    runs: Sequence[RunSnapshot],
     *,
     settings: EngineSettings,
     now: float,
@@ -132,25 +133,27 @@ def _due_at(
     runs were interrupted, it waits, because its own process may end as well, unless its code is
     newer.
     """
-    wait_s = settings.pace.wait_s(progress, has_dead_letters=settings.dead_letter_topic is not None)
+    wait_s = settings.backoff.wait_s(
+        progress, has_dead_letters=settings.dead_letter_topic is not None
+    )
     if entry.is_own or entry.progress != ToRequest() or wait_s == NEVER:
         return now + wait_s
-    before = next((known for known in owned.known_before if known.range == entry.range), None)
+    before = next((known for known in owned.previous_entries if known.range == entry.range), None)
     if before is not None:
         return before.due_at if before.progress == progress else now + wait_s
     last = next((run for run in reversed(runs) if entry.range in run.ranges), None)
-    if last is None or setback_of(last) not in {Setback.FAILED, Setback.INTERRUPTED}:
+    if last is None or failure_kind(last) not in {FailureKind.FAILED, FailureKind.INTERRUPTED}:
         return now + wait_s
     has_new_code = settings.code_version not in {"", last.code_version}
-    is_risk = last.has_died or isinstance(blocking(progress), Trouble)
+    is_risk = last.has_died or isinstance(blocking(progress), FailureStreak)
     return now + wait_s if is_risk and not has_new_code else now
 
 
-def _since(entry: Entry, progress: Progress, now: float) -> float | None:
+def _since(entry: LedgerEntry, progress: Progress, now: float) -> float | None:
     """When the current run began to work on a range."""
     if not isinstance(progress, InFlight):
         return None
-    if progress.works_for_s is not None:
-        return now - progress.works_for_s
+    if progress.working_s is not None:
+        return now - progress.working_s
     # A streaming run claims a range again right before it begins.
     return entry.claimed_at

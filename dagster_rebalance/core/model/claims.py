@@ -1,17 +1,12 @@
-"""A claim says that a batch works on a range of offsets that is not committed yet.
+"""Claims: the text that a member stores as metadata of a committed offset.
 
-This module owns the text that a member stores as metadata of the committed offset: which ranges
-after the offset are claimed by which batch, and what the last commit was. The member writes it
-before any work starts, so the next owner of the partition finds the same ranges under the same
-batch ids.
-
-Format: `dr2 <crc32> <json>`, JSON with `o` = the offset that it is stored beside, `c` = `[[until,
-batch_id], ...]` in offset order (with a third id for a batch that the range was taken from), `l` =
-`[start, batch_id, run_id]`, with a `1` behind it for a range that went to the dead-letter topic,
-`t` = the id of the topic and `e` = the leader epoch (see `Log`). What is empty or unknown is left
-out. Format 1, of release 0.1.0, has `c` and `l` only: it is read, and never written. Text that is
-empty means "no claims". Text by others, by a newer version, damaged, or copied to another offset is
-refused with a reason, never guessed at: overwriting it could erase somebody's work.
+Format: `dr2 <crc32> <json>`. `o` is the offset that the text belongs to; `c` is `[[until,
+batch_id], ...]` in offset order, with a third id for the batch that the range was taken from; `l`
+is `[start, batch_id, run_id]` of the last commit, with a fourth item `1` for a dead letter; `t` is
+the topic id and `e` the leader epoch (see `Log`). Empty and unknown fields are omitted. Format 1
+(release 0.1.0) has only `c` and `l`; it is read and never written. Empty text means no claims. Text
+that is foreign, newer, damaged or stored beside another offset is refused with a reason, because
+overwriting it could erase the work of others.
 """
 
 # Theory of operation: the claim protocol
@@ -77,10 +72,11 @@ _LARGEST_EPOCH = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim is a range that a batch works on.
+    """Range that a batch works on, from the end of the previous claim or the committed offset.
 
-    It starts where the claim before it ends, or at the committed offset. `taken_from` is the batch
-    that had claimed it before, as long as runs of that one may work on it.
+    Attributes:
+        taken_from: The batch that held the claim before, while its runs may still work on the
+            range.
     """
 
     until: int
@@ -90,14 +86,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """The last commit says where the committed offset came from.
+    """Batch and run of the last commit.
 
-    A member that crashes may have committed without recording the commit in Dagster; the next owner
-    records it from this.
+    If a member crashes between a commit and its record in Dagster, the next owner records it from
+    this.
 
-    An empty `run_id` never occurs in a commit of this package; `start` is the first offset that the
-    commit covered. Of a range that went to the dead-letter topic, `run_id` is the last run that
-    failed.
+    Attributes:
+        start: The first offset of the commit.
+        run_id: The run that succeeded; for a dead letter, the last run that failed.
     """
 
     start: int
@@ -108,11 +104,7 @@ class LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """This is everything that a group stores for one partition.
-
-    It is the next offset, the claims behind it, the last commit, and the log that the offsets
-    belong to.
-    """
+    """Everything that a group stores for one partition."""
 
     next_offset: int
     claims: tuple[Claim, ...] = ()
@@ -121,11 +113,11 @@ class StoredPartition:
 
     @property
     def claimed_until(self) -> int:
-        """The largest offset that is named."""
+        """The end of the last claim, or the committed offset."""
         return self.claims[-1].until if self.claims else self.next_offset
 
     def ranges(self, partition: TopicPartition) -> tuple[tuple[OffsetRange, str], ...]:
-        """The claimed ranges with their batch ids, in offset order."""
+        """Return the claimed ranges with their batch ids, in offset order."""
         bounds = (self.next_offset, *(claim.until for claim in self.claims))
         return tuple(
             (OffsetRange(partition.topic, partition.partition, start, until), claim.batch_id)
@@ -134,11 +126,11 @@ class StoredPartition:
 
 
 def encode(stored: StoredPartition) -> OffsetAndMetadata:
-    """Turn what is to be stored into an offset and its metadata.
+    """Return the offset and metadata to commit.
 
     Raises:
-        IllegalStateError: The claims are out of order, an id has characters that could not be read
-            back, or the text is over 4,095 bytes.
+        IllegalStateError: The claims are out of order, an id could not be read back, or the text
+            exceeds 4,095 bytes.
     """
     problem = _problem(stored)
     if problem is not None:
@@ -171,11 +163,10 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
 
 
 def decode(committed: OffsetAndMetadata) -> StoredPartition:
-    """Read what a group has stored for a partition.
+    """Parse what a group has committed for a partition.
 
     Raises:
-        ClaimError: The metadata was not written by this package, by a newer version of it, beside
-            another offset, or is damaged. The message says which, and what to do.
+        ClaimError: The metadata is foreign, newer, damaged or stored beside another offset.
     """
     text = committed.metadata
     if not text:
@@ -185,8 +176,8 @@ def decode(committed: OffsetAndMetadata) -> StoredPartition:
         raise _unreadable(
             text,
             "was not written by dagster_rebalance: another application commits to this group. Stop "
-            "the other application, or give this "
-            "one a group of its own",
+            "the other application, or use "
+            "a separate group for this one",
         )
     version = header["version"]
     if version not in _READABLE:
@@ -269,7 +260,6 @@ def _text(value: object) -> str:
 
 
 def _problem(stored: StoredPartition) -> str | None:
-    """Why `stored` cannot be right, or None."""
     if stored.next_offset < 0:
         return f"the offset {stored.next_offset} is negative"
     bounds = (stored.next_offset, *(claim.until for claim in stored.claims))

@@ -1,10 +1,8 @@
-"""What the engine wants done.
+"""Commands: what the engine asks its shell to do.
 
-A shell carries commands out in order and answers with the event that each names, or not at all.
-
-Commands are imperative and complete: a shell decides nothing. One that got no answer (a broker or a
-database was away) is given again later. `doing` names a command in notes for people, such as
-"writing offsets to Kafka took 9.9 s".
+The shell executes commands in order and answers each with the event that its docstring names, or
+not at all. The engine reissues a command without an answer. `doing` names a command in notes, such
+as "writing offsets to Kafka took 9.9 s".
 """
 
 from __future__ import annotations
@@ -12,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
-from dagster_rebalance.core.model.member_events import Occurred
-from dagster_rebalance.core.model.offsets import is_same_commit, named
-from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.model.member_events import EventKind
+from dagster_rebalance.core.model.offsets import is_same_commit, names_of
+from dagster_rebalance.core.model.run import format_runs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,12 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReadStoredOffsets:
-    """Read committed offsets with metadata, bounds and the last materialisation.
+    """Read committed offsets with metadata, bounds and the last materialization of partitions.
 
-    Answer: `StoredOffsetsRead`.
-
-    Attributes:
-        epochs: The partitions, each with the epoch that the answer has to name.
+    Answer: `StoredOffsetsRead`, with the same epochs.
     """
 
     doing: ClassVar[str] = "reading the positions of partitions"
@@ -39,12 +34,9 @@ class ReadStoredOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ReadDirectives:
-    """Read what people have ordered for the group.
+    """Read the directives of the group.
 
-    Answer: `DirectivesRead`.
-
-    Attributes:
-        epoch: The newest epoch. The answer has to name it.
+    Answer: `DirectivesRead`, with the same epoch.
     """
 
     doing: ClassVar[str] = "reading the orders of operators"
@@ -52,36 +44,33 @@ class ReadDirectives:
 
 
 Claimed: TypeAlias = "tuple[str, OffsetRange]"
-"""A range, and the id of the batch that has claimed it."""
+"""A batch id and the range that it claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRuns:
-    """Read all runs of the batches, and all live runs of the group if `live_too`.
+    """Read all runs of the batches, and all live runs of the group if `with_live`.
 
-    Answer: `RunsRead`.
+    Answer: `RunsRead`, with the same `sequence`.
 
     Attributes:
-        batch_ids: The batches.
-        live_too: Whether all live runs are wanted as well.
-        look: Grows when something has happened after which runs have to be read anew. The answer
-            has to name it.
-        claims: What is to be known of the batches: runs that were deleted while they work are found
-            by it.
-        own: The batches that the worker has claimed itself: it knows all about them.
+        sequence: Increases with each event that makes earlier reads stale.
+        claims: The claims of the batches, to find runs that were deleted while they work.
+        worker_batch_ids: Batches that the worker of a streaming run has claimed; it knows their
+            state itself.
     """
 
     doing: ClassVar[str] = "reading the runs of batches"
     batch_ids: frozenset[str]
-    live_too: bool = False
-    look: int = 0
+    with_live: bool = False
+    sequence: int = 0
     claims: frozenset[Claimed] = frozenset()
-    own: frozenset[str] = frozenset()
+    worker_batch_ids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBounds:
-    """Read the first and the end offsets, of all partitions in one request.
+    """Read the first and end offsets of all partitions in one request.
 
     Answer: `BoundsRead`.
     """
@@ -92,13 +81,11 @@ class ReadBounds:
 
 @dataclass(frozen=True, slots=True)
 class OffsetWrite:
-    """A new committed offset, or new claims behind the same offset, for one partition.
+    """New committed offset, or new claims at the same offset, of one partition.
 
     Attributes:
-        partition: The partition.
         epoch: The epoch in which the write is allowed.
-        expected: What Kafka must store now for the write to be sent.
-        new: What it shall store.
+        expected: What Kafka must store before the write.
     """
 
     partition: TopicPartition
@@ -107,29 +94,28 @@ class OffsetWrite:
     new: OffsetAndMetadata
 
 
-class Compared(NamedTuple):
-    """Writes, after a look at what Kafka stores.
+class SortedWrites(NamedTuple):
+    """Offset writes, compared with what Kafka stores.
 
     Attributes:
-        done: What is stored already: the first answer was lost.
-        due: What may be sent.
-        changed: What must not: something else is stored than was expected.
+        stored: Already stored: the first answer was lost.
+        changed: Kafka stores neither the expected nor the new value.
     """
 
-    done: list[OffsetWrite]
+    stored: list[OffsetWrite]
     due: list[OffsetWrite]
     changed: list[OffsetWrite]
 
 
-def compared(
+def sort_writes(
     writes: Iterable[OffsetWrite], stored: Mapping[TopicPartition, OffsetAndMetadata | None]
-) -> Compared:
-    """Sort writes by what Kafka stores of their partitions."""
-    found = Compared([], [], [])
+) -> SortedWrites:
+    """Sort writes by the stored offset of their partition."""
+    found = SortedWrites([], [], [])
     for write in writes:
         now = stored[write.partition]
         kind = (
-            found.done
+            found.stored
             if is_same_commit(now, write.new)
             else found.due
             if is_same_commit(now, write.expected)
@@ -141,9 +127,9 @@ def compared(
 
 @dataclass(frozen=True, slots=True)
 class WriteOffsets:
-    """Read the stored offsets, sort the writes by them, and commit the due ones in one request.
+    """Sort writes by the stored offsets (`sort_writes`), and commit the due ones at once.
 
-    `compared` sorts the writes. Answer: `OffsetsWritten`.
+    Answer: `OffsetsWritten`.
     """
 
     doing: ClassVar[str] = "writing offsets to Kafka"
@@ -152,22 +138,19 @@ class WriteOffsets:
 
 @dataclass(frozen=True, slots=True)
 class RecordCommit:
-    """Record a commit, or several that follow each other, as a materialisation of the offsets.
+    """Record one commit, or consecutive commits, as a materialization of the offsets asset.
 
     Answer: `CommitRecorded`.
 
     Attributes:
-        range: What is committed.
-        epoch: The epoch of the partition.
-        batch_id: The batch that processed it; of several commits, the last one.
-        run_id: The run that succeeded; of several commits, the last one.
-        lag: Offsets that were still to be read behind it, as far as known.
-        claim_to_commit_s: From the claim to the commit; None when the claim was taken over.
-        drain_s: From the request of the revoke to the commit; None when the partition was not held.
-        is_late: Whether it was committed by an earlier owner that could not record it.
-        is_dead_letter: Whether no run succeeded and the dead-letter topic has the range; `run_id`
-            is the last run that failed.
-        joined: Of several commits, where each but the last one ended, and its run.
+        batch_id: The batch of the last commit.
+        run_id: The run that succeeded in the last commit; for a dead letter, the last run that
+            failed.
+        lag: Known offsets after the range.
+        claim_to_commit_s: None if another member wrote the claim.
+        drain_s: Seconds from the revoke to the commit; None if the partition was not held.
+        is_late: Whether an earlier owner committed and could not record it.
+        joined: End and run of each commit but the last.
     """
 
     doing: ClassVar[str] = "recording a commit in Dagster"
@@ -184,17 +167,16 @@ class RecordCommit:
 
     @property
     def ends(self) -> tuple[tuple[int, str], ...]:
-        """Where each of its commits ended, and the run of that commit."""
+        """End and run of each commit."""
         return (*self.joined, (self.range.until, self.run_id))
 
     def without(self, recorded: Collection[tuple[int, int, str]]) -> RecordCommit | None:
-        """What is left to record; None when nothing is.
+        """Return what is still to be recorded, or None.
 
-        An answer may have been lost; and a next owner may have recorded what it found in Kafka
-        while the last commit was under way.
+        An answer may have been lost, and the next owner may have recorded the last commit.
 
         Args:
-            recorded: What is recorded of the partition, as by `recorded_commits`.
+            recorded: The recorded commits of the partition, as from `recorded_commits`.
         """
         start = self.range.start
         for index, (until, run_id) in reversed(list(enumerate(self.ends, 1))):
@@ -207,26 +189,22 @@ class RecordCommit:
 
 
 def recorded_commits(start: int, ends: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int, str]]:
-    """What a record says: its start, with each end that commits had in it, and their run.
+    """Yield (start, end, run id) for each commit of a record.
 
-    A late owner may find one of these ends in Kafka that the record goes beyond.
+    A late owner may have found any of these ends in Kafka.
     """
     return ((start, until, run_id) for until, run_id in ends)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreDeadLetter:
-    """Record a range in the dead-letter topic.
+    """Store a range in the dead-letter topic.
 
-    Answer, perhaps much later: `DeadLetterStored` or `DeadLetterFailed`.
-
-    It is given again after a while, and changes nothing as long as the first one is under way.
+    Answer, possibly much later: `DeadLetterStored` or `DeadLetterFailed`. A repeated command has no
+    effect while the first one is in progress.
 
     Attributes:
-        range: What could not be processed.
-        epoch: The epoch of the partition.
-        batch_id: Its batch.
-        run_ids: The runs that failed on it, oldest first.
+        run_ids: The runs that failed on the range, oldest first.
     """
 
     doing: ClassVar[str] = "storing a dead letter"
@@ -238,13 +216,13 @@ class StoreDeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class CancelRuns:
-    """Cancel runs, and mark them as taken back, so that they do not count as failed attempts.
+    """Cancel runs, and tag them so they do not count as failed attempts.
 
     Attributes:
-        only_unstarted: Whether a run that turns out to have started is left alone: what the engine
-            knows is up to `poll_s` old.
-        is_again: Whether all of this was asked for before, and people were told.
-        is_ordered: Whether a person has paused or stopped a partition of theirs.
+        only_unstarted: Whether to skip runs that have started: the state in the engine is up to
+            `poll_s` old.
+        is_again: Whether all runs were cancelled before, and operators have been notified.
+        is_ordered: Whether a pause or stop directive covers a partition of the runs.
     """
 
     doing: ClassVar[str] = "cancelling runs"
@@ -252,7 +230,7 @@ class CancelRuns:
     reason: str
     only_unstarted: bool = False
     is_again: bool = False
-    is_ordered: bool = False
+    is_for_directive: bool = False
 
     def __str__(self) -> str:
         return f"cancelling {len(self.run_ids)} run(s): {self.reason}"
@@ -260,30 +238,29 @@ class CancelRuns:
 
 @dataclass(frozen=True, slots=True)
 class EndDeadRuns:
-    """Stop what runs whose process has gone have begun elsewhere, and mark these runs as over.
+    """End the external work of dead runs, and mark the runs as over.
 
-    A run that Dagster shows at work is marked as failed, too. Answer for each, perhaps much later:
-    `DeadRunEnded`; none for a run that turns out to live.
+    Runs that Dagster shows as started are also marked as failed. Answer for each dead run, possibly
+    much later: `DeadRunEnded`.
 
     Attributes:
-        signs: The last sign of life of each run, by its id. One that has given another sign since
-            lives, and is not over.
+        heartbeats: Last heartbeat of each run by run id. A run with a newer heartbeat is alive.
     """
 
     doing: ClassVar[str] = "ending dead runs"
-    signs: Mapping[str, str]
+    heartbeats: Mapping[str, str]
 
     def __str__(self) -> str:
-        has = "has" if len(self.signs) == 1 else "have"
-        return f"makes sure that {named_runs(self.signs)} {has} really ended"
+        has = "has" if len(self.heartbeats) == 1 else "have"
+        return f"makes sure that {format_runs(self.heartbeats)} {has} really ended"
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveClaims:
-    """Tell others what became of claims of the own worker that they may find.
+class AbandonClaims:
+    """Publish the outcome of the worker's claims on partitions that it no longer owns.
 
-    The partitions are not the member's any more. What is still at work on them is told when it has
-    ended. Without this word the next owner does not know whether that work was successful.
+    The outcome of a batch that is still running follows when it ends. Without it, the next owner
+    cannot tell whether the batch succeeded.
     """
 
     doing: ClassVar[str] = "leaving claims to the next owner"
@@ -292,13 +269,11 @@ class LeaveClaims:
 
 @dataclass(frozen=True, slots=True)
 class ShowHold:
-    """Show that partitions are held; how the hold ends is told by its receipt.
+    """Show that partitions are held; `RecordReceipt` shows how the hold ended.
 
     Attributes:
-        cause: Why they are held.
-        partitions: What is held.
-        run_ids: The runs that it waits for, as far as they are known.
-        limit_s: When it ends at the latest, from now on.
+        run_ids: The runs that the hold waits for, as far as known.
+        limit_s: Maximum remaining duration.
     """
 
     doing: ClassVar[str] = "showing a hold"
@@ -309,9 +284,9 @@ class ShowHold:
 
     def __str__(self) -> str:
         count = len(self.run_ids)
-        what = f"{count} run{'s' * (count > 1)} at work" if count else "what is to be committed"
+        what = f"{count} run{'s' * (count > 1)}" if count else "the commit"
         return (
-            f"{self.cause.value} of {named(self.partitions)}: held for {what}, for at most "
+            f"{self.cause.value} of {names_of(self.partitions)}: waiting for {what}, at most "
             f"{self.limit_s:.0f} s"
         )
 
@@ -328,7 +303,7 @@ class RecordReceipt:
 class ShowStop:
     """Show why a partition is stopped.
 
-    Without a reason, the partition goes on, or the member gives it up, which mends nothing.
+    An empty reason means that the partition continues or was released (`is_released`).
     """
 
     doing: ClassVar[str] = "showing a stopped partition"
@@ -340,29 +315,28 @@ class ShowStop:
         if self.reason:
             return f"stopped: {self.reason}"
         if self.is_released:
-            return f"{self.partition} was stopped when it was given up"
-        return f"{self.partition} goes on"
+            return f"{self.partition} was stopped when it was released"
+        return f"{self.partition} continues"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell people what happened, in one sentence.
+    """Log and show an event in one sentence.
 
     Attributes:
-        text: The sentence.
-        what: Its name for logs and metrics.
-        fields: What belongs to that name.
+        kind: Its name in logs and metrics.
+        fields: The fields of that name.
     """
 
     doing: ClassVar[str] = "noting an event"
     text: str
-    what: Occurred = Occurred.NOTED
+    kind: EventKind = EventKind.NOTED
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroup:
-    """Close the member: everything is drained, or time is up."""
+    """Close the member: all partitions are drained, or the deadline has passed."""
 
     doing: ClassVar[str] = "leaving the group"
     reason: str
@@ -378,7 +352,7 @@ Command = (
     | StoreDeadLetter
     | CancelRuns
     | EndDeadRuns
-    | LeaveClaims
+    | AbandonClaims
     | ShowHold
     | RecordReceipt
     | ShowStop

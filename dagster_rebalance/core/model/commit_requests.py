@@ -1,7 +1,6 @@
-"""The limits of commit requests, and how offsets are divided into requests within them.
+"""Size limits of commit requests, and detection of deleted partitions.
 
-Owns the sizes, and when a partition counts as gone. Must never split the offset of a partition from
-its metadata.
+The offset of a partition and its metadata are always in the same request.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 MAX_METADATA_BYTES = 4_095
-"""The broker's default `offset.metadata.max.bytes`, less the NUL that confluent-kafka sends behind
-the text. The broker counts characters."""
+"""The broker's default `offset.metadata.max.bytes`, minus the NUL that confluent-kafka appends. The
+broker counts characters."""
 MAX_CARRIED_BYTES = 32_766
-"""The broker closes the connection on a longer text, for all partitions of the request."""
+"""For longer metadata the broker closes the connection, for all partitions of the request."""
 MAX_REQUEST_BYTES = 500_000
-"""The broker stores a request as one batch of `__consumer_offsets`, of 1 MB by default."""
+"""The broker stores a request as one batch of `__consumer_offsets`, 1 MB by default."""
 _BYTES_BESIDE_TEXTS = 80
 GONE_AFTER_S = 5.0
-"""A broker that has not received the metadata of a new topic refuses it as unknown, too."""
+"""Brokers also refuse partitions as unknown until they receive the metadata of a new topic."""
 
 
-def requests(
+def split_requests(
     offsets: Mapping[TopicPartition, OffsetAndMetadata], group_id: str, share: int = 1
 ) -> Iterator[dict[TopicPartition, OffsetAndMetadata]]:
-    """Divide offsets into requests that the broker can store, in their order.
+    """Split offsets into requests that the broker can store, in order.
 
     Args:
-        offsets: The offsets.
+        offsets: The offsets to commit.
         group_id: The group, whose name is stored with each offset.
-        share: How many requests share the limit, where the broker has a smaller one.
+        share: Divisor of the size limit, for brokers with a smaller one.
     """
     most = MAX_REQUEST_BYTES // share
     request: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -51,10 +50,10 @@ def requests(
         yield request
 
 
-def too_long(
+def oversized(
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
 ) -> dict[TopicPartition, BrokerError]:
-    """The errors of the partitions whose metadata no request can carry."""
+    """Return errors for the partitions whose metadata fits no request."""
     sizes = {tp: _size(offset) for tp, offset in offsets.items()}
     return {
         tp: BrokerError(
@@ -73,28 +72,28 @@ def _size(offset: OffsetAndMetadata) -> int:
 
 
 class UnknownPartitions:
-    """The partitions that the broker has refused as unknown, and since when."""
+    """Partitions that the broker has refused as unknown."""
 
     def __init__(self) -> None:
         self._since: dict[TopicPartition, float] = {}
 
     def refused(self, partitions: Collection[TopicPartition], now: float) -> None:
-        """The broker has refused a commit for these as unknown."""
+        """Record that the broker refused a commit as unknown."""
         for tp in partitions:
             self._since.setdefault(tp, now)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
-        """The broker knows these, or they are not assigned any more."""
+        """Drop partitions that the broker knows or that are no longer assigned."""
         for tp in partitions if self._since else ():
             self._since.pop(tp, None)
 
     def gone(self, partition: TopicPartition, now: float) -> PartitionLostError | None:
-        """The error of a commit for a partition that has been unknown for a while."""
+        """Return the error for a partition that has been unknown for `GONE_AFTER_S`, or None."""
         since = self._since.get(partition)
         if since is None or now - since < GONE_AFTER_S:
             return None
         return PartitionLostError(
-            f"commit for {partition} refused: its topic was deleted, or made again with fewer "
+            f"commit for {partition} refused: its topic was deleted, or recreated with fewer "
             "partitions; stop the work on it",
             partitions={partition: "its topic was deleted"},
             topics=[partition.topic],

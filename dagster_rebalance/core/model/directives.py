@@ -1,8 +1,8 @@
-"""Control: what people order of the partitions of a group, and which order is in force.
+"""Directives: requests of operators to pause, stop, resume or retry partitions.
 
-An order names partitions, who gave it, when, and why. It is kept until a newer one takes its place,
-so it outlives every member. The newest order that covers a partition counts: a group can be paused
-but for one partition, and partitions that are created later are covered as well.
+A directive is stored until a newer one replaces it, so it outlives every member. The newest
+directive that covers a partition is in force: a group can be paused except for one partition, and
+partitions created later are covered too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.offsets import named
+from dagster_rebalance.core.model.offsets import names_of
 from dagster_rebalance.core.model.printable import one_line
 
 if TYPE_CHECKING:
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
 
 MOST_REASON_CHARACTERS = 300
-"""An order is kept as a key of a database, which must not be longer than some 2,000 bytes."""
+"""A directive is stored as a database key, which is limited to about 2,000 bytes."""
 MOST_NAME_CHARACTERS = 60
 EVERYTHING = "*"
 _SELECTOR = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,249}(:[0-9*?\[\]!-]{1,20})?")
 
 
 class Action(enum.Enum):
-    """What a person orders."""
+    """What a directive requests."""
 
     PAUSE = "pause"
-    """Nothing new is claimed or begun. What is at work ends, and is committed."""
+    """Nothing new is claimed or started. Running work ends and is committed."""
     STOP = "stop"
-    """The same, and what is at work is cancelled, which is no failed attempt."""
+    """As `PAUSE`, and running work is cancelled, which is not a failed attempt."""
     RESUME = "resume"
-    """The partition goes on where it stood."""
+    """The partition continues from its committed offset."""
     RETRY = "retry"
-    """What has failed or waits for its next attempt is tried now, once. The other orders stand."""
+    """Failed and delayed work is tried once, now. Other directives remain in force."""
 
 
 _DONE = {
@@ -55,18 +55,16 @@ _WITHOUT_REASON = {Action.RESUME, Action.RETRY}
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """What a person has ordered.
+    """Request of an operator.
 
     Attributes:
-        action: What is to be done.
-        partitions: Which partitions it covers: `orders:3`, a topic, or a pattern of either with
-            `*`, `?` and `[...]`. `*` is all of the group.
-        by: Who gave it.
-        at: When, in seconds since 1970.
-        reason: Why. Only a resume and a retry may go without one.
+        partitions: `orders:3`, a topic, or a pattern of either with `*`, `?` and `[...]`. `*`
+            covers the whole group.
+        at: Seconds since 1970.
+        reason: Optional for a resume and a retry only.
 
     Raises:
-        ConfigurationError: A part is missing, too long, or cannot name partitions.
+        ConfigurationError: A field is missing, too long, or selects no partitions.
     """
 
     action: Action
@@ -83,7 +81,7 @@ class Directive:
             )
             raise ConfigurationError(msg)
         if not self.by.strip():
-            msg = f"{self.action.value} {self.partitions}: say who you are, for those who find it"
+            msg = f"{self.action.value} {self.partitions}: give your name, for those who find it"
             raise ConfigurationError(msg)
         if self.action not in _WITHOUT_REASON and not self.reason.strip():
             msg = f"{self.action.value} {self.partitions}: give a reason, for those who find it"
@@ -98,15 +96,15 @@ class Directive:
         return f"{done} {when} {at:%Y-%m-%d %H:%M:%S} UTC{why}"
 
     def covers(self, partition: TopicPartition) -> bool:
-        """Whether the order is about a partition."""
+        """Return whether the directive applies to a partition."""
         return covers(self.partitions, partition)
 
 
 def check_lengths(by: str, reason: str) -> None:
-    """Refuse what is too long to be kept and shown.
+    """Check that the name and the reason can be stored and shown.
 
     Raises:
-        ConfigurationError: The name or the reason of a person is.
+        ConfigurationError: One of them is too long.
     """
     for what, text, most in (
         ("reason", reason, MOST_REASON_CHARACTERS),
@@ -118,7 +116,7 @@ def check_lengths(by: str, reason: str) -> None:
 
 
 def covers(selector: str, partition: TopicPartition) -> bool:
-    """Whether a person means a partition with `orders:3`, a topic, or a pattern of either."""
+    """Return whether a selector (`orders:3`, a topic, or a pattern) matches a partition."""
     topic, _, number = selector.partition(":")
     return fnmatchcase(partition.topic, topic) and fnmatchcase(
         str(partition.partition), number or "*"
@@ -126,27 +124,17 @@ def covers(selector: str, partition: TopicPartition) -> bool:
 
 
 class Selection(NamedTuple):
-    """The partitions that a person means.
-
-    Attributes:
-        selector: How an order names them.
-        partitions: Those that there are, in order.
-    """
+    """A selector and the existing partitions that it matches, in order."""
 
     selector: str
     partitions: tuple[TopicPartition, ...]
 
 
-def selection(typed: str, partitions: Iterable[TopicPartition], group_id: str) -> Selection:
-    """Find what a person means, who may also name a partition as tables show it: `orders-3`.
-
-    Args:
-        typed: What the person has typed.
-        partitions: Those of the group.
-        group_id: The group.
+def resolve_selector(typed: str, partitions: Iterable[TopicPartition], group_id: str) -> Selection:
+    """Resolve a typed selector, which may also be a partition as tables show it: `orders-3`.
 
     Raises:
-        ConfigurationError: It matches nothing, or a topic and a partition of another one.
+        ConfigurationError: It matches nothing, or both a topic and a partition of another topic.
     """
     known = sorted(partitions)
     covered = tuple(partition for partition in known if covers(typed, partition))
@@ -161,7 +149,7 @@ def selection(typed: str, partitions: Iterable[TopicPartition], group_id: str) -
         return Selection(selector_of(shown[0]), shown)
     if not covered:
         msg = (
-            f"{typed} matches no partition of group {group_id}, which has {named(known)}. Write "
+            f"{typed} matches no partition of group {group_id}, which has {names_of(known)}. Write "
             f"topic:number for a partition, a topic, a pattern such as 'ord*', or '{EVERYTHING}'"
         )
         raise ConfigurationError(msg)
@@ -169,10 +157,10 @@ def selection(typed: str, partitions: Iterable[TopicPartition], group_id: str) -
 
 
 def in_force(orders: Sequence[Directive], partition: TopicPartition) -> Directive | None:
-    """The order that keeps a partition from being worked on; None when there is none.
+    """Return the pause or stop that is in force for a partition, or None.
 
     Args:
-        orders: All orders, oldest first.
+        orders: All directives, oldest first.
         partition: The partition.
     """
     newest = next(
@@ -186,11 +174,8 @@ def in_force(orders: Sequence[Directive], partition: TopicPartition) -> Directiv
     return None if newest is None or newest.action is Action.RESUME else newest
 
 
-def out_of_date(orders: Sequence[Directive]) -> Iterator[int]:
-    """The indices of orders that can never count again: a newer one covers all that they cover.
-
-    A retry takes the place of retries only.
-    """
+def superseded(orders: Sequence[Directive]) -> Iterator[int]:
+    """Yield the indices of directives that newer ones replace. A retry replaces only retries."""
     later: set[tuple[bool, str]] = set()
     for index in range(len(orders) - 1, -1, -1):
         is_retry, selector = orders[index].action is Action.RETRY, orders[index].partitions
@@ -200,20 +185,20 @@ def out_of_date(orders: Sequence[Directive]) -> Iterator[int]:
 
 
 def selector_of(partition: TopicPartition) -> str:
-    """How a person names one partition."""
+    """Return the selector of one partition."""
     return f"{partition.topic}:{partition.partition}"
 
 
 def new_retries(before: Sequence[Directive], orders: Iterable[Directive]) -> list[Directive]:
-    """The retries among orders that were not among those before."""
+    """Return the retries in `orders` that are not in `before`."""
     return [order for order in orders if order.action is Action.RETRY and order not in before]
 
 
-def how_to_retry(partition: TopicPartition) -> str:
-    """The command that tries now what waits on a partition."""
+def retry_command(partition: TopicPartition) -> str:
+    """Return the command that retries a partition now."""
     return f"dagster-rebalance retry {selector_of(partition)}"
 
 
-def how_to_resume(*partitions: str) -> str:
-    """The command that lets partitions go on, each named as in an order."""
+def resume_command(*partitions: str) -> str:
+    """Return the command that resumes the selected partitions."""
     return f"dagster-rebalance resume {shlex.join(partitions)}"

@@ -1,14 +1,14 @@
-"""Every error of the package, split by who must act on it.
+"""Errors of the package, one class for each kind of remedy.
 
-A message says what happened, to which partition, and what to do. Shells translate foreign errors
-into these in one place each; nothing here is swallowed.
+A message says what happened, to which partition, and what to do. Each library's errors are
+translated to these classes in one place.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.printable import shown
+from dagster_rebalance.core.model.printable import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 class DagsterRebalanceError(Exception):
-    """The root of all errors raised by this package."""
+    """Base class of all errors raised by this package."""
 
     def __init__(self, *messages: str) -> None:
-        super().__init__(*map(shown, messages))
+        super().__init__(*map(escaped, messages))
 
 
 class ConfigurationError(DagsterRebalanceError):
-    """The configuration cannot work. The person who wrote it must change it."""
+    """The configuration is invalid and must be changed."""
 
 
 class BrokerError(DagsterRebalanceError):
-    """Kafka, or its schema registry, could not be reached or refused a request.
+    """Kafka or its schema registry is unreachable or refused a request.
 
     Attributes:
-        retriable: Whether the same request may succeed later without a change by anybody.
-        partitions: The partitions that the request failed for, with the broker's reason; empty when
-            it failed as a whole.
-        topics: The topics that were deleted or may not be read, if that is the whole trouble:
-            requests for other topics are answered.
+        retriable: Whether the same request may succeed later without a change.
+        partitions: The partitions that failed, with the broker's reason; empty if the whole request
+            failed.
+        topics: The deleted or unauthorized topics, if these are the only cause. Requests for other
+            topics still succeed.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class BrokerError(DagsterRebalanceError):
         self.retriable = retriable
         self.topics = frozenset(topics)
         self.partitions: dict[TopicPartition, str] = {
-            partition: shown(reason) for partition, reason in (partitions or {}).items()
+            partition: escaped(reason) for partition, reason in (partitions or {}).items()
         }
 
 
 class RebalanceInProgressError(BrokerError):
-    """A commit met a rebalance.
+    """A commit failed because a rebalance is in progress.
 
     The partitions are still owned: poll, then commit again (KIP-429).
     """
@@ -67,7 +67,7 @@ class RebalanceInProgressError(BrokerError):
 
 
 class PartitionLostError(BrokerError):
-    """The member may not commit for the partitions any more.
+    """The member may no longer commit for the partitions.
 
     The coordinator has fenced the member, the partitions belong to another member, or their topic
     was deleted.
@@ -82,25 +82,26 @@ class ClaimError(DagsterRebalanceError):
 
 
 class BatchRefusedError(DagsterRebalanceError):
-    """A run must not work on its batch.
+    """A run must not process its batch.
 
     The claim is gone, or another run works or has worked on it.
     """
 
 
 class IllegalStateError(DagsterRebalanceError):
-    """The call is not allowed in the present state: a bug in the caller.
+    """The call is not allowed in the current state: a bug in the caller.
 
-    The state stays as it was.
+    The state is unchanged.
     """
 
 
 class UndecodableError(DagsterRebalanceError):
-    """A record cannot be decoded, whoever tries and how often.
+    """A record cannot be decoded, by any reader and in any attempt.
 
-    Who produced it must look at it. Its topic goes on without it if the team says where it goes.
+    Its producer has to be fixed. With a dead-letter topic, the partition continues without the
+    record.
     """
 
 
 class UnsupportedOperationError(DagsterRebalanceError):
-    """The Kafka client cannot answer this, and nothing is made up in its place."""
+    """The Kafka client does not support the operation."""

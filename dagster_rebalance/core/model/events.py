@@ -1,7 +1,7 @@
-"""What happened, as the engine is told: from Kafka, from Dagster, and from the clock.
+"""Events: what happened in Kafka, in Dagster and over time, as input of the engine.
 
-Events are in the past tense and carry facts only. A shell produces them, in the order in which they
-happened, and never leaves one out.
+Events are named in the past tense and carry facts only. A shell delivers each event once, in the
+order of occurrence.
 """
 
 from __future__ import annotations
@@ -16,62 +16,58 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import OffsetWrite, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
 
 
 class LostReason(enum.Enum):
-    """Why partitions were taken away."""
+    """Why partitions were lost."""
 
     SESSION = "session"
-    """The client noticed it by itself: its session ended, or `poll` was not called for too long."""
+    """The client detected it: its session expired, or `poll` was not called in time."""
     FENCED = "fenced"
-    """The broker threw the member out. The client does not tell during a hold, and late otherwise;
-    a probe or a commit found it."""
+    """The broker fenced the member. The client reports this late, and not during a hold; a probe or
+    a commit detected it."""
     SUPERSEDED = "superseded"
-    """Another rebalance overtook a hold, without a callback: the held partitions were given to
-    somebody else."""
+    """Another rebalance overtook a hold without a callback and assigned the held partitions to
+    another member."""
     EXPIRED = "expired"
-    """A hold was not released within `max.poll.interval.ms`, and the member ended its membership
-    by itself."""
+    """A hold was not released within `max.poll.interval.ms`, and the member ended its
+    membership."""
 
 
 class WriteFailure(enum.Enum):
-    """Why the offset of a partition was not written.
-
-    That a member is fenced is told by the partitions lost, never by a failed write.
-    """
+    """Why an offset was not written. Fencing is reported as lost partitions instead."""
 
     CHANGED = "changed"
-    """What Kafka stores is not what this member last read or wrote: nothing was written."""
+    """Kafka stores another value than this member last read or wrote. Nothing was written."""
     RETRIABLE = "retriable"
-    """The request failed for now, or its answer did not arrive: the same write may be tried
-    again."""
+    """The request failed temporarily, or its answer did not arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAssigned:
-    """Partitions were added to the assignment; possibly none."""
+    """Partitions, possibly none, were added to the assignment."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeRequested:
-    """Kafka wants partitions back. They stay assigned while they are held."""
+    """Kafka requested a revoke. The partitions stay assigned while they are held."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsRevoked:
-    """A revoke was completed: the partitions are not assigned any more."""
+    """A revoke was completed. The partitions are no longer assigned."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsLost:
-    """Partitions were taken away. Nothing may be committed for them any more."""
+    """Partitions were lost. Nothing may be committed for them any more."""
 
     partitions: tuple[TopicPartition, ...]
     reason: LostReason = LostReason.SESSION
@@ -84,15 +80,15 @@ AssignmentEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """The member shall give all its partitions up and leave the group.
+    """The member has to release all partitions and leave the group.
 
-    A later request can only make it faster.
+    A later request can only shorten the limit.
 
     Attributes:
-        reason: Why, as the end of a sentence.
-        limit_s: How long it may take, at most the usual limit of a hold; None for that limit.
-        has_successor: Whether a newer process has joined through the same Dagster instance, so that
-            it can adopt live runs.
+        reason: The reason, as the end of a sentence.
+        limit_s: Maximum duration; None for the limit of a hold.
+        has_successor: Whether a newer process on the same Dagster instance has joined and can adopt
+            live runs.
     """
 
     reason: str
@@ -102,20 +98,20 @@ class LeaveRequested:
 
 @dataclass(frozen=True, slots=True)
 class TickArrived:
-    """Dagster evaluated the sensor: it is there to start runs."""
+    """Dagster evaluated the sensor and can start runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing happened; time went on."""
+    """Time passed without another event."""
 
 
 class LastRecorded(NamedTuple):
     """The last commit of a partition that Dagster has recorded.
 
     Attributes:
-        until: The offset behind it.
-        run_id: Its run; empty where the record does not name one.
+        until: Its next offset.
+        run_id: Its run; empty if the record names none.
     """
 
     until: int
@@ -123,22 +119,20 @@ class LastRecorded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What Kafka and Dagster say of a partition that is looked up.
+class PartitionLookup:
+    """State of a partition in Kafka and Dagster, read on assignment.
 
     Attributes:
-        stored: What the group has committed; None when it has nothing.
-        bounds: The offsets that Kafka has; `ANY_BOUNDS` where their leader does not answer.
-        recorded: The last commit that Dagster has recorded, if there is one.
-        topic_id: The id of the topic; empty where it is not known.
-        is_truncated: Whether the log lost records behind which the group has committed or claimed
-            offsets, even if others have their offsets now: `restoring.position_to_verify`, asked of
-            the leader.
-        not_older: The first record that is not older than the time at which the group begins; None
-            where there is none, and where nobody asked: the group has committed something, or does
-            not begin at a time.
-        refused: Why Kafka refuses to answer for the topic, and what to do; empty when it answers.
-            Nothing else is known then.
+        stored: The committed offset, or None.
+        bounds: `ANY_BOUNDS` if the leader does not answer.
+        topic_id: Empty if unknown.
+        is_truncated: Whether the log lost records before a committed or claimed offset, even if
+            newer records have these offsets now (`recovery.position_to_verify`, verified by the
+            leader).
+        not_older: The first offset at or after the start time of the group. None if there is none,
+            or if it is not needed.
+        refused: Why Kafka refuses to answer for the topic, and what to do. The other fields are
+            then unknown.
     """
 
     stored: OffsetAndMetadata | None
@@ -146,62 +140,54 @@ class Found:
     recorded: LastRecorded | None = None
     topic_id: str = ""
     is_truncated: bool = False
-    not_older: int | None = None
+    offset_at_start_time: int | None = None
     refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsetsRead:
-    """The answer to `ReadStoredOffsets`.
-
-    Attributes:
-        epochs: The partitions, with the epochs of the command.
-        found: What is known of each.
-    """
+    """Answer to `ReadStoredOffsets`."""
 
     epochs: Mapping[TopicPartition, int]
-    found: Mapping[TopicPartition, Found]
+    lookups: Mapping[TopicPartition, PartitionLookup]
 
 
 @dataclass(frozen=True, slots=True)
 class DirectivesRead:
-    """The answer to `ReadDirectives`.
+    """Answer to `ReadDirectives`.
 
     Attributes:
-        orders: All orders that people have given for the group, oldest first.
-        epoch: The epoch of the command: the partitions up to it were assigned before the orders
-            were read.
+        directives: All directives of the group, oldest first.
+        epoch: Partitions up to this epoch were assigned before the read.
     """
 
-    orders: tuple[Directive, ...]
+    directives: tuple[Directive, ...]
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunsRead:
-    """The answer to `ReadRuns`.
+    """Answer to `ReadRuns`.
 
     Attributes:
-        batch_ids: The batches that were asked for.
-        runs: All their runs, and all live runs of the group if `with_live`, oldest first.
-        with_live: Whether all live runs of the group are among them.
-        look: The look of the command, or None for runs that were read just now. An answer to an
-            earlier look is ignored.
-        is_own: Whether a worker tells of its own batches: that says nothing about other runs.
+        runs: All runs of the batches, and all live runs of the group if `with_live`, oldest first.
+        sequence: That of the command; an answer to an earlier one is ignored. None for runs that
+            were read just now.
+        is_from_worker: Whether the worker of a streaming run reports its own batches only.
     """
 
     batch_ids: frozenset[str]
-    runs: tuple[RunSeen, ...]
+    runs: tuple[RunSnapshot, ...]
     with_live: bool = False
-    look: int | None = None
-    is_own: bool = False
+    sequence: int | None = None
+    is_from_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeadRunEnded:
-    """The answer to `EndDeadRuns`, one for each run.
+    """Answer to `EndDeadRuns`, one for each run.
 
-    Its Spark work has been stopped, and Dagster shows it as ended if it is still there.
+    Its external work is stopped, and Dagster shows it as ended unless it was deleted.
     """
 
     run_id: str
@@ -209,10 +195,9 @@ class DeadRunEnded:
 
 @dataclass(frozen=True, slots=True)
 class BoundsRead:
-    """The answer to `ReadBounds`.
+    """Answer to `ReadBounds`.
 
     Attributes:
-        bounds: The offsets that Kafka has of partitions.
         refused: The partitions for which Kafka refuses to answer.
     """
 
@@ -222,12 +207,11 @@ class BoundsRead:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsWritten:
-    """The answer to `WriteOffsets`: which writes were done, and why the others were not.
+    """Answer to `WriteOffsets`.
 
     Attributes:
-        written: What Kafka stores by now.
-        failed: What may be tried again, or is out of date.
-        refused: What waiting does not mend, each with the reason and what to do.
+        written: The writes that Kafka stores.
+        refused: The writes that fail until an operator acts, with the reason and what to do.
     """
 
     written: tuple[OffsetWrite, ...]
@@ -237,21 +221,21 @@ class OffsetsWritten:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecorded:
-    """The answer to `RecordCommit`."""
+    """Answer to `RecordCommit`."""
 
     record: RecordCommit
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterStored:
-    """The answer to `StoreDeadLetter`: all replicas that the topic asks for have the record."""
+    """Answer to `StoreDeadLetter`: the record is acknowledged as the topic requires."""
 
     letter: StoreDeadLetter
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFailed:
-    """The other answer to `StoreDeadLetter`: the record may be there or not.
+    """Answer to `StoreDeadLetter`: the record may or may not be stored.
 
     `reason` says what to do.
     """

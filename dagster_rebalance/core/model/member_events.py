@@ -1,8 +1,7 @@
-"""An occurrence is one thing that a member did, or that happened to it, with a name and fields.
+"""Member events: what a member did or what happened to it, by name and fields.
 
-Owns the names, which stay the same from release to release, and what each is logged with: people
-filter logs by them, and `metrics` counts them. Whoever finds something out names it here; nothing
-is decided by an occurrence.
+The names are stable between releases: users filter logs by them, and `metrics` counts them. No
+decision depends on a member event.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Occurred(enum.Enum):
-    """The names of occurrences."""
+class EventKind(enum.Enum):
+    """Names of member events."""
 
     MEMBER_JOINED = "dagster_rebalance.member.joined"
     MEMBER_LEAVING = "dagster_rebalance.member.leaving"
@@ -38,7 +37,7 @@ class Occurred(enum.Enum):
     WRITE_FAILED = "dagster_rebalance.write.failed"
     PARTITION_STOPPED = "dagster_rebalance.partition.stopped"
     PARTITION_RESUMED = "dagster_rebalance.partition.resumed"
-    PARTITIONS_ORDERED = "dagster_rebalance.partitions.ordered"
+    DIRECTIVES_CHANGED = "dagster_rebalance.partitions.ordered"
     DEAD_LETTER_STORED = "dagster_rebalance.dead_letter.stored"
     DEAD_LETTER_FAILED = "dagster_rebalance.dead_letter.failed"
     RUNS_CANCELLED = "dagster_rebalance.runs.cancelled"
@@ -46,13 +45,13 @@ class Occurred(enum.Enum):
     NOTED = "dagster_rebalance.noted"
 
 
-class Kind(NamedTuple):
-    """What is known of all occurrences of one name.
+class EventSpec(NamedTuple):
+    """Properties of all member events of one name.
 
     Attributes:
-        level: The level of the log, as in `logging`.
+        level: The level of `logging`.
         fields: The names of the fields.
-        meaning: What has happened, for the documentation.
+        meaning: The description in the documentation.
     """
 
     level: int
@@ -61,32 +60,32 @@ class Kind(NamedTuple):
 
 
 _RANGE = ("topic", "partition", "start", "until")
-KINDS: Mapping[Occurred, Kind] = {
-    Occurred.MEMBER_JOINED: Kind(logging.INFO, ("topics",), "The member joins its group."),
-    Occurred.MEMBER_LEAVING: Kind(
-        logging.INFO, ("reason",), "It gives up all partitions, and leaves when they are drained."
+EVENT_SPECS: Mapping[EventKind, EventSpec] = {
+    EventKind.MEMBER_JOINED: EventSpec(logging.INFO, ("topics",), "The member joins its group."),
+    EventKind.MEMBER_LEAVING: EventSpec(
+        logging.INFO, ("reason",), "It releases all partitions, and leaves when they are drained."
     ),
-    Occurred.MEMBER_LEFT: Kind(logging.INFO, ("reason",), "It is no member any more."),
-    Occurred.MEMBER_FAILED: Kind(
-        logging.ERROR, ("error",), "It ended with an error that waiting does not mend."
+    EventKind.MEMBER_LEFT: EventSpec(logging.INFO, ("reason",), "It has left the group."),
+    EventKind.MEMBER_FAILED: EventSpec(
+        logging.ERROR, ("error",), "It ended with a permanent error."
     ),
-    Occurred.PARTITIONS_ASSIGNED: Kind(
-        logging.INFO, ("partitions",), "Kafka gave partitions to the member."
+    EventKind.PARTITIONS_ASSIGNED: EventSpec(
+        logging.INFO, ("partitions",), "Kafka assigned partitions to the member."
     ),
-    Occurred.REVOKE_REQUESTED: Kind(
-        logging.INFO, ("partitions",), "Kafka asks for partitions back: a hold begins."
+    EventKind.REVOKE_REQUESTED: EventSpec(
+        logging.INFO, ("partitions",), "Kafka requested a revoke: a hold begins."
     ),
-    Occurred.PARTITIONS_LOST: Kind(
+    EventKind.PARTITIONS_LOST: EventSpec(
         logging.WARNING,
         ("partitions", "reason"),
-        "Partitions were taken away. Reasons: `session`, `fenced`, `superseded`, `expired`.",
+        "Partitions were lost. Reasons: `session`, `fenced`, `superseded`, `expired`.",
     ),
-    Occurred.HOLD_WAITING: Kind(
+    EventKind.HOLD_WAITING: EventSpec(
         logging.INFO,
         ("cause", "partitions", "run_ids", "limit_s"),
-        "A hold lasts for longer than a second, because runs are at work.",
+        "A hold lasts longer than a second because of live runs.",
     ),
-    Occurred.HOLD_ENDED: Kind(
+    EventKind.HOLD_ENDED: EventSpec(
         logging.INFO,
         (
             "outcome",
@@ -97,30 +96,29 @@ KINDS: Mapping[Occurred, Kind] = {
             "cancelled_run_ids",
             "handed_over",
         ),
-        "The receipt of a hold. Partitions that are handed over keep their claims for the next "
-        "owner.",
+        "The receipt of a hold. Partitions handed over keep their claims for the next owner.",
     ),
-    Occurred.BATCH_CLAIMED: Kind(
+    EventKind.BATCH_CLAIMED: EventSpec(
         logging.DEBUG,
         ("batch_id", "ranges", "offsets", "is_again"),
-        "The claim of a batch is stored in Kafka. `is_again`: a streaming run claims what was "
-        "claimed before.",
+        "The claim of a batch is stored in Kafka. `is_again`: a streaming run claims a claimed "
+        "range again.",
     ),
-    Occurred.BATCH_ADOPTED: Kind(
+    EventKind.BATCH_ADOPTED: EventSpec(
         logging.INFO,
         ("batch_id", "run_ids", *_RANGE),
-        "The member took a range over with the runs that work on it.",
+        "The member took over a range with its live runs.",
     ),
-    Occurred.ATTEMPT_STARTED: Kind(
+    EventKind.ATTEMPT_STARTED: EventSpec(
         logging.DEBUG, ("batch_id", "attempt_run_id", "ranges"), "A run works on a batch."
     ),
-    Occurred.ATTEMPT_ENDED: Kind(
+    EventKind.ATTEMPT_ENDED: EventSpec(
         logging.INFO,
         ("batch_id", "attempt_run_id", "ranges", "outcome"),
-        "It works on it no more. Outcomes: `succeeded` (at the level DEBUG), `failed`, "
+        "The run no longer works on it. Outcomes: `succeeded` (at the level DEBUG), `failed`, "
         "`not_started`, `refused`, `interrupted`, `taken_back`.",
     ),
-    Occurred.OFFSETS_COMMITTED: Kind(
+    EventKind.OFFSETS_COMMITTED: EventSpec(
         logging.DEBUG,
         (
             *_RANGE,
@@ -134,85 +132,84 @@ KINDS: Mapping[Occurred, Kind] = {
         "Kafka has stored the end of a range. `claim_to_commit_s` is null where another member "
         "had written the claim.",
     ),
-    Occurred.OFFSETS_RECORDED: Kind(
+    EventKind.OFFSETS_RECORDED: EventSpec(
         logging.DEBUG,
         (*_RANGE, "commits"),
         "Dagster has the materialisation of one commit or several.",
     ),
-    Occurred.OFFSETS_MOVED: Kind(
+    EventKind.OFFSETS_MOVED: EventSpec(
         logging.INFO,
         ("topic", "partition", "recorded_until", "offset"),
-        "The committed offset is not the one that was recorded last: somebody else moved it.",
+        "The committed offset is not the last recorded one: it was moved externally.",
     ),
-    Occurred.WRITE_FAILED: Kind(
+    EventKind.WRITE_FAILED: EventSpec(
         logging.WARNING,
         ("topic", "partition", "failure"),
-        "An offset was not written. Failures: `changed` (somebody else wrote it), `retriable`, "
+        "An offset was not written. Failures: `changed` (written externally), `retriable`, "
         "`refused`.",
     ),
-    Occurred.PARTITION_STOPPED: Kind(
-        logging.WARNING, ("topic", "partition", "reason"), "A partition cannot go on."
+    EventKind.PARTITION_STOPPED: EventSpec(
+        logging.WARNING, ("topic", "partition", "reason"), "A partition cannot continue."
     ),
-    Occurred.PARTITION_RESUMED: Kind(
+    EventKind.PARTITION_RESUMED: EventSpec(
         logging.INFO,
         ("topic", "partition", "is_released"),
-        "It goes on, or was given up while it was stopped (`is_released`).",
+        "It continues, or was released while it was stopped (`is_released`).",
     ),
-    Occurred.PARTITIONS_ORDERED: Kind(
-        logging.INFO, ("partitions", "order"), "People paused, stopped or resumed partitions."
+    EventKind.DIRECTIVES_CHANGED: EventSpec(
+        logging.INFO, ("partitions", "order"), "A directive paused, stopped or resumed partitions."
     ),
-    Occurred.DEAD_LETTER_STORED: Kind(
+    EventKind.DEAD_LETTER_STORED: EventSpec(
         logging.WARNING,
         (*_RANGE, "batch_id", "attempt_run_id"),
-        "The dead-letter topic has a range.",
+        "A range was stored in the dead-letter topic.",
     ),
-    Occurred.DEAD_LETTER_FAILED: Kind(
+    EventKind.DEAD_LETTER_FAILED: EventSpec(
         logging.WARNING,
         (*_RANGE, "batch_id", "attempt_run_id", "reason"),
-        "It may not have it: this is tried again.",
+        "Storing it may have failed, and is retried.",
     ),
-    Occurred.RUNS_CANCELLED: Kind(
-        logging.INFO, ("run_ids", "reason"), "The member cancels runs. This is no failed attempt."
+    EventKind.RUNS_CANCELLED: EventSpec(
+        logging.INFO,
+        ("run_ids", "reason"),
+        "The member cancels runs, which are not failed attempts.",
     ),
-    Occurred.RUNS_DEAD: Kind(
-        logging.WARNING, ("run_ids",), "Runs gave no sign of life, and are ended."
+    EventKind.RUNS_DEAD: EventSpec(
+        logging.WARNING, ("run_ids",), "Runs sent no heartbeat, and are ended."
     ),
-    Occurred.NOTED: Kind(logging.INFO, (), "Anything else that people may want to know."),
+    EventKind.NOTED: EventSpec(logging.INFO, (), "Any other note."),
 }
-"""What is logged with each name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Occurrence:
-    """One thing that happened.
+class MemberEvent:
+    """One member event.
 
     Attributes:
-        what: Its name.
-        text: A sentence about it.
-        fields: What `KINDS` promises for the name, as values of the core.
+        fields: The fields that `EVENT_SPECS` lists for the name, as values of the core.
     """
 
-    what: Occurred
+    kind: EventKind
     text: str
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def level(self) -> int:
-        """The level of the log. Success is the rule, and the rule is no news."""
+        """The level of `logging`; `DEBUG` for success."""
         if self.fields.get("outcome") == SUCCEEDED:
             return logging.DEBUG
-        return KINDS[self.what].level
+        return EVENT_SPECS[self.kind].level
 
 
 SUCCEEDED = "succeeded"
 
 
-def plain(value: object) -> object:
-    """A field as JSON can have it."""
+def json_value(value: object) -> object:
+    """Return the value of a field in types of JSON."""
     if isinstance(value, enum.Enum):
         return value.value
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple):
-        return [plain(each) for each in value]
+        return [json_value(each) for each in value]
     return str(value)

@@ -1,7 +1,6 @@
-"""Partitions and offsets: the words that everything else is written in.
+"""Topics, partitions and half-open offset ranges.
 
-Owns the half-open offset range, and what may be the name of a topic. An offset to commit is always
-the *next* offset to be read; only `next_offset` adds one to an offset.
+An offset to commit is always the *next* offset to read; only `next_offset` adds one to an offset.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MAX_OFFSET = 2**63 - 1
-"""The largest that Kafka can store."""
+"""The largest offset that Kafka can store."""
 
 _PARTITION = re.compile(r"(?P<topic>.+)-(?P<number>[0-9]{1,10})", re.DOTALL)
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
 def is_topic_name(text: str) -> bool:
-    """Whether Kafka allows it as the name of a topic.
+    """Return whether Kafka allows a topic name.
 
-    Such a name needs no escaping in a path, in SQL, or in a key of Dagster.
+    Such a name needs no escaping in paths, SQL and Dagster keys.
     """
     return _TOPIC.fullmatch(text) is not None
 
@@ -39,12 +38,12 @@ class TopicPartition:
         return f"{self.topic}-{self.partition}"
 
 
-def named(partitions: Iterable[TopicPartition], most: int = 20) -> str:
-    """Partitions as a person would write them: `orders-0..3, orders-7`.
+def names_of(partitions: Iterable[TopicPartition], most: int = 20) -> str:
+    """Format partitions for messages: `orders-0..3, orders-7`.
 
     Args:
         partitions: In any order.
-        most: How many rows are named; three or more partitions that follow each other are one row.
+        most: Maximum number of rows; three or more consecutive partitions are one row.
     """
     rows: list[list[TopicPartition]] = []
     for partition in sorted(partitions):
@@ -64,8 +63,8 @@ def _row(row: list[TopicPartition]) -> str:
     return ", ".join(map(str, row)) if len(row) <= 2 else f"{row[0]}..{row[-1].partition}"  # noqa: PLR2004 - two are shorter in full
 
 
-def partitions_named(names: object) -> Iterator[TopicPartition]:
-    """The partitions in a list of their names, such as `orders-3`; what is none is left out."""
+def parse_partitions(names: object) -> Iterator[TopicPartition]:
+    """Yield the partitions in a list of names such as `orders-3`, ignoring all other values."""
     for name in names if isinstance(names, list) else ():
         found = _PARTITION.fullmatch(str(name))
         if found is not None:
@@ -73,19 +72,18 @@ def partitions_named(names: object) -> Iterator[TopicPartition]:
 
 
 def next_offset(offset: int) -> int:
-    """The offset to commit once the record at `offset` and all before it are finished."""
+    """Return the offset to commit once the record at `offset` and all before it are processed."""
     return offset + 1
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """What a group has committed for a partition.
+    """Committed offset of a partition.
 
     Attributes:
-        offset: The next offset to be read.
-        metadata: Free text stored beside it, at most 4,095 characters by default.
-        leader_epoch: The leader epoch of the last record before `offset`, where it is known
-            (KIP-320).
+        offset: The next offset to read.
+        metadata: Free text stored with the offset, at most 4,095 characters by default.
+        leader_epoch: The leader epoch of the last record before `offset`, if known (KIP-320).
     """
 
     offset: int
@@ -94,24 +92,22 @@ class OffsetAndMetadata:
 
 
 def is_same_commit(one: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
-    """Whether both are one commit, or none.
+    """Return whether both are the same commit, or both None.
 
-    The leader epoch does not count: not every broker returns it.
+    Leader epochs are not compared, because not every broker returns them.
     """
     return (one and (one.offset, one.metadata)) == (other and (other.offset, other.metadata))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The offsets that Kafka has of a partition.
+    """Offsets that Kafka has of a partition.
 
     Attributes:
-        start: The first one.
-        until: The one behind the last. In a topic with an open transaction it is where the
-            transaction begins.
-        leader_epoch: The leader epoch in which they were told; None where it is not known.
-        high_watermark: The one behind the last record, also of open transactions; None where it was
-            not asked for.
+        start: The first offset.
+        until: The end offset; with an open transaction, the last stable offset.
+        leader_epoch: The leader epoch of the answer, or None.
+        high_watermark: The end offset including open transactions; None if it was not requested.
     """
 
     start: int
@@ -121,22 +117,17 @@ class Bounds:
 
     @property
     def is_known(self) -> bool:
-        """Whether the leader has told them; else they are `ANY_BOUNDS`."""
+        """Whether the leader has answered; otherwise they are `ANY_BOUNDS`."""
         return self.until != MAX_OFFSET
 
 
 ANY_BOUNDS = Bounds(0, MAX_OFFSET)
-"""Those of a partition whose leader does not tell them: no offset is out of range."""
+"""The bounds of a partition whose leader does not answer: no offset is out of range."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """A place in the log of a partition.
-
-    Attributes:
-        offset: The next offset.
-        leader_epoch: The leader epoch in which the log was known to reach it, where it is known.
-    """
+    """Offset in the log of a partition, and the leader epoch in which the log reached it."""
 
     offset: int
     leader_epoch: int | None = None
@@ -144,13 +135,13 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Which log an offset belongs to: two logs can have different records at the same offset.
+    """Identity of a log: two logs may have different records at the same offset.
 
     Attributes:
-        topic_id: Kafka gives each topic a new one, also when a topic of the same name is made
-            again; empty where it is not known.
-        leader_epoch: Grows with each election of a leader. In this epoch the log was known to reach
-            the offset, and every offset that is named beside it; None where it is not known.
+        topic_id: Unique for each topic, also when a topic of the same name is recreated; empty if
+            unknown.
+        leader_epoch: An epoch in which the log reached the stored offsets. It increases with each
+            leader election.
     """
 
     topic_id: str = ""
@@ -159,13 +150,13 @@ class Log:
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """An offset range is the offsets `start <= offset < until` of one partition.
+    """The offsets `start <= offset < until` of one partition.
 
     It is the unit of claim, adoption, commit and output.
 
     Raises:
-        ValueError: `start` is negative or not below `until`, `until` is larger than Kafka's
-            offsets, or Kafka has no topic of such a name.
+        ValueError: `start` is negative or not below `until`, `until` exceeds Kafka's largest
+            offset, or `topic` is not a valid topic name.
     """
 
     topic: str
@@ -201,12 +192,12 @@ class OffsetRange:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """The partition that the offsets belong to."""
+        """The partition of the range."""
         return TopicPartition(self.topic, self.partition)
 
     @property
     def fields(self) -> dict[str, str | int]:
-        """Its parts by name."""
+        """Its fields by name."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -216,15 +207,15 @@ class OffsetRange:
 
     @property
     def key(self) -> str:
-        """A name for the range, to key an output by: `orders-3-120-240`.
+        """Key of the range for output: `orders-3-120-240`.
 
-        It is unique in a Kafka cluster while the topic lives: a topic that is made again has the
-        same ranges with other records.
+        It is unique in a Kafka cluster while the topic exists. A recreated topic has the same keys
+        for other records.
         """
         return f"{self.topic}-{self.partition}-{self.start}-{self.until}"
 
     def overlaps(self, other: OffsetRange) -> bool:
-        """Whether both ranges have an offset in common."""
+        """Return whether both ranges have an offset in common."""
         return (
             self.topic_partition == other.topic_partition
             and self.start < other.until

@@ -1,8 +1,7 @@
-"""Text from outside, as a terminal, a log, Dagster and a Kafka header can bear it.
+"""Escaping of foreign text for terminals, logs, Dagster and Kafka headers.
 
-Owns which characters are shown as they are. Records, schemas, brokers, other clients of a group and
-users' exceptions may have any: escape sequences that change a terminal, directions that change how
-a line reads, and halves of surrogate pairs, which cannot be stored.
+Records, schemas, brokers and exceptions may contain terminal escape sequences, text directions that
+reorder a line, and surrogate halves that cannot be stored.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ from __future__ import annotations
 _LAYOUT = frozenset("\n\t")
 
 
-def shown(text: str) -> str:
-    r"""A text with escapes in place of unprintable characters, such as `\x1b`."""
+def escaped(text: str) -> str:
+    r"""Replace unprintable characters with escapes such as `\x1b`."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in _LAYOUT else _escaped(one) for one in text)
 
 
 def one_line(text: str) -> str:
-    """A text that a person has written, in one line."""
+    """Join the lines of a text, without unprintable characters."""
     return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 

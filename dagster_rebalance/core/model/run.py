@@ -1,4 +1,4 @@
-"""A run as Dagster shows it."""
+"""Runs as Dagster shows them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ if TYPE_CHECKING:
 
 
 class RunState(enum.Enum):
-    """Where a run is in its life, in the words that matter here."""
+    """State of a run."""
 
     CREATED = "created"
-    """Created and not submitted, so it is in no queue: Dagster submits it when it is requested
-    again."""
+    """Created and in no queue. Dagster submits the run when it is requested again."""
     WAITING = "waiting"
-    """In the queue: it has not started and can be cancelled at no cost."""
+    """Queued: it has not started and can be cancelled at no cost."""
     STARTING = "starting"
-    """Being launched. It has not looked at its claim. Some launchers can cancel it already."""
+    """Launching: it has not checked its claim. Some launchers can already cancel it."""
     STARTED = "started"
-    """Works, or is about to look at its claim."""
+    """Working, or about to check its claim."""
     CANCELING = "canceling"
-    """Asked to stop, may still work."""
+    """Asked to stop; may still work."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELED = "canceled"
     DELETED = "deleted"
-    """Not in Dagster any more, while its process may work."""
+    """Deleted from Dagster, while its process may still work."""
 
 
 LIVE = frozenset(
@@ -45,52 +44,39 @@ NOT_BEGUN = frozenset({RunState.CREATED, RunState.WAITING})
 
 
 @dataclass(frozen=True, slots=True)
-class RunSeen:
+class RunSnapshot:
     """One run as Dagster shows it.
 
     Attributes:
-        run_id: Dagster's id of the run.
-        batch_id: The batch that it was requested for.
-        ranges: The ranges that it was given.
-        state: Where it is in its life.
-        attempt: Which attempt it was requested as; 0 where Dagster does not say.
-        parent_id: The run that Dagster or a person executed again with it; empty for a first run.
+        attempt: The attempt that it was requested as; 0 if unknown.
+        parent_id: The run that this one re-executes, for Dagster or a user; empty for a first run.
             Only first runs count as attempts.
-        is_automatic: Whether Dagster executed that run again by itself, by its own settings for
-            retries.
-        has_started: Whether its process ever came so far as to look whether it may work. One that
-            did not has touched nothing.
-        awaits_retry: It failed, and Dagster is about to start it again.
-        is_refused: It refused itself, so it does not work although it may not have ended yet; not
-            an attempt.
-        is_taken_back: A member cancelled it, for a hold or a loss; not an attempt, but it may still
-            work until it ended.
-        is_interrupted: Its process was told to end by a signal, and nobody had cancelled it; not an
-            attempt.
-        heartbeat: The last sign of life of its process; changes while it lives. Empty before the
-            process has begun its work.
-        heartbeat_timeout_s: How long it may give no sign, as it was told when it began; 0 where it
-            does not say.
-        is_gone: Its process has said that it is finished, or is known not to exist any more; its
-            Spark work may go on.
-        is_over: Whether nothing of it works any more, once it has ended in Dagster's eyes.
-            Dagster's word alone does not show it.
-        is_written_off: A member has ended it, because its process was gone or silent. A success
-            that it reports later, when it wakes up, does not count: another run may be at work by
-            then.
-        refusal: Why it refused itself.
-        left_out: The assets of its job (steps, where a job has none) that it was not asked for. The
-            next two are known only where a run of the batch left something out.
-        done: The assets that it was asked for and that succeeded in it.
-        undone: The assets that it began and that did not succeed in it.
-        may_work_on: The partitions on which a streaming run may work, as it says itself; None where
-            it does not say, so that it may be any.
-        ended_at: When it ended in Dagster's eyes, in seconds since 1970; None where it has not, or
-            where Dagster does not say.
-        works_for_s: For how long it has worked on the batch; None where that is not known.
+        is_automatic: Whether Dagster re-executed that run by its own retry settings.
+        has_started: Whether its process reached its start check. If not, it has written nothing.
+        awaits_retry: Whether it failed and Dagster will retry it.
+        is_refused: Whether its start check refused it. It does not work, and is not an attempt.
+        is_cancelled_by_member: Whether a member cancelled it for a hold or a loss. It is not an
+            attempt, and may work until it has ended.
+        is_interrupted: Whether a signal ended its process without a cancellation; not an attempt.
+        heartbeat: The last heartbeat; empty before the process begins to work.
+        heartbeat_timeout_s: The time-out that it was started with; 0 if unknown.
+        is_gone: Whether its process reported its end or no longer exists. Its external work may
+            continue.
+        is_over: Whether all of its work has ended. An end status in Dagster alone does not prove
+            that.
+        is_written_off: Whether a member ended it as dead. A later success does not count, because
+            another run may already work on the range.
+        refusal: Why the start check refused it.
+        left_out: The assets (or steps) of its job that it was not asked for.
+        done: The requested assets that succeeded. Known, as `undone`, only if a run of the batch
+            left something out.
+        undone: The requested assets that did not succeed.
+        active_partitions: The partitions of a streaming run; None if unknown, so any.
+        ended_at: Seconds since 1970; None if it has not ended or the time is unknown.
+        working_s: Working time on the batch; None if unknown.
         has_died: Whether the process of a streaming run ended while it worked on the batch.
-        code_version: The version of the code of a streaming run.
-        error: What it failed with, in one line; empty where that is not known.
+        code_version: The code version of a streaming run.
+        error: Its error in one line; empty if unknown.
     """
 
     run_id: str
@@ -103,7 +89,7 @@ class RunSeen:
     has_started: bool = True
     awaits_retry: bool = False
     is_refused: bool = False
-    is_taken_back: bool = False
+    is_cancelled_by_member: bool = False
     is_interrupted: bool = False
     heartbeat: str = ""
     heartbeat_timeout_s: float = 0.0
@@ -114,29 +100,26 @@ class RunSeen:
     left_out: tuple[str, ...] = ()
     done: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
-    may_work_on: frozenset[TopicPartition] | None = None
+    active_partitions: frozenset[TopicPartition] | None = None
     ended_at: float | None = None
-    works_for_s: float | None = None
+    working_s: float | None = None
     has_died: bool = False
     code_version: str = ""
     error: str = field(default="", compare=False)
 
     @property
     def is_retry(self) -> bool:
-        """Whether it executes another run again."""
+        """Whether it re-executes another run."""
         return bool(self.parent_id)
 
     @property
     def is_requested(self) -> bool:
-        """Tell whether the sensor has requested the run.
-
-        The sensor will request it again if Dagster has created it and not submitted it.
-        """
+        """Whether the sensor requested it, and requests it again until it is submitted."""
         return not self.is_retry and self.attempt > 0
 
     @property
     def is_live(self) -> bool:
-        """Whether it may still produce output, itself or through its retry."""
+        """Whether it, or its retry, may still produce output."""
         return self.state in LIVE or self.awaits_retry or not self.is_over
 
     @property
@@ -146,21 +129,15 @@ class RunSeen:
 
     @property
     def has_begun(self) -> bool:
-        """Tell whether the process of the run has given a sign of life.
-
-        It gives the first sign before it looks whether it may work.
-        """
+        """Whether its process has sent a heartbeat, which precedes the start check."""
         return self.heartbeat != ""
 
     @property
     def may_work(self) -> bool:
-        """Whether its process may be at work now."""
+        """Whether its process may be working."""
         return not self.is_refused and (self.state in WORKING or not self.is_over)
 
 
-def named_runs(run_ids: Collection[str]) -> str:
-    """Name runs as a person finds them in Dagster: `run ab12cd34`.
-
-    Dagster's pages show eight characters of an id.
-    """
+def format_runs(run_ids: Collection[str]) -> str:
+    """Format run ids as Dagster's pages show them: `run ab12cd34`."""
     return f"run{'s' * (len(run_ids) != 1)} {', '.join(run_id[:8] for run_id in run_ids)}"

@@ -1,4 +1,4 @@
-"""Where a group begins with a partition for which it has committed nothing."""
+"""Where a group starts in a partition without a committed offset."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class StartFrom(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """A time: the first record that is not older, or the end where there is none.
+    """Start at the first record with this time or a later one, or at the end of the log.
 
     Attributes:
-        at_ms: Milliseconds since 1970, as Kafka has the times of records.
+        at_ms: Milliseconds since 1970, as in record timestamps.
     """
 
     at_ms: int
@@ -36,21 +36,18 @@ class StartTime:
 Start: TypeAlias = "StartFrom | StartTime"
 
 
-def start_of(text: str) -> Start:
-    """What a setting says.
-
-    Args:
-        text: `earliest`, `latest`, or a time in the words of ISO 8601, with its zone.
+def parse_start(text: str) -> Start:
+    """Parse `earliest`, `latest`, or an ISO 8601 time with its zone.
 
     Raises:
-        ConfigurationError: It is none of them.
+        ConfigurationError: The text is none of them.
     """
     if text in {each.value for each in StartFrom}:
         return StartFrom(text)
     said = f"start_from={text!r}"
     example = "such as 2026-11-23T08:00:00Z or 2026-11-23T08:00:00+01:00"
     try:
-        # Python 3.10 reads no Z.
+        # Python 3.10 does not parse Z.
         at = datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1:] in {"Z", "z"} else text)
     except ValueError as error:
         msg = f"{said} must be earliest, latest, or a time with its zone, {example}"
@@ -64,15 +61,19 @@ def start_of(text: str) -> Start:
     return StartTime((at - _EPOCH) // timedelta(milliseconds=1))
 
 
-def first_offset(start: Start, bounds: Bounds, not_older: int | None) -> int:
-    """The offset at which the group begins.
+def first_offset(start: Start, bounds: Bounds, offset_at_start_time: int | None) -> int:
+    """Return the offset at which the group starts.
 
     Args:
-        start: What the setting says.
-        bounds: Of the partition.
-        not_older: The first record that is not older than the time of the setting, if there is one.
+        start: The setting.
+        bounds: The bounds of the partition.
+        offset_at_start_time: The first offset at or after a start time, if there is one.
     """
     if isinstance(start, StartTime):
-        # The answers of a leader are of different moments.
-        return bounds.until if not_older is None else max(bounds.start, not_older)
+        # The leader answered both at different times.
+        return (
+            bounds.until
+            if offset_at_start_time is None
+            else max(bounds.start, offset_at_start_time)
+        )
     return bounds.start if start is StartFrom.EARLIEST else bounds.until

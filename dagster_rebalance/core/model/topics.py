@@ -1,7 +1,7 @@
-"""Which topics a group reads: names, and patterns for names.
+"""Topics of a group: names and patterns.
 
-Owns how a list of topics reads. As for Kafka's C client, a text that begins with `^` is a pattern,
-which fits a name that begins so; `$` ends it. Internal topics (`__...`) fit no pattern.
+As in librdkafka, text that begins with `^` is a pattern for the beginning of a name; `$` ends it.
+Patterns do not match internal topics (`__...`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,17 @@ _LONGEST_NAME = 249
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics of a group.
-
-    Attributes:
-        names: Those that are named, in their order.
-        patterns: What the names of others fit.
-    """
+    """The topics that a group subscribes to."""
 
     names: tuple[str, ...]
     patterns: tuple[re.Pattern[str], ...] = ()
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Topics:
-        """Read a list of names and patterns.
+        """Parse names and patterns.
 
         Raises:
-            ConfigurationError: It is empty, or one of them is neither.
+            ConfigurationError: There are none, or one is invalid.
         """
         names: list[str] = []
         patterns: list[re.Pattern[str]] = []
@@ -67,27 +62,27 @@ class Topics:
 
     @property
     def subscription(self) -> Sequence[str] | re.Pattern[str]:
-        """What a consumer subscribes to: one pattern, for whole names, if there is any."""
+        """What a consumer subscribes to: the names, or one pattern for whole names."""
         if not self.patterns:
             return self.names
         parts = [*map(re.escape, self.names), *(f"(?:{one.pattern}).*" for one in self.patterns)]
         return re.compile("|".join(parts))
 
     def have(self, topic: str) -> bool:
-        """Whether a topic is one of the group's."""
+        """Return whether a topic belongs to the group."""
         is_internal = topic.startswith(_INTERNAL)
         return topic in self.names or (
             not is_internal and any(pattern.match(topic) for pattern in self.patterns)
         )
 
     def among(self, there: Collection[str]) -> tuple[str, ...]:
-        """Those of the group that Kafka has: as they are named, then by their names."""
+        """Return the existing topics of the group: named ones in order, then others by name."""
         fitting = (topic for topic in sorted(there) if self.have(topic))
         named = (topic for topic in self.names if topic in there)
         return tuple(dict.fromkeys((*named, *fitting)))
 
     def missing(self, there: Collection[str]) -> tuple[str, ...]:
-        """The named ones that Kafka does not have, in order."""
+        """Return the named topics that do not exist, sorted."""
         return tuple(sorted(topic for topic in self.names if topic not in there))
 
 

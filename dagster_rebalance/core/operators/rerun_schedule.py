@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.model.directives import Action, Directive, how_to_resume, in_force
-from dagster_rebalance.core.model.run import RunSeen, named_runs
+from dagster_rebalance.core.model.directives import Action, Directive, in_force, resume_command
+from dagster_rebalance.core.model.run import RunSnapshot, format_runs
 from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import (
     InFlight,
@@ -59,7 +59,7 @@ class _BatchState(NamedTuple):
 
 
 def steps(
-    batches: Sequence[RerunBatch], runs: Iterable[RunSeen], orders: Sequence[Directive]
+    batches: Sequence[RerunBatch], runs: Iterable[RunSnapshot], orders: Sequence[Directive]
 ) -> RerunSteps:
     """Return the next steps.
 
@@ -68,7 +68,7 @@ def steps(
         runs: All runs of these batches.
         orders: The directives of operators, oldest first.
     """
-    runs_by_batch: dict[str, list[RunSeen]] = {}
+    runs_by_batch: dict[str, list[RunSnapshot]] = {}
     for run in runs:
         runs_by_batch.setdefault(run.batch_id, []).append(run)
     by_rerun: dict[str, list[_BatchState]] = {}
@@ -118,7 +118,7 @@ def _unsubmitted(states: Iterable[_BatchState]) -> Iterator[BatchRequest]:
     """The runs that Dagster has created but not submitted: it submits them on the next request."""
     for state in states:
         match state:
-            case _BatchState(batch, InFlight(unsubmitted=RunSeen() as run), None):
+            case _BatchState(batch, InFlight(unsubmitted=RunSnapshot() as run), None):
                 yield BatchRequest(batch.batch_id, run.attempt, run.ranges)
             case _:
                 pass
@@ -131,18 +131,18 @@ def _note(states: Sequence[_BatchState], working: int) -> str:
     halted = [found.run_id for state in states if (found := blocking(state.progress)) is not None]
     if halted:
         texts.append(
-            f"halted, because {named_runs(halted)} did not succeed: re-execute what has failed, or "
-            f"cancel the rest with dagster-rebalance rerun --cancel {rerun.rerun_id}"
+            f"halted, because {format_runs(halted)} did not succeed: re-execute what has failed, "
+            f"or cancel the rest with dagster-rebalance rerun --cancel {rerun.rerun_id}"
         )
     texts += dict.fromkeys(
-        f"{directive.partitions} is {directive}: {how_to_resume(directive.partitions)}"
+        f"{directive.partitions} is {directive}: {resume_command(directive.partitions)}"
         for state in states
         if (directive := state.directive) is not None
     )
     return "; ".join(texts)
 
 
-def _progress(batch: RerunBatch, runs: Sequence[RunSeen]) -> Progress:
+def _progress(batch: RerunBatch, runs: Sequence[RunSnapshot]) -> Progress:
     """The progress of a batch. Its ranges differ only if an operator has edited a run's config."""
     if not runs:
         return ToRequest()

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.directives import selector_of
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.model.run import format_runs
 from dagster_rebalance.core.runs.rerun_batch import rerun_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.model.offsets import Bounds, TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
 
 _MAX_NAMED = 5
@@ -173,7 +173,7 @@ def joined_ranges(commit: OffsetRange, shown: Iterable[str]) -> tuple[OffsetRang
 def select(
     span: Span,
     history: Mapping[TopicPartition, PartitionHistory],
-    runs: Iterable[RunSeen],
+    runs: Iterable[RunSnapshot],
     planned: Iterable[RerunBatch],
 ) -> Selection:
     """Select the ranges of a rerun.
@@ -205,7 +205,7 @@ def select(
 
 
 def _chosen(
-    partition: TopicPartition, span: Span, past: PartitionHistory, live: Sequence[RunSeen]
+    partition: TopicPartition, span: Span, past: PartitionHistory, live: Sequence[RunSnapshot]
 ) -> tuple[list[OffsetRange], list[LeftOut]]:
     newest, replaced = _newest(past.processed)
     of_group = [
@@ -254,7 +254,7 @@ def _replaced(range_: OffsetRange, newer: Sequence[OffsetRange]) -> LeftOut:
     )
 
 
-def _why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[RunSeen]) -> str:
+def _why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[RunSnapshot]) -> str:
     if committed is None:
         return "the group has no committed offset, so it will process these offsets itself"
     if one.range.until > committed:
@@ -265,7 +265,7 @@ def _why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[Run
             "ranges whose bounds are not known"
         )
     working = [run.run_id for run in live if any(one.range.overlaps(r) for r in run.ranges)]
-    return f"{named_runs(working)} of the group may be at work on it" if working else ""
+    return f"{format_runs(working)} of the group may be at work on it" if working else ""
 
 
 def _unrecorded(
@@ -291,7 +291,7 @@ def _unrecorded(
 
 
 def _refuse_planned(
-    ranges: Iterable[OffsetRange], live: Iterable[RunSeen], planned: Iterable[RerunBatch]
+    ranges: Iterable[OffsetRange], live: Iterable[RunSnapshot], planned: Iterable[RerunBatch]
 ) -> None:
     """Refuse ranges that another rerun processes."""
     known = DisjointRanges(ranges)
@@ -301,7 +301,7 @@ def _refuse_planned(
         _refuse_shared(known, batch.ranges, f"rerun {rerun_id}", how)
     for run in live:
         if rerun_of(run.batch_id):
-            rival = f"{named_runs([run.run_id])} of rerun {rerun_of(run.batch_id)}"
+            rival = f"{format_runs([run.run_id])} of rerun {rerun_of(run.batch_id)}"
             _refuse_shared(known, run.ranges, rival, "cancel that run")
 
 

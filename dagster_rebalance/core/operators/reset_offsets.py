@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.claims import StoredPartition, encode
 from dagster_rebalance.core.model.errors import ClaimError, ConfigurationError
-from dagster_rebalance.core.model.offsets import Log, named
-from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.model.offsets import Log, names_of
+from dagster_rebalance.core.model.run import format_runs
 from dagster_rebalance.core.partitions.recovery import read_stored
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from dagster_rebalance.core.model.events import Found
+    from dagster_rebalance.core.model.events import PartitionLookup
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.reporting.group_status import Owners
 
 _TIMEOUTS_AFTER_END = 2
@@ -72,7 +72,7 @@ class Move:
 
 def plan_moves(
     wanted: Mapping[TopicPartition, int],
-    found: Mapping[TopicPartition, Found],
+    found: Mapping[TopicPartition, PartitionLookup],
     claims: Mapping[TopicPartition, int],
 ) -> tuple[Move, ...]:
     """Plan the moves to the wanted offsets, given the number of claimed ranges of each partition.
@@ -86,7 +86,9 @@ def plan_moves(
     )
 
 
-def _move(partition: TopicPartition, offset: int, found: Found | None, claims: int) -> Move:
+def _move(
+    partition: TopicPartition, offset: int, found: PartitionLookup | None, claims: int
+) -> Move:
     if found is None or not found.bounds.is_known:
         msg = f"the leader of {partition} does not answer, so its offsets are unknown: try again"
         raise ConfigurationError(msg)
@@ -101,7 +103,7 @@ def _move(partition: TopicPartition, offset: int, found: Found | None, claims: i
     return Move(partition, found.stored, encode(StoredPartition(offset, log=log)), claims)
 
 
-def unreadable(found: Mapping[TopicPartition, Found]) -> tuple[TopicPartition, ...]:
+def unreadable(found: Mapping[TopicPartition, PartitionLookup]) -> tuple[TopicPartition, ...]:
     """Return the partitions whose offset metadata cannot be read."""
     return tuple(
         partition
@@ -121,8 +123,8 @@ class GroupWork:
     """
 
     owners: Owners
-    runs: Sequence[RunSeen]
-    written_off: Sequence[RunSeen]
+    runs: Sequence[RunSnapshot]
+    written_off: Sequence[RunSnapshot]
     now_s: float
     heartbeat_timeout_s: float
 
@@ -140,7 +142,7 @@ class GroupWork:
         for run, touched in _touching(partitions, (*self.runs, *self.written_off)):
             if self._is_dead(run):
                 continue
-            which = f"{named_runs([run.run_id])} may be at work on {named(touched)}"
+            which = f"{format_runs([run.run_id])} may be at work on {names_of(touched)}"
             if run.is_over or run.awaits_retry:
                 yield f"{which}: wait for its end, or cancel it"
             elif run.ended_at is None:
@@ -162,18 +164,18 @@ class GroupWork:
         if dead:
             its = "its" if len(dead) == 1 else "their"
             yield (
-                f"{named_runs(dead)} ended in Dagster, {its} process has not confirmed that, and "
+                f"{format_runs(dead)} ended in Dagster, {its} process has not confirmed that, and "
                 f"no member has stopped {its} external work. If you use a Spark Connect server, "
                 f"make sure that none of {its} jobs is running."
             )
 
-    def _is_dead(self, run: RunSeen) -> bool:
+    def _is_dead(self, run: RunSnapshot) -> bool:
         """Whether only external work can be left of a run that is not known to be over."""
         return not (run.is_over or run.awaits_retry) and (
             run.is_gone or self.now_s >= self._dead_at(run)
         )
 
-    def _dead_at(self, run: RunSeen) -> float:
+    def _dead_at(self, run: RunSnapshot) -> float:
         timeout_s = max(self.heartbeat_timeout_s, run.heartbeat_timeout_s)
         if run.ended_at is None:
             return float("inf")
@@ -181,17 +183,17 @@ class GroupWork:
 
 
 def _touching(
-    partitions: Collection[TopicPartition], runs: Iterable[RunSeen]
-) -> Iterator[tuple[RunSeen, list[TopicPartition]]]:
+    partitions: Collection[TopicPartition], runs: Iterable[RunSnapshot]
+) -> Iterator[tuple[RunSnapshot, list[TopicPartition]]]:
     """The live runs that may work on any of the partitions, each once, with these partitions."""
     wanted = set(partitions)
-    by_run: dict[str, tuple[RunSeen, set[TopicPartition]]] = {}
+    by_run: dict[str, tuple[RunSnapshot, set[TopicPartition]]] = {}
     for run in runs:
         if run.is_live:
             _, touched = by_run.setdefault(run.run_id, (run, set()))
             touched |= {range_.topic_partition for range_ in run.ranges} & wanted
-            touched |= (run.may_work_on or frozenset()) & wanted
-            if not (run.is_over or run.ranges) and run.may_work_on is None:
+            touched |= (run.active_partitions or frozenset()) & wanted
+            if not (run.is_over or run.ranges) and run.active_partitions is None:
                 touched |= wanted  # a streaming run whose last heartbeat was lost
     for run, touched in by_run.values():
         if touched:

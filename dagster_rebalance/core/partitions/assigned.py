@@ -1,7 +1,6 @@
-"""The partitions that a member owns, and which of them need a look.
+"""Partitions of a member, with an index of the busy ones.
 
-Owns the cost of those that have nothing to do: a member may have thousands of them, and looks at
-its partitions ten times a second.
+A member may own thousands of partitions and checks the busy ones ten times a second.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
-    """A mapping that knows which of its partitions are idle, in the order of their assignment."""
+    """Mapping of assigned partitions, in the order of assignment, that tracks which are idle."""
 
     def __init__(self) -> None:
         self._all: dict[TopicPartition, OwnedPartition] = {}
@@ -28,20 +27,17 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
 
     @property
     def busy(self) -> tuple[OwnedPartition, ...]:
-        """Those for which something is to be done, or may be as time goes on.
-
-        The same object is returned until one of them changes.
-        """
+        """Partitions with work to do now or later; the same tuple until one of them changes."""
         if self._sorted is None:
             self._sorted = tuple(sorted(self._busy.values(), key=lambda owned: owned.epoch))
         return self._sorted
 
     def known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
-        """Those of the partitions that this member has."""
+        """Return the assigned ones of the partitions."""
         return [self._all[partition] for partition in partitions if partition in self._all]
 
     def next_idle(self, most: int) -> list[TopicPartition]:
-        """Up to `most` of the idle ones: others at each call, until all had their turn."""
+        """Return up to `most` idle partitions, in rotation."""
         if len(self._all) - len(self._busy) <= most:
             return [partition for partition in self._all if partition not in self._busy]
         found: dict[TopicPartition, None] = {}

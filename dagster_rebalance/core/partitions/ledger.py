@@ -1,12 +1,8 @@
-"""The offset ledger holds the ranges of one partition in one epoch and the next offset to commit.
+"""Offset ledger: claimed ranges of one partition in one epoch, and the next offset to commit.
 
-It knows the ranges in flight and those that finished out of order.
-
-An offset may be committed only when the range that ends there, and every earlier range, has
-succeeded or, where the settings say so, is in the dead-letter topic. Ranges are contiguous by
-construction (each starts where the one before it ends), so gaps that transactions or compaction
-leave between offsets do not matter. A completion that carries another epoch belongs to an earlier
-ownership of the partition and is ignored.
+An offset may be committed only if the range that ends there and all progress_at_takeover ranges
+have succeeded or are in the dead-letter topic. Ranges are contiguous by construction, so gaps from
+transactions or compaction do not matter. Results from another epoch are ignored.
 """
 
 from __future__ import annotations
@@ -18,31 +14,27 @@ from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
+    FailureStreak,
     InFlight,
     Progress,
     Succeeded,
     ToRequest,
-    Trouble,
     blocking,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A claimed range and how far the work on it is.
+class LedgerEntry:
+    """A claimed range and its progress.
 
     Attributes:
-        range: What is claimed.
-        batch_id: The batch that it belongs to.
-        claimed_at: When this member wrote the claim, on its clock; None when it took the claim
-            over.
-        progress: What the runs of the batch say.
-        due_at: When a run may be asked for, on this member's clock.
-        taken_from: The batch that this one has taken the range from, until it is known that nothing
-            works under its id; empty for none.
-        earlier: What was known of the range when this member gave it to the batch; None where it
-            gave it to none.
-        since: Since when a run works on it, on this member's clock; None where that is not known.
+        claimed_at: When this member wrote the claim; None if it took the claim over.
+        due_at: When a run may be requested.
+        taken_from: The batch that had the range before, until its runs are known to have ended;
+            empty for none.
+        progress_at_takeover: The progress when this member reassigned the range to the batch, if it
+            did.
+        working_since: Since when a run works on it, if known.
     """
 
     range: OffsetRange
@@ -51,37 +43,34 @@ class Entry:
     progress: Progress = ToRequest()  # noqa: RUF009 - frozen, so sharing the default is safe
     due_at: float = float("-inf")
     taken_from: str = ""
-    earlier: ToRequest | Exhausted | None = None
-    since: float | None = None
+    progress_at_takeover: ToRequest | Exhausted | None = None
+    working_since: float | None = None
 
     @property
     def is_own(self) -> bool:
-        """Whether this member has written the claim itself, in this ownership."""
+        """Whether this member wrote the claim, in this epoch."""
         return self.claimed_at is not None
 
-    def given_to(self, batch_id: str, claimed_at: float) -> Entry:
-        """The entry for another batch, whose first run is the next one.
-
-        What stops the range, and when it is due, stay known: the next run is the same attempt.
-        """
-        earlier = None
+    def reassigned(self, batch_id: str, claimed_at: float) -> LedgerEntry:
+        """Return the entry for another batch, whose first run is the next attempt."""
+        progress_at_takeover = None
         if isinstance(self.progress, ToRequest | Exhausted):
-            earlier = self.progress.next_attempt
+            progress_at_takeover = self.progress.next_attempt
         return replace(
             self,
             batch_id=batch_id,
             claimed_at=claimed_at,
-            progress=earlier or self.progress,
+            progress=progress_at_takeover or self.progress,
             taken_from="" if self.is_own else self.batch_id,
-            earlier=earlier,
+            progress_at_takeover=progress_at_takeover,
         )
 
     @property
-    def is_in_question(self) -> bool:
-        """Whether it was taken from another batch, and its runs were not looked up since."""
+    def is_takeover_open(self) -> bool:
+        """Whether runs of the batch that it was taken from may still work on it."""
         return (
             self.taken_from != ""
-            and self.done_by is None
+            and self.completed_by is None
             and not isinstance(self.progress, InFlight)
         )
 
@@ -92,38 +81,33 @@ class Entry:
 
     @property
     def unstarted_runs(self) -> tuple[str, ...]:
-        """Those of them that have not started."""
+        """The live runs that have not started."""
         if not isinstance(self.progress, InFlight):
             return ()
         return (*self.progress.waiting, *self.progress.launching)
 
     @property
-    def looked_up_as(self) -> tuple[str, ...]:
+    def batch_ids(self) -> tuple[str, ...]:
         """The batches whose runs may work on the range."""
         return (self.batch_id, self.taken_from) if self.taken_from else (self.batch_id,)
 
     @property
-    def done_by(self) -> str | None:
-        """Return the run that made the range done; None while it is not done.
-
-        That is the run that succeeded on it, or the last one that failed before the range went to
-        the dead-letter topic.
-        """
+    def completed_by(self) -> str | None:
+        """The run that succeeded, or the last failed run of a dead letter."""
         return self.progress.run_id if isinstance(self.progress, Succeeded | DeadLettered) else None
 
     @property
     def is_dead_letter(self) -> bool:
-        """Whether the dead-letter topic has it."""
+        """Whether the dead-letter topic has the range."""
         return isinstance(self.progress, DeadLettered)
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetLedger:
-    """What is in flight for a partition, in offset order.
+    """Claimed ranges of a partition, in offset order.
 
     Attributes:
-        partition: The partition.
-        epoch: The assignment of the partition to this member that the ledger belongs to.
+        epoch: The assignment of the partition that the ledger belongs to.
         next_offset: The committed offset.
         entries: The claimed ranges from `next_offset` on.
     """
@@ -131,11 +115,11 @@ class OffsetLedger:
     partition: TopicPartition
     epoch: int
     next_offset: int
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
 
     @property
     def claimed_until(self) -> int:
-        """The offset behind the last claimed range: where the next claim starts."""
+        """The end of the last claimed range, where the next claim starts."""
         return self.entries[-1].range.until if self.entries else self.next_offset
 
     @property
@@ -151,17 +135,17 @@ class OffsetLedger:
 
     @property
     def unstarted_runs(self) -> frozenset[str]:
-        """Those of the live runs that have not started."""
+        """The live runs that have not started."""
         return frozenset(run for entry in self.entries for run in entry.unstarted_runs)
 
     @property
     def started_runs(self) -> frozenset[str]:
-        """Those of the live runs that have started, and that nobody has asked to end."""
+        """The live runs that have started and are not being cancelled."""
         return frozenset(run for progress in self._in_flight for run in progress.started)
 
     @property
-    def blocked(self) -> tuple[Entry, Exhausted | Trouble] | None:
-        """The first range that a person has to look at, and for what; None when there is none."""
+    def blocked(self) -> tuple[LedgerEntry, Exhausted | FailureStreak] | None:
+        """The first range that stops the partition, and the cause."""
         return next(
             (
                 (entry, found)
@@ -172,9 +156,11 @@ class OffsetLedger:
         )
 
     @property
-    def committable(self) -> Entry | None:
-        """The first range, if it is done: what may be committed next."""
-        return self.entries[0] if self.entries and self.entries[0].done_by is not None else None
+    def committable(self) -> LedgerEntry | None:
+        """The first range, if it is done."""
+        return (
+            self.entries[0] if self.entries and self.entries[0].completed_by is not None else None
+        )
 
     def claim(
         self,
@@ -188,72 +174,75 @@ class OffsetLedger:
         range_ = OffsetRange(
             self.partition.topic, self.partition.partition, self.claimed_until, until
         )
-        entry = Entry(range_, batch_id, claimed_at, taken_from=taken_from)
+        entry = LedgerEntry(range_, batch_id, claimed_at, taken_from=taken_from)
         return replace(self, entries=(*self.entries, entry))
 
-    def claimed_again(self, range_: OffsetRange, batch_id: str, claimed_at: float) -> OffsetLedger:
-        """Give a claimed range to another batch, with the same bounds."""
+    def reclaimed(self, range_: OffsetRange, batch_id: str, claimed_at: float) -> OffsetLedger:
+        """Assign a claimed range to another batch."""
         entries = tuple(
-            entry.given_to(batch_id, claimed_at) if entry.range == range_ else entry
+            entry.reassigned(batch_id, claimed_at) if entry.range == range_ else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)
 
-    def disowned(self) -> OffsetLedger:
-        """Forget which claims this member has written, of those that no run works on."""
+    def without_ownership(self) -> OffsetLedger:
+        """Forget which claims without runs this member has written."""
         entries = tuple(
             replace(entry, claimed_at=None) if isinstance(entry.progress, ToRequest) else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)
 
-    def note(
+    def with_progress(
         self,
         epoch: int,
         range_: OffsetRange,
         progress: Progress,
         *,
         due_at: float = float("-inf"),
-        since: float | None = None,
+        working_since: float | None = None,
     ) -> OffsetLedger:
-        """Note how far the work on a range is, since when, and when it may be asked for.
+        """Set the progress of a range. Progress from another epoch or of a done range is ignored.
 
-        News from another epoch, or once it is done, changes nothing.
-
-        What is known already keeps its times.
+        Unchanged progress keeps its times.
         """
         if epoch != self.epoch:
             return self
         entries = tuple(
-            replace(entry, progress=progress, due_at=due_at, since=since)
+            replace(entry, progress=progress, due_at=due_at, working_since=working_since)
             if entry.range == range_
-            and entry.done_by is None
-            and (entry.progress != progress or (entry.since is None and since is not None))
+            and entry.completed_by is None
+            and (
+                entry.progress != progress
+                or (entry.working_since is None and working_since is not None)
+            )
             else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)
 
-    def taken(self, range_: OffsetRange, earlier: ToRequest | Exhausted) -> OffsetLedger:
-        """Nothing works on a range under the id of the batch that it was taken from.
+    def taken_over(
+        self, range_: OffsetRange, progress_at_takeover: ToRequest | Exhausted
+    ) -> OffsetLedger:
+        """Complete the takeover of a range: nothing works for its former batch any more.
 
-        Once the range is done, that changes nothing: its commit may be under way, and as long as
-        Kafka does not have it, the claim must name the batch whose run has done it.
+        A done range does not change: until its commit is stored, the claim must name the batch of
+        its run.
 
         Args:
             range_: The range.
-            earlier: What is known of it under that id.
+            progress_at_takeover: Its progress in the former batch.
         """
         entries = tuple(
-            replace(entry, taken_from="", earlier=earlier.next_attempt)
-            if entry.range == range_ and entry.done_by is None
+            replace(entry, taken_from="", progress_at_takeover=progress_at_takeover.next_attempt)
+            if entry.range == range_ and entry.completed_by is None
             else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)
 
-    def tried_now(self, *, exhausted_too: bool) -> OffsetLedger:
-        """Let each range that waits for its next run be due."""
+    def due_now(self, *, exhausted_too: bool) -> OffsetLedger:
+        """Make all ranges due that wait for their next run."""
         tried = (ToRequest, Exhausted) if exhausted_too else ToRequest
         entries = tuple(
             replace(entry, due_at=float("-inf")) if isinstance(entry.progress, tried) else entry
@@ -261,12 +250,11 @@ class OffsetLedger:
         )
         return replace(self, entries=entries)
 
-    def committed(self, entry: Entry) -> OffsetLedger:
-        """Drop a range whose end was committed.
+    def committed(self, entry: LedgerEntry) -> OffsetLedger:
+        """Remove a committed range.
 
         Raises:
-            IllegalStateError: It is not the one that may be committed next, so an offset would have
-                been skipped.
+            IllegalStateError: It is not `committable`, so an offset would be skipped.
         """
         if entry != self.committable:
             msg = (

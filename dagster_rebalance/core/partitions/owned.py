@@ -1,9 +1,7 @@
-"""An owned partition is the state of one partition of this member.
+"""Owned partition: state of one partition of this member, as a frozen value.
 
-It holds the phase, what Kafka stores for the partition, and what is in flight. It is a frozen
-value. Every change of phase goes through the table in `state_machine.py`. This module builds what a
-member writes to Kafka from the ledger, so that the stored claims and the ledger cannot say
-different things.
+Every change of phase goes through the table in `state_machine`. Offset writes are built from the
+ledger, so the stored claims always agree with it.
 """
 
 from __future__ import annotations
@@ -29,58 +27,59 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import StoreDeadLetter
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import Bounds
-    from dagster_rebalance.core.partitions.ledger import Entry, OffsetLedger
-    from dagster_rebalance.core.partitions.open_transaction import OpenTransaction
+    from dagster_rebalance.core.partitions.ledger import LedgerEntry, OffsetLedger
+
+
+_HANGING_AFTER_S = 960.0
+"""Brokers abort a transaction after at most `transaction.max.timeout.ms`, by default 900 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingWrite:
-    """A pending write is one that Kafka has not confirmed.
+    """Offset write that Kafka has not confirmed.
 
-    It also says what it means for the ledger: a commit, a claim, a claim that changes hands, or
-    none of them: the first position of a group, or the log that its offset belongs to.
+    Without `commit`, `claim` and `reclaim` it stores the start position of a group or the
+    identity of the log.
 
     Attributes:
-        write: What is to be written.
-        commits: The entry whose end it commits.
-        claims: The claim that it adds, as (batch id, until).
-        claims_again: The claimed range that it gives to another batch, and the id of that batch.
-        asked_at: When it was given to the shell first.
-        again_at: When it was given to the shell again, the last time.
-        refused: Why Kafka refuses it, for a reason that waiting does not mend; empty while that is
-            not known.
+        commit: The entry whose end it commits.
+        claim: The new claim, as (batch id, until).
+        claims_again: The claimed range that it assigns to another batch, and the id of that batch.
+        sent_at: When it was first sent.
+        resent_at: When it was last sent again.
+        refused: Why Kafka permanently refuses it; empty if it does not.
     """
 
     write: OffsetWrite
-    asked_at: float
-    commits: Entry | None = None
-    claims: tuple[str, int] | None = None
-    claims_again: tuple[OffsetRange, str] | None = None
-    again_at: float | None = None
+    sent_at: float
+    commit: LedgerEntry | None = None
+    claim: tuple[str, int] | None = None
+    reclaim: tuple[OffsetRange, str] | None = None
+    resent_at: float | None = None
     refused: str = ""
 
     @property
-    def claiming(self) -> str:
-        """The batch that it claims a range for; empty when it claims none."""
-        if self.claims is not None:
-            return self.claims[0]
-        return "" if self.claims_again is None else self.claims_again[1]
+    def claimed_batch(self) -> str:
+        """The batch that it claims a range for; empty for none."""
+        if self.claim is not None:
+            return self.claim[0]
+        return "" if self.reclaim is None else self.reclaim[1]
 
     @property
-    def last_asked_at(self) -> float:
-        """When it was given to the shell last."""
-        return self.asked_at if self.again_at is None else self.again_at
+    def last_sent_at(self) -> float:
+        """When it was last sent."""
+        return self.sent_at if self.resent_at is None else self.resent_at
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The partition cannot start or go on.
+    """The partition cannot start or continue.
 
     Attributes:
         reason: Why, and what to do.
-        moved_from: Only another committed offset than this one ends the stop, for nothing else can
-            show any more what has happened: a log that has grown again looks as if it had always
-            been there. None when the reason is looked up anew each time.
+        moved_from: The stop ends only when the committed offset differs from this one, because a
+            log that has grown again no longer shows its truncation. None if the reason is evaluated
+            on each read.
     """
 
     reason: str
@@ -88,15 +87,15 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
-    """A record for the dead-letter topic.
+class DeadLetter:
+    """A range on its way to the dead-dead_letter topic.
 
     Attributes:
-        command: What the shell was asked for.
-        due_at: When it is asked for again.
+        command: The issued command.
+        due_at: When it is repeated.
         is_stored: Whether the topic has it.
-        failures: How often it could not be stored.
-        problem: Why not, the last time; empty when nothing is wrong.
+        failures: Number of failures to store it.
+        problem: The last failure; empty for none.
     """
 
     command: StoreDeadLetter
@@ -107,47 +106,53 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that blocks reading.
+
+    Attributes:
+        offset: Its first offset, as far as known.
+        records: Offsets from there to the high watermark.
+        since: When it was first seen.
+        is_hanging: Whether it is older than brokers allow.
+    """
+
+    offset: int
+    records: int
+    since: float
+    is_hanging: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OwnedPartition:
     """One partition in one epoch.
 
     Attributes:
-        partition: The partition.
-        epoch: Grows with each assignment of any partition to this member.
-        phase: What may be done with it.
-        stored: What Kafka stores, as last read or written; None when the group has no committed
-            offset.
-        ledger: What is in flight; None until the stored offset has been read.
-        last_commit: The last commit that the stored metadata names.
-        log: Which log Kafka had of the partition when it was taken in, and its stored offsets
-            fitted.
-        stored_log: The one that the stored metadata names.
-        bounds: The offsets that Kafka had when last asked.
-        backlog_since: Since when there are offsets to claim, on the caller's clock; None when there
-            are none.
-        seen_since: When the first of them was seen, also if a batch has been claimed since that had
-            no room for all; None when there are none.
-        has_claimed: Whether this member has claimed a batch of it. Nobody knows for how long the
-            first one has waited, so that waits for no more records.
-        pending: The write under way.
-        unrecorded: What is committed and Dagster has not recorded yet: one commit, or several that
-            are joined.
-        recorded_at: When `unrecorded` was last given to the shell; from then on nothing more is
-            joined to it.
-        record_due_at: Until then commits are joined, on this member's clock.
-        held_since: When the partition was asked for.
-        runs_are_known: Whether the runs of its claims were looked up, and again since it has to be
-            given up.
-        stop_reason: Why it is stopped; empty when it is not.
-        open_transaction: The transaction that keeps records from being read, if there is one.
-        refused: Why it could not be taken in the last time; None once it was.
-        blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
-        letter: The record in the dead-letter topic for its first range, asked for or there.
-        doubted_by: The runs that refused themselves, and after which the claims were looked up
-            again: once for each, because a look-up begins the waits of the ranges anew.
-        is_overtaken: Whether Kafka stores what this member did not write, found while it is given
-            up: nothing more is committed.
-        order: What a person has ordered, so that nothing new is begun; None when nobody has.
-        before: What it was until it is taken in again; None the first time, and when Kafka stores
+        epoch: Increases with each assignment of any partition to this member.
+        stored: What Kafka stores, as last read or written; None without a committed offset.
+        ledger: None until the stored offset has been read.
+        last_commit: The last commit in the stored metadata.
+        log: The log when the partition was restored.
+        stored_log: The log in the stored metadata.
+        bounds: The bounds as last read.
+        backlog_since: Since when there are offsets to claim; None if there are none.
+        seen_since: When the first of them was seen, also if a later batch had no room for it.
+        has_claimed: Whether this member has claimed a batch of it. The first batch does not wait
+            for more records, as its previous waiting time is unknown.
+        unrecorded: Commits that Dagster has not recorded yet.
+        recorded_at: When `unrecorded` was last issued. Later commits are not added to it.
+        record_due_at: Until then, commits are joined into one record.
+        held_since: When its release was requested.
+        runs_are_known: Whether the runs of its claims were read, and again since its release was
+            requested.
+        stop_reason: Why it is stopped; empty if it is not.
+        refused: Why it could not be restored the last time.
+        blocked_by: Runs without a claim that work on it; they must end before it is restored.
+        dead_letter: The dead dead_letter of its first range.
+        doubted_by: Runs that refused themselves and after which the claims were read again, once
+            for each, because that restarts the delays of the ranges.
+        is_overtaken: Whether a foreign write was found while draining; nothing more is committed.
+        directive: The pause or stop directive in force.
+        previous: Its state before it is read again; None the first time, and if Kafka stores
             something else by now.
     """
 
@@ -158,7 +163,7 @@ class OwnedPartition:
     ledger: OffsetLedger | None = None
     last_commit: LastCommit | None = None
     log: Log = Log()  # noqa: RUF009 - frozen, so sharing the default is safe
-    stored_log: Log = Log()  # noqa: RUF009 - likewise
+    stored_log: Log = Log()  # noqa: RUF009 - frozen, as above
     bounds: Bounds | None = None
     backlog_since: float | None = None
     seen_since: float | None = None
@@ -173,78 +178,73 @@ class OwnedPartition:
     open_transaction: OpenTransaction | None = None
     refused: Refused | None = None
     blocked_by: tuple[str, ...] = ()
-    letter: Letter | None = None
-    doubted_by: frozenset[str] = frozenset()
-    is_overtaken: bool = False
-    order: Directive | None = None
-    before: OwnedPartition | None = None
+    dead_letter: DeadLetter | None = None
+    rechecked_runs: frozenset[str] = frozenset()
+    has_foreign_write: bool = False
+    directive: Directive | None = None
+    previous: OwnedPartition | None = None
 
     def changed(self, change: Change) -> OwnedPartition:
-        """The partition after a change of phase.
+        """Return the partition after a change of phase.
 
-        A write under way is forgotten where none is allowed: its answer comes too late.
-
-        What that write was to be joined with is forgotten, too: only Kafka knows now where the
-        commits end that are to be recorded.
+        In a phase without commits, a pending write is dropped, as its answer comes too late. A
+        pending commit also drops `unrecorded`, because only Kafka knows where the commits to record
+        end.
 
         Raises:
-            IllegalStateError: The change is not in the table for the present phase.
+            IllegalStateError: The change is not legal in this phase.
         """
         changed = replace(self, phase=after(self.phase, change))
         if changed.phase.may_commit or self.pending is None:
             return changed
-        unrecorded = None if self.pending.commits is not None else self.unrecorded
+        unrecorded = None if self.pending.commit is not None else self.unrecorded
         return replace(changed, pending=None, unrecorded=unrecorded)
 
-    def asked_back(self) -> OwnedPartition:
-        """The partition after it has to be given up.
+    def draining(self) -> OwnedPartition:
+        """Return the partition after its release was requested.
 
-        One that is taken in again may be worked on by runs that it knew before. They are waited
-        for: each commit is compared with what Kafka stores, and names the log that the next owner
-        compares with the partition's.
+        While it is read again, it drains in its previous state, since known runs may still work on
+        it. That is safe: each commit is compared with what Kafka stores.
         """
-        if self.before is None:
+        if self.previous is None:
             return self.changed(Change.GIVE_UP_REQUESTED)
         phase = after(self.phase, Change.LOOK_UP_DROPPED)
-        return replace(self.before, phase=phase, order=self.order)
+        return replace(self.previous, phase=phase, directive=self.directive)
 
     def restored(self, now: float) -> OwnedPartition:
-        """The partition once all is known of it.
-
-        Its bounds were looked up with its offset, so what can be read may be claimed at once.
-        """
-        known = replace(self.changed(Change.RESTORED), blocked_by=(), refused=None, before=None)
+        """Return the restored partition; offsets in its bounds may be claimed at once."""
+        known = replace(self.changed(Change.RESTORED), blocked_by=(), refused=None, previous=None)
         return known if self.bounds is None else known.with_bounds(self.bounds, now)
 
-    def under(self, order: Directive | None) -> OwnedPartition:
-        """The partition under another order, or under none any more.
+    def with_directive(self, directive: Directive | None) -> OwnedPartition:
+        """Return the partition under another directive, or under none.
 
-        What was claimed and not begun before is claimed anew: other ranges of its batch may have
-        been worked on meanwhile, and a streaming run begins no batch twice.
+        After a resume, claims without a started batch are claimed again: other ranges of the batch
+        may have been processed, and a streaming run starts no batch twice.
         """
-        if order is not None or self.ledger is None:
-            return replace(self, order=order)
-        return replace(self, order=None, ledger=self.ledger.disowned())
+        if directive is not None or self.ledger is None:
+            return replace(self, directive=directive)
+        return replace(self, directive=None, ledger=self.ledger.without_ownership())
 
-    def tried_now(self, *, exhausted_too: bool) -> OwnedPartition:
-        """The partition after a person wants what waits on it to be tried.
+    def due_now(self, *, exhausted_too: bool) -> OwnedPartition:
+        """Return the partition with its delayed ranges and refused write due now.
 
         Args:
-            exhausted_too: Whether ranges whose attempts are exhausted are tried as well. With a
-                dead-letter topic, their record is under way.
+            exhausted_too: Whether to retry exhausted ranges. With a dead-dead_letter topic, these
+                are being stored there.
         """
         pending = self.pending
         if pending is not None and pending.refused:
-            pending = replace(pending, again_at=float("-inf"))
+            pending = replace(pending, resent_at=float("-inf"))
         ledger = self.ledger
         if ledger is not None:
-            ledger = ledger.tried_now(exhausted_too=exhausted_too)
+            ledger = ledger.due_now(exhausted_too=exhausted_too)
         return replace(self, ledger=ledger, pending=pending)
 
     def with_bounds(self, bounds: Bounds, now: float) -> OwnedPartition:
-        """The partition after a look at what can be read, which may be more than is claimed."""
-        has_backlog = self.ledger is not None and bounds.until > self.ledger.claimed_until
-        if not has_backlog:
+        """Return the partition with new bounds."""
+        is_behind = self.ledger is not None and bounds.until > self.ledger.claimed_until
+        if not is_behind:
             return replace(self, bounds=bounds, backlog_since=None, seen_since=None)
         since = now if self.backlog_since is None else self.backlog_since
         seen_since = since if self.seen_since is None else self.seen_since
@@ -252,10 +252,7 @@ class OwnedPartition:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether the partition has nothing to do until something happens.
-
-        Time alone changes nothing.
-        """
+        """Whether only an event, and not time alone, can give the partition work."""
         if (
             self.phase is not Phase.OWNED
             or self.ledger is None
@@ -277,84 +274,82 @@ class OwnedPartition:
             and self.bounds.until <= self.ledger.next_offset
         )
 
-    def is_quiet(self, entry: Entry, at: float) -> bool:
-        """Tell whether nothing of a claimed range is at work, or due by then.
-
-        Only a person can change that.
-        """
+    def is_quiet(self, entry: LedgerEntry, at: float) -> bool:
+        """Return whether no run works on a claimed range and none is due at a time."""
         if isinstance(entry.progress, InFlight):
             return False
-        if self.order is not None and self.phase is Phase.OWNED:
-            return not entry.is_in_question
-        return self.phase is Phase.STOPPED and (at < entry.due_at or self.order is not None)
+        if self.directive is not None and self.phase is Phase.OWNED:
+            return not entry.is_takeover_open
+        return self.phase is Phase.STOPPED and (at < entry.due_at or self.directive is not None)
 
     @property
-    def has_more(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether there are offsets that may be claimed."""
-        return self.backlog_since is not None and self.order is None
+        return self.backlog_since is not None and self.directive is None
 
     @property
     def is_claiming(self) -> bool:
-        """Whether the claim of a batch is being written, and Kafka does not refuse it."""
-        return self.pending is not None and self.pending.claiming != "" and not self.pending.refused
+        """Whether a claim is being written and not refused."""
+        return (
+            self.pending is not None
+            and self.pending.claimed_batch != ""
+            and not self.pending.refused
+        )
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LedgerEntry, ...]:
         """The claimed ranges."""
         return self.ledger.entries if self.ledger else ()
 
     @property
-    def known_before(self) -> tuple[Entry, ...]:
-        """The claimed ranges from before it was taken in again."""
-        return self.before.entries if self.before is not None else ()
+    def previous_entries(self) -> tuple[LedgerEntry, ...]:
+        """The claimed ranges before it is read again."""
+        return self.previous.entries if self.previous is not None else ()
 
     @property
-    def known_entries(self) -> tuple[Entry, ...]:
-        """The claimed ranges; those from before while it is taken in again."""
+    def known_entries(self) -> tuple[LedgerEntry, ...]:
+        """The claimed ranges, or the previous ones while it is read again."""
         return (
-            self.before.entries if self.ledger is None and self.before is not None else self.entries
+            self.previous.entries
+            if self.ledger is None and self.previous is not None
+            else self.entries
         )
 
     @property
     def ahead(self) -> OffsetRange:
-        """Everything that is not committed yet, whether Kafka has it already or not."""
+        """All offsets that are not committed yet, including future ones."""
         start = self.ledger.next_offset if self.ledger else 0
         return OffsetRange(self.partition.topic, self.partition.partition, start, MAX_OFFSET)
 
     @property
     def live_runs(self) -> frozenset[str]:
         """The runs that may still work on it."""
-        if self.before is not None:
-            return self.before.live_runs
+        if self.previous is not None:
+            return self.previous.live_runs
         return self.ledger.live_runs if self.ledger else frozenset()
 
     @property
     def last_failure(self) -> tuple[str, str, str] | None:
-        """The last run that failed on the range that stops it, its batch and its error.
-
-        None where no run has failed.
-
-        What is stopped for another reason has none.
-        """
+        """Run, batch and error of the first range that stops it, or None."""
         for entry in self.entries:
             blocked = blocking(entry.progress)
             if blocked is not None:
-                return blocked.run_id, entry.batch_id, blocked.why
+                return blocked.run_id, entry.batch_id, blocked.reason
         return None
 
     @property
     def unstarted_runs(self) -> frozenset[str]:
-        """Those of the live runs that have not started."""
+        """The live runs that have not started."""
         return self.ledger.unstarted_runs if self.ledger else frozenset()
 
     @property
     def started_runs(self) -> frozenset[str]:
-        """Those of the live runs that have started, and that nobody has asked to end."""
+        """The live runs that have started and are not being cancelled."""
         return self.ledger.started_runs if self.ledger else frozenset()
 
     @property
     def lag(self) -> int:
-        """Offsets in Kafka that are not committed yet, as far as known."""
+        """Uncommitted offsets in Kafka, as far as known."""
         if self.ledger is None or self.bounds is None:
             return 0
         return max(0, self.bounds.until - self.ledger.next_offset)
@@ -369,26 +364,23 @@ class OwnedPartition:
         )
 
     @property
-    def waits_for_a_person(self) -> bool:
-        """Whether only somebody who moves its committed offset can make it go on."""
+    def needs_operator(self) -> bool:
+        """Whether it continues only after an operator moves its committed offset."""
         is_at_rest = not self.live_runs and self.pending is None
         return self.phase is Phase.STOPPED and (
             self.ledger is None or (self.is_behind_deletion and is_at_rest)
         )
 
     @property
-    def committing(self) -> Entry | None:
-        """The range whose commit is due, or not confirmed by Kafka; None when there is none."""
-        if self.pending is not None and self.pending.commits is not None:
-            return self.pending.commits
-        return self.ledger.committable if self.ledger and not self.is_overtaken else None
+    def committing(self) -> LedgerEntry | None:
+        """The range whose commit is due or unconfirmed."""
+        if self.pending is not None and self.pending.commit is not None:
+            return self.pending.commit
+        return self.ledger.committable if self.ledger and not self.has_foreign_write else None
 
     @property
     def has_new_leader(self) -> bool:
-        """Tell whether the partition has a new leader since this member took it in.
-
-        The log may have been truncated meanwhile.
-        """
+        """Whether it has a new leader since it was restored, so its log may have been truncated."""
         return self.bounds is not None and self.bounds.leader_epoch not in {
             None,
             self.log.leader_epoch,
@@ -396,17 +388,17 @@ class OwnedPartition:
 
     @property
     def backlog(self) -> Backlog | None:
-        """What may be planned for it now; None when nothing may."""
+        """Offsets that may be planned now, or None."""
         if (
             not self.phase.may_plan
             or self.ledger is None
             or self.bounds is None
             or self.pending
             or self.backlog_since is None
-            or self.order is not None
+            or self.directive is not None
         ):
             return None
-        if self.has_new_leader:  # a partition whose stop has just ended was not taken in anew yet
+        if self.has_new_leader:  # after a stop, it is not restored yet
             return None
         return Backlog(
             self.partition,
@@ -418,14 +410,14 @@ class OwnedPartition:
         )
 
     def is_record_due(self, now: float) -> bool:
-        """Whether Dagster is to record what is committed, before anything more is.
+        """Return whether Dagster has to record `unrecorded` before the next commit.
 
-        A record that was asked for must not grow: Dagster may have it already. One that was found
-        in Kafka does not either, because its earlier owner may still ask for it. A range that went
-        to the dead-letter topic has a record of its own.
+        A record that was issued must not grow, since Dagster may have it. The same holds for one
+        found in Kafka, which its earlier owner may still issue. A dead dead_letter has its own
+        record.
         """
         record = self.unrecorded
-        if record is None or (self.pending is not None and self.pending.commits is not None):
+        if record is None or (self.pending is not None and self.pending.commit is not None):
             return False
         if self.phase is not Phase.OWNED or self.recorded_at is not None:
             return True
@@ -435,29 +427,29 @@ class OwnedPartition:
         return now >= self.record_due_at or (following is not None and following.is_dead_letter)
 
     def commit_write(self, now: float) -> PendingWrite | None:
-        """The commit that is due, if one is and nothing else is under way."""
+        """Return the commit that is due, unless another write is pending."""
         if (
             self.ledger is None
             or self.pending
-            or self.is_overtaken
+            or self.has_foreign_write
             or self.is_record_due(now)
             or not self.phase.may_commit
         ):
             return None
         entry = self.ledger.committable
-        if entry is None or entry.done_by is None:
+        if entry is None or entry.completed_by is None:
             return None
         write = self._write(self.ledger.committed(entry), self._last_commit(entry))
-        return PendingWrite(write, now, commits=entry)
+        return PendingWrite(write, now, commit=entry)
 
     def claim_write(self, batch_id: str, until: int, now: float) -> PendingWrite:
-        """The claim of the offsets up to `until` for a batch."""
+        """Return the claim of the offsets up to `until` for a batch."""
         if self.ledger is None:
             raise self._unknown
         return PendingWrite(
             self._write(self.ledger.claim(batch_id, until), self.last_commit),
             now,
-            claims=(batch_id, until),
+            claim=(batch_id, until),
         )
 
     @property
@@ -466,21 +458,18 @@ class OwnedPartition:
             f"{self.partition} cannot be claimed before its committed offset is known"
         )
 
-    def claim_again_write(self, range_: OffsetRange, batch_id: str, now: float) -> PendingWrite:
-        """The same claim for another batch."""
+    def reclaim_write(self, range_: OffsetRange, batch_id: str, now: float) -> PendingWrite:
+        """Return the claim of a claimed range for another batch."""
         if self.ledger is None:
             raise self._unknown
-        ledger = self.ledger.claimed_again(range_, batch_id, now)
-        return PendingWrite(
-            self._write(ledger, self.last_commit), now, claims_again=(range_, batch_id)
-        )
+        ledger = self.ledger.reclaimed(range_, batch_id, now)
+        return PendingWrite(self._write(ledger, self.last_commit), now, reclaim=(range_, batch_id))
 
     def first_write(self, now: float) -> PendingWrite | None:
-        """Return the first write of a partition that the member has taken in.
+        """Return the first write of a restored partition, or None if Kafka has it.
 
-        Return None if Kafka stores it already. The first position of a group that has committed
-        nothing must not move on a rebalance, and the next owner of the partition must find which
-        log its offsets belong to.
+        It stores the start position of a new group, which a rebalance must not move, and the
+        identity of the log for the next owner.
         """
         if self.pending or self.ledger is None or self.phase is not Phase.OWNED:
             return None
@@ -489,24 +478,21 @@ class OwnedPartition:
         return PendingWrite(self._write(self.ledger, self.last_commit), now)
 
     def written(self, write: OffsetWrite, now: float) -> OwnedPartition:
-        """The partition after Kafka confirmed a write.
-
-        An answer to a write that is not under way changes nothing.
-        """
+        """Return the partition after Kafka confirmed a write; only a pending one counts."""
         pending = self.pending
         if pending is None or pending.write != write or self.ledger is None:
             return self
         done = replace(self, stored=write.new, stored_log=self.log, pending=None)
-        if pending.claims is not None:
-            ledger = self.ledger.claim(*pending.claims, claimed_at=now)
+        if pending.claim is not None:
+            ledger = self.ledger.claim(*pending.claim, claimed_at=now)
             is_cut = self.bounds is not None and self.bounds.until > ledger.claimed_until
             seen_since = self.seen_since if is_cut else None
             return replace(
                 done, ledger=ledger, backlog_since=None, seen_since=seen_since, has_claimed=True
             )
-        if pending.claims_again is not None:
-            return replace(done, ledger=self.ledger.claimed_again(*pending.claims_again, now))
-        entry = pending.commits
+        if pending.reclaim is not None:
+            return replace(done, ledger=self.ledger.reclaimed(*pending.reclaim, now))
+        entry = pending.commit
         if entry is None:
             return done
         last = self._last_commit(entry)
@@ -522,20 +508,16 @@ class OwnedPartition:
             joined=self.unrecorded.ends if self.unrecorded else (),
         )
         ledger = self.ledger.committed(entry)
-        committed = replace(done, ledger=ledger, last_commit=last, letter=None)
+        committed = replace(done, ledger=ledger, last_commit=last, dead_letter=None)
         return replace(committed, recorded_at=None, unrecorded=record)
 
-    def _last_commit(self, entry: Entry) -> LastCommit:
-        """The note of a commit.
-
-        It reaches back to the first offset that no record was asked for: the next owner must find
-        them all.
-        """
-        if entry.done_by is None:
+    def _last_commit(self, entry: LedgerEntry) -> LastCommit:
+        """The last commit, from the first unrecorded offset on, for the next owner to record."""
+        if entry.completed_by is None:
             msg = f"{entry.range} cannot be committed before it is done"
             raise IllegalStateError(msg)
         start = self.unrecorded.range.start if self.unrecorded else entry.range.start
-        return LastCommit(start, entry.batch_id, entry.done_by, entry.is_dead_letter)
+        return LastCommit(start, entry.batch_id, entry.completed_by, entry.is_dead_letter)
 
     def _write(self, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
         claims = tuple(
@@ -543,3 +525,33 @@ class OwnedPartition:
         )
         new = encode(StoredPartition(ledger.next_offset, claims, last, self.log))
         return OffsetWrite(self.partition, self.epoch, self.stored, new)
+
+
+def track_transaction(
+    before: OpenTransaction | None, bounds: Bounds, now: float
+) -> OpenTransaction | None:
+    """Return the open transaction that bounds show, if any.
+
+    Without a high watermark, bounds only show whether the known one has ended.
+    """
+    same = before if before is not None and before.offset == bounds.until else None
+    if bounds.high_watermark is None:
+        return same
+    records = bounds.high_watermark - bounds.until
+    if records <= 0:
+        return None
+    since = now if same is None else same.since
+    return OpenTransaction(bounds.until, records, since, now - since >= _HANGING_AFTER_S)
+
+
+def why_hanging(partition: TopicPartition, open_transaction: OpenTransaction | None) -> str | None:
+    """Return why an operator must act on a transaction, or None."""
+    if open_transaction is None or not open_transaction.is_hanging:
+        return None
+    return (
+        f"{partition}: {open_transaction.records} records wait behind a transaction that has been "
+        f"open at offset {open_transaction.offset} "
+        "for longer than brokers allow (transaction.max.timeout.ms), so it hangs. Inspect it with "
+        "kafka-transactions find-hanging and end it with kafka-transactions abort; the partition "
+        "then continues"
+    )

@@ -1,9 +1,8 @@
-"""Taking in a partition: what its stored offset, its claims and Kafka's bounds mean on assignment.
+"""Recovery of a partition on assignment, from its stored offset, claims and bounds.
 
-Nothing is assumed from before. Owns the reasons for which a partition cannot start or go on,
-whoever looks (`judge`), and how a commit that was never recorded is found. Offsets that vanished,
-went back or belong to another log never make a partition skip or repeat anything: it stops until a
-person has committed an offset.
+This module decides when a partition cannot start or continue. Offsets that vanished, moved back or
+belong to another log never skip or repeat records: the partition stops until an operator commits an
+offset.
 """
 
 # Theory of operation: the hand-over
@@ -13,9 +12,9 @@ person has committed an offset.
 # assignment, and after each election of a leader, a partition passes these steps:
 #
 # 1. Read the committed offset, the bounds of the log and the last record of a commit.
-# 2. Judge them (`judge`). If the offset vanished, is out of range, or belongs to another log (topic
-#    id or leader epoch), the partition is stopped with a reason until an operator commits an
-#    offset. No branch skips or repeats records on its own.
+# 2. Check them (`check_position`). If the offset vanished, is out of range, or belongs to another
+#    log (topic id or leader epoch), the partition is stopped with a reason until an operator
+#    commits an offset. No branch skips or repeats records on its own.
 # 3. Record the last commit if Dagster lacks its record.
 # 4. Read the runs of the claims and all live runs of the group. Wait for a run that works on the
 #    partition without a claim (an operator has moved the offset).
@@ -41,7 +40,7 @@ from dagster_rebalance.core.model.claims import StoredPartition, decode
 from dagster_rebalance.core.model.commands import Note, RecordCommit
 from dagster_rebalance.core.model.directives import selector_of
 from dagster_rebalance.core.model.errors import ClaimError
-from dagster_rebalance.core.model.member_events import Occurred
+from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import (
     Log,
     LogPosition,
@@ -55,7 +54,7 @@ from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import Refused
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.model.events import Found, LastRecorded
+    from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
     from dagster_rebalance.core.model.offsets import Bounds
     from dagster_rebalance.core.model.start_position import Start
     from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -64,10 +63,9 @@ _NUMBER = re.compile(r"\b\d+\b")
 
 
 def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogPosition | None:
-    """What the leader has to be asked: whether the log of that leader epoch reached this offset.
+    """Return the position whose leader epoch the leader has to verify.
 
-    None when nobody else has led the partition since the offset was written, or when that is not
-    known.
+    None if no other leader was elected since the offset was written, or if that is unknown.
     """
     read = None if stored is None else read_stored(stored)
     if (
@@ -79,10 +77,14 @@ def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogP
     return LogPosition(read.claimed_until, read.log.leader_epoch)
 
 
-def take_in(
-    owned: OwnedPartition, found: Found, *, start_from: Start, foreign_metadata: ForeignMetadata
+def restore(
+    owned: OwnedPartition,
+    found: PartitionLookup,
+    *,
+    start_from: Start,
+    foreign_metadata: ForeignMetadata,
 ) -> OwnedPartition | Refused:
-    """Build the ledger of a partition from what was found."""
+    """Build the ledger of a partition from its lookup."""
     bounds = found.bounds
     held = owned.refused
     if (
@@ -91,11 +93,11 @@ def take_in(
         and is_same_commit(held.moved_from, found.stored)
     ):
         return held
-    read = judge(owned.partition, found, foreign_metadata)
+    read = check_position(owned.partition, found, foreign_metadata)
     if isinstance(read, Refused):
         return read
     if read is None:
-        read = StoredPartition(first_offset(start_from, bounds, found.not_older))
+        read = StoredPartition(first_offset(start_from, bounds, found.offset_at_start_time))
     ledger = OffsetLedger(owned.partition, owned.epoch, read.next_offset)
     for claim in read.claims:
         ledger = ledger.claim(claim.batch_id, claim.until, taken_from=claim.taken_from)
@@ -113,29 +115,25 @@ def take_in(
         pending=None,
         backlog_since=None,
         seen_since=None,
-        before=owned.before
-        if owned.before is not None and is_same_commit(owned.before.stored, found.stored)
+        previous=owned.previous
+        if owned.previous is not None and is_same_commit(owned.previous.stored, found.stored)
         else None,
     )
     return replace(taken, unrecorded=_unrecorded(taken, found.recorded), recorded_at=None)
 
 
 def read_stored(stored: OffsetAndMetadata) -> StoredPartition | ClaimError:
-    """Return what a group has stored for a partition, or why the text cannot be read."""
+    """Parse a committed offset; return the error if it is unreadable."""
     try:
         return decode(stored)
     except ClaimError as error:
         return error
 
 
-def judge(
-    partition: TopicPartition, found: Found, foreign_metadata: ForeignMetadata
+def check_position(
+    partition: TopicPartition, found: PartitionLookup, foreign_metadata: ForeignMetadata
 ) -> StoredPartition | Refused | None:
-    """Return what the group has stored for a partition.
-
-    Return None when the group begins with this partition, or why nobody may go on without a
-    person's word.
-    """
+    """Return the stored state, None without a commit, or why the partition is stopped."""
     stored = found.stored
     if stored is None:
         return _without_offset(partition, found)
@@ -143,12 +141,12 @@ def judge(
     if isinstance(read, ClaimError):
         if foreign_metadata is ForeignMetadata.REFUSE:
             return Refused(
-                f"{partition}: {read}. To go on at the committed offset without that text, "
+                f"{partition}: {read}. To continue at the committed offset without it, "
                 f"{_reset(partition, '--to-current')}"
             )
         read = StoredPartition(stored.offset)
     if read.log.topic_id and found.topic_id and read.log.topic_id != found.topic_id:
-        return Refused(_made_anew(partition, stored.offset))
+        return Refused(_recreated(partition, stored.offset))
     if found.is_truncated:
         return Refused(_truncated(partition, read.claimed_until, read.next_offset))
     problem = out_of_range(partition, read.next_offset, found.bounds)
@@ -158,7 +156,7 @@ def judge(
     return Refused(problem, stored if is_beyond and read.log.leader_epoch is None else None)
 
 
-def _without_offset(partition: TopicPartition, found: Found) -> Refused | None:
+def _without_offset(partition: TopicPartition, found: PartitionLookup) -> Refused | None:
     if found.refused:
         return Refused(f"{partition}: {found.refused}")
     return None if found.recorded is None else Refused(_vanished(partition, found.recorded.until))
@@ -167,15 +165,15 @@ def _without_offset(partition: TopicPartition, found: Found) -> Refused | None:
 def out_of_range(
     partition: TopicPartition, offset: int, bounds: Bounds, *, committed: int | None = None
 ) -> str | None:
-    """Why reading cannot go on at `offset`, or None when Kafka has it.
+    """Return why reading cannot continue at `offset`, or None if Kafka has it.
 
-    `committed` is the offset of the group, if it is another one.
+    `committed` is the offset of the group, if different.
     """
-    # Without the bounds: they change all the time, and each change would be a new reason to show.
+    # The bounds change all the time, and each change in the text would be a new reason to show.
     if offset < bounds.start:
         return (
             f"{partition}: Kafka's retention deleted records from offset {offset} on before they "
-            "were processed. To go on "
+            "were processed. To continue "
             f"without them, {_reset(partition, '--to-earliest')}"
         )
     if offset > bounds.until:
@@ -184,24 +182,19 @@ def out_of_range(
 
 
 def refused_write(owned: OwnedPartition) -> str | None:
-    """Say why a person must act before Kafka stores what the partition has to store.
-
-    Return None if Kafka refuses nothing.
-    """
+    """Return why an operator must act before Kafka stores the pending write, or None."""
     if owned.pending is None or not owned.pending.refused:
         return None
     return (
         f"{owned.partition}: Kafka refuses to store its offset: {owned.pending.refused}. It is "
-        "tried again every few seconds"
+        "retried every few seconds"
     )
 
 
-def is_news(reason: str, before: str) -> bool:
-    """Whether a reason says something else than the one before.
+def is_new_reason(reason: str, before: str) -> bool:
+    """Return whether a reason differs from the previous one in more than numbers.
 
-    A number that has changed is no news.
-
-    Retention that goes on deleting changes it every few minutes.
+    Ongoing retention changes the numbers every few minutes.
     """
     return _NUMBER.sub("", reason) != _NUMBER.sub("", before)
 
@@ -212,28 +205,25 @@ def _vanished(partition: TopicPartition, recorded_until: int) -> str:
         "recorded its commits up to "
         f"{recorded_until}. Kafka drops offsets when a group has been without members for longer "
         "than offsets.retention.minutes, "
-        "when somebody deletes the group or its offsets, and when the topic is deleted; a mirrored "
-        "cluster may have none. To go on, "
-        f"{_reset(partition, f'--to-offset {recorded_until}')}. {_IF_MADE_ANEW}. If this group is "
-        "to begin anew where start_from "
-        "says, wipe the materialisations of its offsets asset in Dagster; the partition then "
-        "starts by itself"
+        "when the group, its offsets or the topic are deleted; a mirrored cluster may have none. "
+        f"To continue, {_reset(partition, f'--to-offset {recorded_until}')}. {_IF_RECREATED}. To "
+        "start again at start_from instead, wipe the materialisations of its offsets asset in "
+        "Dagster; the partition then starts automatically"
     )
 
 
-def _made_anew(partition: TopicPartition, offset: int) -> str:
+def _recreated(partition: TopicPartition, offset: int) -> str:
     return (
         f"{partition}: the group's offset {offset} belongs to another topic of this name: the "
-        "topic was deleted and made again, or the "
-        f"offsets were copied to another cluster. {_IF_MADE_ANEW}. Where the offsets of a copy are "
-        "the same, "
+        "topic was deleted and recreated, or the offsets were copied to another cluster. "
+        f"{_IF_RECREATED}. If a copied topic has the same offsets, "
         f"{_reset(partition, '--to-current')}"
     )
 
 
 def _truncated(partition: TopicPartition, offset: int, committed: int) -> str:
-    # What is claimed and not committed has not been done: nobody may be told to go to the cut where
-    # that is behind it.
+    # Claimed ranges are not processed yet, so the offset to reset to must not exceed the committed
+    # one.
     where = (
         "<that offset>"
         if committed == offset
@@ -241,24 +231,21 @@ def _truncated(partition: TopicPartition, offset: int, committed: int) -> str:
     )
     return (
         f"{partition}: the group is at offset {offset}, but the log lost records before that "
-        "offset: it was truncated, as an unclean "
-        "election of a leader does, or the topic was deleted and made again. Records that were "
-        "produced since have offsets that the "
-        "group has passed. Find out which offset the log was cut at (the log of the partition's "
-        "leader says `Truncating to offset`), then "
+        "offset: it was truncated (unclean leader election), or the topic was deleted and "
+        "recreated. Later records have offsets that the group has passed. Find the offset at which "
+        "the log was truncated (`Truncating to offset` in the log of the partition leader), then "
         f"{_reset(partition, f'--to-offset {where}')}"
     )
 
 
-_IF_MADE_ANEW = (
-    "If the topic was made again, use --to-earliest, and first move the old output away: ranges of "
-    "the new topic have the same keys, "
-    "so they would replace it"
+_IF_RECREATED = (
+    "If the topic was recreated, use --to-earliest, and first move the old output away: ranges of "
+    "the new topic have the same keys, so they would replace it"
 )
 
 
 def _reset(partition: TopicPartition, where: str) -> str:
-    """How a person gives the word. Kafka refuses it while the group has members."""
+    """The steps to commit another offset. Kafka refuses it while the group has members."""
     return (
         "turn the sensors of the group off, cancel its streaming runs, wait until its members have "
         "left, run "
@@ -267,17 +254,17 @@ def _reset(partition: TopicPartition, where: str) -> str:
     )
 
 
-def moved_offset(owned: OwnedPartition, recorded: LastRecorded | None) -> Note | None:
-    """A sentence that says that somebody moved the committed offset, or None."""
+def moved_offset_note(owned: OwnedPartition, recorded: LastRecorded | None) -> Note | None:
+    """Return a note if the committed offset differs from the last recorded commit, or None."""
     if recorded is None or owned.ledger is None or owned.unrecorded is not None:
         return None
     here = owned.ledger.next_offset
     if recorded.until == here:
         return None
     return Note(
-        f"{owned.partition} continues at offset {here}, which was set by somebody else: the last "
+        f"{owned.partition} continues at offset {here}, which was set externally: the last "
         f"recorded commit ended at {recorded.until}",
-        Occurred.OFFSETS_MOVED,
+        EventKind.OFFSETS_MOVED,
         {
             "topic": owned.partition.topic,
             "partition": owned.partition.partition,
@@ -288,10 +275,9 @@ def moved_offset(owned: OwnedPartition, recorded: LastRecorded | None) -> Note |
 
 
 def _unrecorded(owned: OwnedPartition, recorded: LastRecorded | None) -> RecordCommit | None:
-    """Return the last commit if Dagster does not know it.
+    """The last commit, if Dagster has no record of it.
 
-    Its member went away between the commit and its materialisation. After a rewind another run may
-    have committed up to the same offset.
+    After a rewind, another run may have committed up to the same offset.
     """
     last = owned.last_commit
     if last is None or owned.ledger is None:

@@ -1,9 +1,7 @@
-"""The state machine of the ownership of one partition by one member, in one epoch.
+"""State machine of the ownership of one partition by one member, in one epoch.
 
-Everything that decides which transitions exist lives here, in `TRANSITIONS`. An event that is not
-in the table for a phase is illegal: it raises and nothing changes. The diagram in ARCHITECTURE.md
-is generated from the table. What a phase allows (planning, claiming, committing) is asked of the
-phase, never of a flag beside it.
+`TRANSITIONS` has all legal transitions; any other raises and changes nothing. The diagram in
+ARCHITECTURE.md is generated from it.
 """
 
 from __future__ import annotations
@@ -14,44 +12,41 @@ from dagster_rebalance.core.model.errors import IllegalStateError
 
 
 class Phase(enum.Enum):
-    """What this member may do with a partition."""
+    """State of an owned partition."""
 
     RESTORING = "restoring"
-    """Assigned. Its committed offset, its claims and their runs are being looked up; nothing may be
-    written yet. Left when they are known, when it has to go again, or when it was lost."""
+    """Assigned; its committed offset, claims and runs are being read. Nothing may be written
+    yet."""
     OWNED = "owned"
     """Batches are planned, claimed, requested and committed."""
     STOPPED = "stopped"
-    """Owned, but nothing new is planned until a person acts: the reason is shown. A batch that
-    succeeds after all starts it again."""
+    """Owned, but nothing is planned until an operator acts or a batch succeeds after all."""
     DRAINING = "draining"
-    """It has to be given up. No new work starts; live runs are waited for and what succeeds is
-    committed."""
+    """To be released. No work starts; live runs end, and their successes are committed."""
     DRAINED = "drained"
-    """No live run touches it and nothing is left to commit, or the deadline passed. Waits for the
-    other partitions of its hold."""
+    """No live run or commit is left, or the deadline passed. Waits for the other partitions of its
+    hold."""
     RELEASED = "released"
-    """Given up in order. Final: a new assignment is a new epoch."""
+    """Released in order. Final: a new assignment is a new epoch."""
     LOST = "lost"
-    """Taken away by the broker: the member was fenced or its session ended. Nothing may be written.
-    Final."""
+    """The member was fenced or its session expired. Nothing may be written. Final."""
     SUPERSEDED = "superseded"
-    """Given to somebody else by a rebalance that overtook a hold, without a word to us. Nothing may
-    be written. Final."""
+    """A rebalance that overtook a hold assigned it to another member. Nothing may be written.
+    Final."""
 
     @property
     def may_plan(self) -> bool:
-        """Whether new ranges may be claimed and runs requested."""
+        """Whether ranges may be claimed and runs requested."""
         return self is Phase.OWNED
 
     @property
     def is_kept(self) -> bool:
-        """Whether all is known of it, and nobody has asked for it."""
+        """Whether it is restored and not being released."""
         return self in {Phase.OWNED, Phase.STOPPED}
 
     @property
     def may_commit(self) -> bool:
-        """Whether the member may write the partition's offset."""
+        """Whether the member may write its offset."""
         return self.is_kept or self is Phase.DRAINING
 
     @property
@@ -61,31 +56,30 @@ class Phase(enum.Enum):
 
 
 class Change(enum.Enum):
-    """What happened to one partition."""
+    """Input of the state machine."""
 
     RESTORED = "restored"
     """The committed offset, the claims and their runs are known."""
     DISTRUSTED = "distrusted"
-    """The committed offset or its metadata is not what this member last read or wrote: it is taken
-    in again."""
+    """Kafka stores something else than this member last read or wrote, so it is read again."""
     STOP_CAUSED = "stop caused"
-    """It cannot go on without a person."""
+    """It needs an operator to continue."""
     STOP_CLEARED = "stop cleared"
-    """What stopped it is resolved."""
+    """The cause of the stop is resolved."""
     GIVE_UP_REQUESTED = "give-up requested"
-    """Kafka requested the revoke, or the member is leaving the group."""
+    """Kafka requested the revoke, or the member is leaving."""
     LOOK_UP_DROPPED = "look-up dropped"
-    """The same, while it is taken in again: it is drained by what was known of it before."""
+    """The same while it is read again: it drains in its previous state."""
     DRAIN_FINISHED = "drain finished"
-    """No live run touches it, and all that succeeded is committed and recorded."""
+    """No live run works on it, and all successes are committed and recorded."""
     DEADLINE_PASSED = "deadline passed"
-    """The hold may not wait longer; the claims stay for the next owner."""
+    """The hold reached its limit; the claims stay for the next owner."""
     RELEASE_COMPLETED = "release completed"
-    """Kafka was told that the revoke is done."""
+    """The revoke is completed in Kafka."""
     LOSS_NOTICED = "loss noticed"
-    """The member was fenced, or its session ended."""
+    """The member was fenced, or its session expired."""
     SUPERSESSION_NOTICED = "supersession noticed"
-    """A hold was overtaken by another rebalance."""
+    """Another rebalance overtook a hold."""
 
 
 TRANSITIONS: dict[tuple[Phase, Change], Phase] = {
@@ -117,10 +111,10 @@ TRANSITIONS: dict[tuple[Phase, Change], Phase] = {
 
 
 def after(phase: Phase, change: Change) -> Phase:
-    """The phase that follows.
+    """Return the phase after a change.
 
     Raises:
-        IllegalStateError: The change cannot happen in this phase.
+        IllegalStateError: The change is not legal in this phase.
     """
     following = TRANSITIONS.get((phase, change))
     if following is None:
@@ -130,7 +124,7 @@ def after(phase: Phase, change: Change) -> Phase:
 
 
 def diagram() -> str:
-    """The state machine as a Mermaid diagram, for the documentation."""
+    """Return the state machine as a Mermaid diagram."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for (phase, change), following in TRANSITIONS.items():
         if phase is not following:

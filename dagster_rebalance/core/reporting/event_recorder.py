@@ -10,37 +10,37 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.member_events import SUCCEEDED, Occurred, Occurrence
-from dagster_rebalance.core.model.offsets import OffsetRange, named
-from dagster_rebalance.core.model.run import named_runs
-from dagster_rebalance.core.runs.progress import InFlight, Setback, setback_of
+from dagster_rebalance.core.model.member_events import SUCCEEDED, EventKind, MemberEvent
+from dagster_rebalance.core.model.offsets import OffsetRange, names_of
+from dagster_rebalance.core.model.run import format_runs
+from dagster_rebalance.core.runs.progress import FailureKind, InFlight, failure_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dagster_rebalance.core.engine.engine import Engine
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
-    from dagster_rebalance.core.partitions.ledger import Entry
+    from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 _Ranges: TypeAlias = "dict[tuple[str, str, str], list[OffsetRange]]"
 """Ranges by run, batch and outcome."""
 _OUTCOMES = {
-    Setback.FAILED: "failed",
-    Setback.NOT_STARTED: "not_started",
-    Setback.REFUSED: "refused",
-    Setback.INTERRUPTED: "interrupted",
+    FailureKind.FAILED: "failed",
+    FailureKind.NOT_STARTED: "not_started",
+    FailureKind.REFUSED: "refused",
+    FailureKind.INTERRUPTED: "interrupted",
     None: "taken_back",
 }
 
 
 def record_events(
     engine: Engine, arrived: Iterable[events.Event], now: float
-) -> tuple[tuple[commands.Command, ...], tuple[Occurrence, ...]]:
+) -> tuple[tuple[commands.Command, ...], tuple[MemberEvent, ...]]:
     """Apply events that arrived together, decide once, and return commands and member events."""
-    recorded: list[Occurrence] = []
+    recorded: list[MemberEvent] = []
     issued: list[commands.Command] = []
     for event in arrived:
         recorded += _of_event(event, engine.partitions, now)
@@ -58,7 +58,7 @@ def record_events(
 
 def _of_event(
     event: events.Event, partitions: AssignedPartitions, now: float
-) -> Iterator[Occurrence]:
+) -> Iterator[MemberEvent]:
     """The member events of an event that the engine has not applied yet."""
     match event:
         case events.OffsetsWritten(written, failed, refused):
@@ -68,20 +68,20 @@ def _of_event(
             for write, _ in refused:
                 yield _not_written(write.partition, "refused")
         case events.CommitRecorded(record):
-            yield Occurrence(
-                Occurred.OFFSETS_RECORDED,
+            yield MemberEvent(
+                EventKind.OFFSETS_RECORDED,
                 f"{record.range} is recorded",
                 {**record.range.fields, "commits": len(record.ends)},
             )
         case events.DeadLetterStored(letter):
-            yield Occurrence(
-                Occurred.DEAD_LETTER_STORED,
+            yield MemberEvent(
+                EventKind.DEAD_LETTER_STORED,
                 f"the dead-letter topic has {letter.range}",
                 _letter(letter),
             )
         case events.DeadLetterFailed(letter, reason):
-            yield Occurrence(
-                Occurred.DEAD_LETTER_FAILED,
+            yield MemberEvent(
+                EventKind.DEAD_LETTER_FAILED,
                 f"{letter.range} could not be sent to the dead-letter topic: {reason}",
                 {**_letter(letter), "reason": reason},
             )
@@ -91,22 +91,22 @@ def _of_event(
 
 def _written(
     writes: Iterable[commands.OffsetWrite], partitions: AssignedPartitions, now: float
-) -> Iterator[Occurrence]:
+) -> Iterator[MemberEvent]:
     claimed: defaultdict[tuple[str, bool], list[OffsetRange]] = defaultdict(list)
     for write in writes:
         owned = partitions.get(write.partition)
         pending = None if owned is None else owned.pending
         if owned is None or owned.ledger is None or pending is None or pending.write != write:
             continue
-        if pending.claims_again is not None:
-            range_, batch_id = pending.claims_again
+        if pending.reclaim is not None:
+            range_, batch_id = pending.reclaim
             claimed[batch_id, True].append(range_)
-        elif pending.claims is not None:
-            batch_id, until = pending.claims
+        elif pending.claim is not None:
+            batch_id, until = pending.claim
             start, tp = owned.ledger.claimed_until, owned.partition
             claimed[batch_id, False].append(OffsetRange(tp.topic, tp.partition, start, until))
-        elif pending.commits is not None:
-            yield _committed(owned, pending.commits, now)
+        elif pending.commit is not None:
+            yield _committed(owned, pending.commit, now)
     for (batch_id, is_again), ranges in claimed.items():
         fields = {
             "batch_id": batch_id,
@@ -115,25 +115,25 @@ def _written(
             "is_again": is_again,
         }
         text = f"batch {batch_id} has claimed {_partitions(ranges)}"
-        yield Occurrence(Occurred.BATCH_CLAIMED, text, fields)
+        yield MemberEvent(EventKind.BATCH_CLAIMED, text, fields)
 
 
-def _committed(owned: OwnedPartition, entry: Entry, now: float) -> Occurrence:
+def _committed(owned: OwnedPartition, entry: LedgerEntry, now: float) -> MemberEvent:
     fields = {
         **entry.range.fields,
         "offsets": len(entry.range),
         "batch_id": entry.batch_id,
-        "attempt_run_id": entry.done_by,
+        "attempt_run_id": entry.completed_by,
         "claim_to_commit_s": None if entry.claimed_at is None else now - entry.claimed_at,
         "lag": None if owned.bounds is None else max(0, owned.bounds.until - entry.range.until),
         "is_dead_letter": entry.is_dead_letter,
     }
-    return Occurrence(Occurred.OFFSETS_COMMITTED, f"{entry.range} is committed", fields)
+    return MemberEvent(EventKind.OFFSETS_COMMITTED, f"{entry.range} is committed", fields)
 
 
-def _not_written(partition: TopicPartition, failure: str) -> Occurrence:
-    return Occurrence(
-        Occurred.WRITE_FAILED,
+def _not_written(partition: TopicPartition, failure: str) -> MemberEvent:
+    return MemberEvent(
+        EventKind.WRITE_FAILED,
         f"the offset of {partition} was not written: {failure}",
         {"topic": partition.topic, "partition": partition.partition, "failure": failure},
     )
@@ -144,7 +144,7 @@ def _letter(letter: commands.StoreDeadLetter) -> dict[str, Any]:
     return {**letter.range.fields, "batch_id": letter.batch_id, "attempt_run_id": run_id}
 
 
-def _working(partitions: AssignedPartitions) -> list[tuple[Entry, InFlight]]:
+def _working(partitions: AssignedPartitions) -> list[tuple[LedgerEntry, InFlight]]:
     """The claimed ranges with a run in flight."""
     return [
         (entry, entry.progress)
@@ -155,10 +155,10 @@ def _working(partitions: AssignedPartitions) -> list[tuple[Entry, InFlight]]:
 
 
 def _attempts(
-    before: list[tuple[Entry, InFlight]],
-    after: list[tuple[Entry, InFlight]],
-    runs: Iterable[RunSeen],
-) -> Iterator[Occurrence]:
+    before: list[tuple[LedgerEntry, InFlight]],
+    after: list[tuple[LedgerEntry, InFlight]],
+    runs: Iterable[RunSnapshot],
+) -> Iterator[MemberEvent]:
     """The attempts that started or ended between two snapshots of the runs."""
     had = {entry.range: flight for entry, flight in before}
     has = {entry.range: flight for entry, flight in after}
@@ -175,31 +175,33 @@ def _attempts(
         for run_id in flight.run_ids:
             run = last_runs.get((run_id, entry.range))
             if run is not None and (current is None or run_id not in current.run_ids):
-                outcome = SUCCEEDED if run.has_succeeded else _OUTCOMES[setback_of(run)]
+                outcome = SUCCEEDED if run.has_succeeded else _OUTCOMES[failure_kind(run)]
                 ended[run_id, entry.batch_id, outcome].append(entry.range)
     for (run_id, batch_id, outcome), ranges in (*started.items(), *ended.items()):
         fields = {"batch_id": batch_id, "attempt_run_id": run_id, "ranges": tuple(ranges)}
-        text = f"{named_runs([run_id])}, batch {batch_id}, {_partitions(ranges)}"
+        text = f"{format_runs([run_id])}, batch {batch_id}, {_partitions(ranges)}"
         yield (
-            Occurrence(Occurred.ATTEMPT_ENDED, f"{text}: {outcome}", {**fields, "outcome": outcome})
+            MemberEvent(
+                EventKind.ATTEMPT_ENDED, f"{text}: {outcome}", {**fields, "outcome": outcome}
+            )
             if outcome
-            else Occurrence(Occurred.ATTEMPT_STARTED, f"{text}: working", fields)
+            else MemberEvent(EventKind.ATTEMPT_STARTED, f"{text}: working", fields)
         )
 
 
-def _of_command(command: commands.Command) -> Iterator[Occurrence]:
-    what: Occurred
+def _of_command(command: commands.Command) -> Iterator[MemberEvent]:
+    what: EventKind
     fields: dict[str, Any]
     match command:
         case commands.Note(text, note, note_fields):
-            yield Occurrence(note, text, note_fields)
+            yield MemberEvent(note, text, note_fields)
             return
         case commands.ShowHold(cause, partitions, run_ids, limit_s):
-            what = Occurred.HOLD_WAITING
+            what = EventKind.HOLD_WAITING
             fields = {"cause": cause, "partitions": partitions, "run_ids": run_ids}
             fields["limit_s"] = limit_s
         case commands.RecordReceipt(receipt):
-            what = Occurred.HOLD_ENDED
+            what = EventKind.HOLD_ENDED
             fields = {
                 "outcome": receipt.outcome,
                 "cause": receipt.cause,
@@ -210,18 +212,18 @@ def _of_command(command: commands.Command) -> Iterator[Occurrence]:
                 "handed_over": receipt.handed_over,
             }
         case commands.ShowStop(partition, reason, is_released):
-            what = Occurred.PARTITION_STOPPED if reason else Occurred.PARTITION_RESUMED
+            what = EventKind.PARTITION_STOPPED if reason else EventKind.PARTITION_RESUMED
             fields = {"topic": partition.topic, "partition": partition.partition}
             fields |= {"reason": reason} if reason else {"is_released": is_released}
         case commands.CancelRuns(run_ids, reason, is_again=False):
-            what, fields = Occurred.RUNS_CANCELLED, {"run_ids": run_ids, "reason": reason}
+            what, fields = EventKind.RUNS_CANCELLED, {"run_ids": run_ids, "reason": reason}
         case commands.EndDeadRuns(signs):
-            what, fields = Occurred.RUNS_DEAD, {"run_ids": tuple(signs)}
+            what, fields = EventKind.RUNS_DEAD, {"run_ids": tuple(signs)}
         case _:
             return
     subject = command.receipt if isinstance(command, commands.RecordReceipt) else command
-    yield Occurrence(what, str(subject), fields)
+    yield MemberEvent(what, str(subject), fields)
 
 
 def _partitions(ranges: list[OffsetRange]) -> str:
-    return named(range_.topic_partition for range_ in ranges)
+    return names_of(range_.topic_partition for range_ in ranges)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.directives import how_to_resume, selector_of
-from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, named
+from dagster_rebalance.core.model.directives import resume_command, selector_of
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, names_of
 from dagster_rebalance.core.model.receipt import Cause
-from dagster_rebalance.core.model.run import RunState, named_runs
+from dagster_rebalance.core.model.run import RunState, format_runs
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.revokes.hold import Hold, named_waits, waits_of
 from dagster_rebalance.core.runs.progress import DeadLettered, Exhausted, InFlight, ToRequest
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.engine.engine import Engine
     from dagster_rebalance.core.model.directives import Directive
-    from dagster_rebalance.core.model.run import RunSeen
-    from dagster_rebalance.core.partitions.ledger import Entry
+    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition, PendingWrite
     from dagster_rebalance.core.revokes.hold import Forecast
 
@@ -75,7 +75,7 @@ def explain_hold(
     else:
         left_s = max(0.0, hold.limit_at - now)
         left = f"past its deadline, released in {left_s:.0f} s whatever happens"
-    return f"{verb} {named(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; {left}"
+    return f"{verb} {names_of(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; {left}"
 
 
 def explain_partition(
@@ -96,9 +96,9 @@ def explain_partition(
         is_outside: Whether a group snapshot explains the partition, which knows no delays.
     """
     state = _state(owned, _Viewpoint(now, streams, has_members, is_outside))
-    if owned.order is None:
+    if owned.directive is None:
         return f"{owned.partition}: {state}"
-    ordered = f"{owned.order}; resume with `{how_to_resume(selector_of(owned.partition))}`"
+    ordered = f"{owned.directive}; resume with `{resume_command(selector_of(owned.partition))}`"
     return f"{owned.partition}: {ordered}; {state}"
 
 
@@ -106,7 +106,7 @@ def summary(engine: Engine, now: float) -> tuple[str, ...]:
     """Describe a member in a few lines: its partitions, and everything out of the ordinary."""
     partitions = engine.partitions.busy
     count = len(engine.partitions)
-    first = f"owns {named(engine.partitions)}"
+    first = f"owns {names_of(engine.partitions)}"
     if count:
         first += f" ({count} partition{_s(count)}), {_lag(partitions)}; "
         first += _running(partitions, now, engine.settings.worker)
@@ -118,8 +118,8 @@ def summary(engine: Engine, now: float) -> tuple[str, ...]:
         *((f"leaving the group: {engine.leaving}",) if engine.leaving is not None else ()),
         *(explain_hold(hold, engine.partitions, now, engine.forecast) for hold in engine.holds),
         *(
-            _unconfirmed(engine.pulse.signs[run_id].run, left_s)
-            for run_id, left_s in engine.pulse.unconfirmed.items()
+            _unconfirmed(engine.liveness.tracked[run_id].run, left_s)
+            for run_id, left_s in engine.liveness.unconfirmed.items()
         ),
         *_ordered(engine.partitions.values()),
         *_explained(explained, now, streams=bool(engine.settings.worker)),
@@ -135,7 +135,7 @@ def headline(engine: Engine) -> str:
     partitions = engine.partitions.busy
     runs = len({run for owned in partitions for run in owned.live_runs})
     stopped = sum(owned.phase is Phase.STOPPED for owned in partitions)
-    paused = sum(owned.order is not None for owned in engine.partitions.values())
+    paused = sum(owned.directive is not None for owned in engine.partitions.values())
     held = sum(len(hold.epochs) for hold in engine.holds)
     texts = {
         f"{stopped} stopped": stopped,
@@ -184,18 +184,21 @@ def _running(partitions: Iterable[OwnedPartition], now: float, worker: str) -> s
     return ", ".join(texts)
 
 
-def _age(entries: Iterable[Entry], now: float) -> str:
-    since = min((entry.since for entry in entries if entry.since is not None), default=None)
+def _age(entries: Iterable[LedgerEntry], now: float) -> str:
+    since = min(
+        (entry.working_since for entry in entries if entry.working_since is not None), default=None
+    )
     return "" if since is None else f" for {max(0.0, now - since):.0f} s"
 
 
 def _ordered(partitions: Iterable[OwnedPartition]) -> Iterator[str]:
     by_directive: dict[Directive, list[TopicPartition]] = {}
     for owned in partitions:
-        if owned.order is not None:
-            by_directive.setdefault(owned.order, []).append(owned.partition)
+        if owned.directive is not None:
+            by_directive.setdefault(owned.directive, []).append(owned.partition)
     for directive, covered in by_directive.items():
-        yield f"{named(covered)}: {directive}; resume with `{how_to_resume(directive.partitions)}`"
+        resume = resume_command(directive.partitions)
+        yield f"{names_of(covered)}: {directive}; resume with `{resume}`"
 
 
 def _explained(partitions: list[OwnedPartition], now: float, *, streams: bool) -> Iterator[str]:
@@ -213,10 +216,10 @@ def _explained(partitions: list[OwnedPartition], now: float, *, streams: bool) -
 
 def _is_degraded(owned: OwnedPartition) -> bool:
     """Whether a partition works, but with a failed or unsubmitted run; False while paused."""
-    if owned.order is not None or owned.phase is not Phase.OWNED:
+    if owned.directive is not None or owned.phase is not Phase.OWNED:
         return False
     return any(
-        (isinstance(entry.progress, ToRequest) and entry.progress.trouble is not None)
+        (isinstance(entry.progress, ToRequest) and entry.progress.streak is not None)
         or (isinstance(entry.progress, InFlight) and entry.progress.unsubmitted is not None)
         for entry in owned.entries
     )
@@ -244,7 +247,7 @@ def _restoring(owned: OwnedPartition) -> str:
     if owned.ledger is None:
         return "starting: reads its committed offset"
     if owned.blocked_by:
-        return f"starting: waits for {named_runs(owned.blocked_by)}, working on it without a claim"
+        return f"starting: waits for {format_runs(owned.blocked_by)}, working on it without a claim"
     return "starting: asks Dagster for the runs of its claims, and for orders to pause"
 
 
@@ -253,11 +256,11 @@ def _work(owned: OwnedPartition, view: _Viewpoint) -> str:
     texts = [
         _entry(entry, view)
         for entry in owned.entries
-        if owned.order is None or not isinstance(entry.progress, ToRequest | Exhausted)
+        if owned.directive is None or not isinstance(entry.progress, ToRequest | Exhausted)
     ]
     if owned.pending is not None:
         texts.append(
-            f"{_write(owned.pending)} has waited {view.now - owned.pending.asked_at:.1f} s for "
+            f"{_write(owned.pending)} has waited {view.now - owned.pending.sent_at:.1f} s for "
             "Kafka's confirmation"
         )
     if owned.unrecorded is not None and owned.is_record_due(view.now):
@@ -267,7 +270,7 @@ def _work(owned: OwnedPartition, view: _Viewpoint) -> str:
     return "; ".join(texts)
 
 
-def _retry_of_stopped(entry: Entry, owned: OwnedPartition, view: _Viewpoint) -> str:
+def _retry_of_stopped(entry: LedgerEntry, owned: OwnedPartition, view: _Viewpoint) -> str:
     """The next try of a range of a stopped partition; empty if an operator must act."""
     if isinstance(entry.progress, InFlight):
         return _entry(entry, view)
@@ -289,19 +292,19 @@ def _retry_of_stopped(entry: Entry, owned: OwnedPartition, view: _Viewpoint) -> 
     return f"{_span(entry.range)} is tried again{when}"
 
 
-def _request(entry: Entry, wanted: ToRequest, view: _Viewpoint) -> str:
-    span, trouble = _span(entry.range), wanted.trouble
+def _request(entry: LedgerEntry, wanted: ToRequest, view: _Viewpoint) -> str:
+    span, streak = _span(entry.range), wanted.streak
     if not view.has_member:
         failed = f" ({_failures(wanted.failures)})" if wanted.failures else ""
         return f"{span}: waits for the next member, attempt {wanted.attempt}{failed}"
-    if trouble is not None and (entry.due_at > view.now or view.is_outside):
-        why = f": {trouble.why}" if trouble.why else ""
+    if streak is not None and (entry.due_at > view.now or view.is_outside):
+        why = f": {streak.reason}" if streak.reason else ""
         lacks = (
             f", and a run that succeeded left out {', '.join(wanted.left_out)}"
             if wanted.left_out
             else ""
         )
-        ended = f"run {trouble.run_id[:8]} for {span} {trouble.kind.value}{why}{lacks}"
+        ended = f"run {streak.run_id[:8]} for {span} {streak.kind.value}{why}{lacks}"
         following = "tried again" if view.streams else "next run"
         when = "" if view.is_outside else f" in {entry.due_at - view.now:.0f} s"
         return f"{ended}; {following} (attempt {wanted.attempt}){when}"
@@ -311,7 +314,7 @@ def _request(entry: Entry, wanted: ToRequest, view: _Viewpoint) -> str:
     return f"{span}: waits for {what} (attempt {wanted.attempt})"
 
 
-def _entry(entry: Entry, view: _Viewpoint) -> str:
+def _entry(entry: LedgerEntry, view: _Viewpoint) -> str:
     span = _span(entry.range)
     match entry.progress:
         case ToRequest() as wanted:
@@ -319,7 +322,7 @@ def _entry(entry: Entry, view: _Viewpoint) -> str:
         case InFlight():
             return _in_flight(entry, entry.progress, view)
         case Exhausted() as exhausted:
-            if StreamBatch.read(entry.batch_id) is not None:
+            if StreamBatch.parse(entry.batch_id) is not None:
                 return f"{_failures(exhausted.attempts)} on {span}"
             return f"{exhausted.failed_runs} run{_s(exhausted.failed_runs)} failed on {span}"
         case DeadLettered():
@@ -328,8 +331,8 @@ def _entry(entry: Entry, view: _Viewpoint) -> str:
             return f"{span} has succeeded and is committed in its turn"
 
 
-def _in_flight(entry: Entry, progress: InFlight, view: _Viewpoint) -> str:
-    span, runs, names = _span(entry.range), set(progress.run_ids), named_runs(progress.run_ids)
+def _in_flight(entry: LedgerEntry, progress: InFlight, view: _Viewpoint) -> str:
+    span, runs, names = _span(entry.range), set(progress.run_ids), format_runs(progress.run_ids)
     if progress.unsubmitted is not None:
         following = "waits for the next member"
         if view.has_member:
@@ -346,7 +349,7 @@ def _in_flight(entry: Entry, progress: InFlight, view: _Viewpoint) -> str:
 
 
 def _backlog(owned: OwnedPartition, view: _Viewpoint) -> str:
-    if owned.order is not None:
+    if owned.directive is not None:
         return _waiting(owned.lag)
     if owned.bounds is None or owned.ledger is None:
         return "waits for Kafka's end offset"
@@ -378,12 +381,12 @@ def _failures(attempts: int) -> str:
 
 
 def _write(pending: PendingWrite) -> str:
-    if pending.commits is not None:
+    if pending.commit is not None:
         return f"the commit at {pending.write.new.offset}"
-    if pending.claims is not None:
-        return f"the claim up to {pending.claims[1]}"
-    if pending.claims_again is not None:
-        return f"the claim of {_span(pending.claims_again[0])} for another batch"
+    if pending.claim is not None:
+        return f"the claim up to {pending.claim[1]}"
+    if pending.reclaim is not None:
+        return f"the claim of {_span(pending.reclaim[0])} for another batch"
     if pending.write.expected is None:
         return f"the first position {pending.write.new.offset}"
     return f"the note of the log of offset {pending.write.new.offset}"
@@ -393,10 +396,10 @@ def _span(range_: OffsetRange) -> str:
     return f"[{range_.start}, {range_.until})"
 
 
-def _unconfirmed(run: RunSeen, left_s: float) -> str:
+def _unconfirmed(run: RunSnapshot, left_s: float) -> str:
     return (
-        f"{named_runs([run.run_id])} {_ended(is_deleted=run.state is RunState.DELETED)}: without a "
-        f"sign of life it counts as dead in {left_s:.0f} s, and its work elsewhere is stopped"
+        f"{format_runs([run.run_id])} {_ended(is_deleted=run.state is RunState.DELETED)}: without "
+        f"a sign of life it counts as dead in {left_s:.0f} s, and its work elsewhere is stopped"
     )
 
 

@@ -14,7 +14,7 @@ from dagster_rebalance.core.reporting.explain import explain_partition
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dagster_rebalance.core.model.events import Found
+    from dagster_rebalance.core.model.events import PartitionLookup
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
@@ -162,7 +162,7 @@ class PartitionStatus:
 
 
 def status_of(
-    owned: OwnedPartition, found: Found | None, owners: Owners, now: float
+    owned: OwnedPartition, found: PartitionLookup | None, owners: Owners, now: float
 ) -> PartitionStatus:
     """Return the status of a partition in the state that its next owner would have.
 
@@ -187,7 +187,7 @@ def status_of(
         has_members=bool(owners.members),
         is_outside=True,
     )
-    if lag and not (owners.members or owned.entries or owned.stop_reason or owned.order):
+    if lag and not (owners.members or owned.entries or owned.stop_reason or owned.directive):
         sentence = f"{owned.partition}: {lag} offsets to read wait for a member"
     return PartitionStatus(
         partition=owned.partition,
@@ -199,7 +199,7 @@ def status_of(
         runs=tuple(sorted({*owned.live_runs, *owned.blocked_by})),
         hold=owners.hold(owned.partition),
         stopped=owned.stop_reason,
-        ordered="" if owned.order is None else str(owned.order),
+        ordered="" if owned.directive is None else str(owned.directive),
         sentence=sentence,
     )
 

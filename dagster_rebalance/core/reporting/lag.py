@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.offsets import MAX_OFFSET, TopicPartition, named
+from dagster_rebalance.core.model.offsets import MAX_OFFSET, TopicPartition, names_of
 from dagster_rebalance.core.model.start_position import first_offset
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from dagster_rebalance.core.model.events import Found
+    from dagster_rebalance.core.model.events import PartitionLookup
     from dagster_rebalance.core.model.start_position import Start
 
 _UNCHANGED_INTERVALS = 5
@@ -95,7 +95,9 @@ class GroupLag:
         for number, what in ((self.stopped, "stopped"), (self.paused, "paused by people")):
             text += f"; {number:,} {what}" if number else ""
         if self.unknown:
-            text += f"; the lag of {named(self.unknown)} is not known: no leader answered in time"
+            text += (
+                f"; the lag of {names_of(self.unknown)} is not known: no leader answered in time"
+            )
         return "; ".join((text, *map(why_missing, self.missing)))
 
 
@@ -131,7 +133,7 @@ def why_missing(topic: str) -> str:
 
 def group_lag(
     partitions: Iterable[TopicPartition],
-    found: Mapping[TopicPartition, Found],
+    found: Mapping[TopicPartition, PartitionLookup],
     state: GroupState,
     *,
     start_from: Start,
@@ -161,7 +163,7 @@ def group_lag(
 
 
 def _row(
-    partition: TopicPartition, found: Found | None, state: GroupState, start_from: Start
+    partition: TopicPartition, found: PartitionLookup | None, state: GroupState, start_from: Start
 ) -> PartitionLag:
     why = state.stopped.get(partition) or state.ordered.get(partition, "")
     why = why.removeprefix(f"{partition}: ")
@@ -172,7 +174,7 @@ def _row(
         why = why or "its leader did not answer in time"
     else:
         end = found.bounds.until
-        first = first_offset(start_from, found.bounds, found.not_older)
+        first = first_offset(start_from, found.bounds, found.offset_at_start_time)
         lag = max(0, end - (first if committed is None else committed))
     run_id = state.working.get(partition, "")
     failed_run, *_ = state.failed.get(partition, ("",))
@@ -308,15 +310,15 @@ class LagLimit:
             texts.append(f"{lag.total:,} offsets wait, more than {self.records:,}")
         late = [row.partition for row in lag.partitions if row.is_late]
         if self.seconds is not None and late:
-            texts.append(f"records of {named(late)} wait for more than {self.seconds:g} s")
+            texts.append(f"records of {names_of(late)} wait for more than {self.seconds:g} s")
         undated = [row.partition for row in lag.partitions if row.is_undated]
         if self.seconds is not None and undated:
             texts.append(
-                f"how long records of {named(undated)} wait is not known: a timestamp in the log "
-                "lies in the future"
+                f"how long records of {names_of(undated)} wait is not known: a timestamp in the "
+                "log lies in the future"
             )
         if self and lag.unknown:
-            texts.append(f"the lag of {named(lag.unknown)} is not known: no leader answered")
+            texts.append(f"the lag of {names_of(lag.unknown)} is not known: no leader answered")
         if self and lag.missing:
             texts.append(f"the lag of {', '.join(lag.missing)} is not known")
         return tuple(texts)

@@ -13,13 +13,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from dagster_rebalance.core.model.member_events import Occurred, plain
+from dagster_rebalance.core.model.member_events import EventKind, json_value
 from dagster_rebalance.core.partitions.state_machine import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dagster_rebalance.core.model.member_events import Occurrence
+    from dagster_rebalance.core.model.member_events import MemberEvent
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.partitions.owned import OwnedPartition
     from dagster_rebalance.core.revokes.hold import Hold
@@ -179,9 +179,9 @@ class Measurement(NamedTuple):
     attributes: Mapping[str, str]
 
 
-def measurements(event: Occurrence) -> Iterator[Measurement]:
+def measurements(event: MemberEvent) -> Iterator[Measurement]:
     """Return the values that a member event adds to counters and histograms."""
-    measure = _MEASURES.get(event.what)
+    measure = _MEASURES.get(event.kind)
     if measure is not None:
         yield from measure(event.fields)
 
@@ -223,23 +223,23 @@ def _committed(fields: _Fields) -> Iterator[Measurement]:
 
 
 def _plain(value: object) -> str:
-    return str(plain(value)).replace(" ", "_")
+    return str(json_value(value)).replace(" ", "_")
 
 
-_MEASURES: Mapping[Occurred, _Measure] = {
-    Occurred.PARTITIONS_ASSIGNED: _partitions_by_topic(Metric.PARTITIONS_ASSIGNED),
-    Occurred.REVOKE_REQUESTED: _partitions_by_topic(Metric.PARTITIONS_ASKED_BACK),
-    Occurred.PARTITIONS_LOST: _partitions_by_topic(Metric.PARTITIONS_LOST),
-    Occurred.HOLD_ENDED: _hold_ended,
-    Occurred.BATCH_CLAIMED: _one(Metric.BATCHES),
-    Occurred.ATTEMPT_ENDED: _one(Metric.ATTEMPTS, outcome=OUTCOME),
-    Occurred.OFFSETS_COMMITTED: _committed,
-    Occurred.WRITE_FAILED: _one(Metric.WRITES_FAILED, topic=TOPIC, failure=REASON),
-    Occurred.PARTITION_STOPPED: _one(Metric.STOPS, topic=TOPIC),
-    Occurred.DEAD_LETTER_STORED: _one(Metric.DEAD_LETTERS, {OUTCOME: "stored"}, topic=TOPIC),
-    Occurred.DEAD_LETTER_FAILED: _one(Metric.DEAD_LETTERS, {OUTCOME: "failed"}, topic=TOPIC),
-    Occurred.RUNS_CANCELLED: _runs(Metric.RUNS_CANCELLED),
-    Occurred.RUNS_DEAD: _runs(Metric.RUNS_DEAD),
+_MEASURES: Mapping[EventKind, _Measure] = {
+    EventKind.PARTITIONS_ASSIGNED: _partitions_by_topic(Metric.PARTITIONS_ASSIGNED),
+    EventKind.REVOKE_REQUESTED: _partitions_by_topic(Metric.PARTITIONS_ASKED_BACK),
+    EventKind.PARTITIONS_LOST: _partitions_by_topic(Metric.PARTITIONS_LOST),
+    EventKind.HOLD_ENDED: _hold_ended,
+    EventKind.BATCH_CLAIMED: _one(Metric.BATCHES),
+    EventKind.ATTEMPT_ENDED: _one(Metric.ATTEMPTS, outcome=OUTCOME),
+    EventKind.OFFSETS_COMMITTED: _committed,
+    EventKind.WRITE_FAILED: _one(Metric.WRITES_FAILED, topic=TOPIC, failure=REASON),
+    EventKind.PARTITION_STOPPED: _one(Metric.STOPS, topic=TOPIC),
+    EventKind.DEAD_LETTER_STORED: _one(Metric.DEAD_LETTERS, {OUTCOME: "stored"}, topic=TOPIC),
+    EventKind.DEAD_LETTER_FAILED: _one(Metric.DEAD_LETTERS, {OUTCOME: "failed"}, topic=TOPIC),
+    EventKind.RUNS_CANCELLED: _runs(Metric.RUNS_CANCELLED),
+    EventKind.RUNS_DEAD: _runs(Metric.RUNS_DEAD),
 }
 
 
@@ -270,7 +270,7 @@ def _values(metric: Metric, state: MemberState, now: float, max_partitions: int)
         case Metric.BATCHES_IN_FLIGHT:
             yield len({entry.batch_id for entry in entries}), {}
         case Metric.BATCH_AGE:
-            since = [entry.since for entry in entries if entry.since is not None]
+            since = [entry.working_since for entry in entries if entry.working_since is not None]
             if since:
                 yield max(0.0, now - min(since)), {}
         case Metric.HOLDS | Metric.HOLD_REMAINING:
@@ -316,5 +316,5 @@ def _holds(metric: Metric, state: MemberState, now: float) -> _Values:
 
 
 def _state(owned: OwnedPartition) -> str:
-    is_paused = owned.phase is Phase.OWNED and owned.order is not None
+    is_paused = owned.phase is Phase.OWNED and owned.directive is not None
     return "paused" if is_paused else _plain(owned.phase)

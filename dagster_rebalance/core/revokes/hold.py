@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.batches.settings import DeadlinePolicy
 from dagster_rebalance.core.model.commands import CancelRuns
-from dagster_rebalance.core.model.offsets import OffsetRange, named
-from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
-from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.model.offsets import OffsetRange, names_of
+from dagster_rebalance.core.model.receipt import Cause, HoldOutcome, Receipt
+from dagster_rebalance.core.model.run import format_runs
 from dagster_rebalance.core.partitions.state_machine import Change, Phase
 from dagster_rebalance.core.runs.progress import InFlight, ToRequest
 
@@ -105,27 +105,29 @@ class Hold:
         return replace(self, epochs=part, committed=committed), replace(self, epochs=rest)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> HoldOutcome:
         """The outcome of a release now."""
         if self.is_past_deadline:
-            return Outcome.HANDED_OVER if self.hands_over else Outcome.DEADLINE
-        return Outcome.DRAINED if self.run_ids or self.committed else Outcome.NOTHING_TO_DO
+            return HoldOutcome.HANDED_OVER if self.hands_over else HoldOutcome.DEADLINE
+        return HoldOutcome.DRAINED if self.run_ids or self.committed else HoldOutcome.NOTHING_TO_DO
 
-    def _outcome(self, held: Iterable[OwnedPartition]) -> Outcome:
+    def _outcome(self, held: Iterable[OwnedPartition]) -> HoldOutcome:
         """The outcome, given that another hold may have interrupted the runs of this one."""
         interrupted = (
-            entry.progress.trouble.run_id
+            entry.progress.streak.run_id
             for owned in held
             for entry in owned.entries
             if isinstance(entry.progress, ToRequest)
-            and entry.progress.trouble is not None
+            and entry.progress.streak is not None
             and entry.progress.interruptions
         )
-        is_drained = self.outcome is Outcome.DRAINED
-        return Outcome.DEADLINE if is_drained and self.run_ids & {*interrupted} else self.outcome
+        is_drained = self.outcome is HoldOutcome.DRAINED
+        return (
+            HoldOutcome.DEADLINE if is_drained and self.run_ids & {*interrupted} else self.outcome
+        )
 
     def receipt(
-        self, held: Iterable[OwnedPartition], now: float, outcome: Outcome | None = None
+        self, held: Iterable[OwnedPartition], now: float, outcome: HoldOutcome | None = None
     ) -> Receipt:
         """Return the receipt of the hold. Pass `outcome` if it does not end in a release."""
         held = tuple(held)
@@ -177,7 +179,7 @@ class Wait(NamedTuple):
     @property
     def subject(self) -> str:
         """The reason without the place."""
-        return self.answer or f"{named_runs(self.run_ids)} on"
+        return self.answer or f"{format_runs(self.run_ids)} on"
 
 
 def named_waits(waits: Iterable[Wait]) -> str:
@@ -197,7 +199,7 @@ def _named_places(places: Sequence[OffsetRange | TopicPartition]) -> str:
     """Name a single range in full, and several by their partitions."""
     if len(places) == 1:
         return str(places[0])
-    return named({p.topic_partition if isinstance(p, OffsetRange) else p for p in places})
+    return names_of({p.topic_partition if isinstance(p, OffsetRange) else p for p in places})
 
 
 def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, ...]:
@@ -286,7 +288,7 @@ def _cancel(
     why = "the drain deadline has passed" if cancels_all else "they have not started"
     cancel = CancelRuns(
         tuple(sorted(due)),
-        f"{named(hold.epochs)} must be given up, and {why}",
+        f"{names_of(hold.epochs)} must be given up, and {why}",
         only_unstarted=not cancels_all,
         is_again=due <= hold.cancelled,
     )

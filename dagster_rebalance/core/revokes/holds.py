@@ -17,9 +17,9 @@ from dagster_rebalance.core.batches.settings import (
     LossPolicy,
 )
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.member_events import Occurred
-from dagster_rebalance.core.model.offsets import named
-from dagster_rebalance.core.model.receipt import Cause, Outcome
+from dagster_rebalance.core.model.member_events import EventKind
+from dagster_rebalance.core.model.offsets import names_of
+from dagster_rebalance.core.model.receipt import Cause, HoldOutcome
 from dagster_rebalance.core.partitions.state_machine import Change
 from dagster_rebalance.core.revokes.hold import Hold, advance, is_over
 
@@ -64,8 +64,8 @@ class HeldPartitions:
     def revoke(self, event: events.RevokeRequested, now: float) -> _Commands:
         """Begin the hold of a revoke."""
         yield commands.Note(
-            f"Kafka asks for {named(event.partitions)} back",
-            Occurred.REVOKE_REQUESTED,
+            f"Kafka asks for {names_of(event.partitions)} back",
+            EventKind.REVOKE_REQUESTED,
             {"partitions": event.partitions},
         )
         self._hold(event.partitions, Cause.REVOKE, self._settings.budget, now)
@@ -82,7 +82,7 @@ class HeldPartitions:
             self.leaving = event.reason
             yield commands.Note(
                 f"leaving the group: {event.reason}",
-                Occurred.MEMBER_LEAVING,
+                EventKind.MEMBER_LEAVING,
                 {"reason": event.reason},
             )
             self._hold(tuple(self._partitions), Cause.LEAVE, budget, now)
@@ -101,7 +101,7 @@ class HeldPartitions:
         epochs = {}
         for owned in self._partitions.known(partitions):
             held_since = now if owned.held_since is None else owned.held_since
-            asked_back = owned.asked_back()
+            asked_back = owned.draining()
             self._partitions[owned.partition] = replace(
                 asked_back, held_since=held_since, runs_are_known=not asked_back.entries
             )
@@ -112,13 +112,14 @@ class HeldPartitions:
         """Drop lost partitions at once, whatever they wait for."""
         is_superseded = event.reason is events.LostReason.SUPERSEDED
         change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
-        outcome = Outcome.SUPERSEDED if is_superseded else Outcome.LOST
+        outcome = HoldOutcome.SUPERSEDED if is_superseded else HoldOutcome.LOST
         lost = [owned.changed(change) for owned in self._partitions.known(event.partitions)]
         for owned in lost:
             del self._partitions[owned.partition]
         yield commands.Note(
-            f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more",
-            Occurred.PARTITIONS_LOST,
+            f"{outcome.value}: {names_of(event.partitions)}; nothing is committed for them any "
+            "more",
+            EventKind.PARTITIONS_LOST,
             {"partitions": event.partitions, "reason": event.reason},
         )
         runs = {run for owned in lost for run in owned.live_runs}
@@ -182,7 +183,7 @@ class HeldPartitions:
 
     def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> _Commands:
         # Runs are live if the limit of a leave ended the hold of a revoke before its own limit.
-        left = Outcome.HANDED_OVER if hold.hands_over else Outcome.DEADLINE
+        left = HoldOutcome.HANDED_OVER if hold.hands_over else HoldOutcome.DEADLINE
         outcome = left if any(owned.live_runs for owned in held) else None
         self.holds = tuple(other for other in self.holds if other is not hold)
         if hold.cause is Cause.REVOKE:

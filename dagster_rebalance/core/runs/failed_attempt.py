@@ -1,22 +1,17 @@
-"""The error of a failed attempt, as text for people.
-
-A text is one line, has the type and the message of an error and the places where it was raised, and
-is short: it is part of ticks, checks and commands. This module owns that form, and which run a
-failed attempt on a claimed range belongs to.
-"""
+"""Error of a failed attempt, as one short line for ticks, checks and commands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.model.printable import one_line, shown
+from dagster_rebalance.core.model.printable import escaped, one_line
 from dagster_rebalance.core.model.run import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
 
 _MOST_CHARACTERS = 400
 _MOST_CAUSES = 2
@@ -25,7 +20,7 @@ _MOST_PLACE_CHARACTERS = 80
 
 
 class Place(NamedTuple):
-    """A line of code that an error went through."""
+    """Frame of a traceback."""
 
     file: str
     line: int
@@ -33,7 +28,7 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         file = self.file.replace("\\", "/").rpartition("/")[2]
-        return one_line(shown(f"{file}:{self.line} in {self.function}"))[:_MOST_PLACE_CHARACTERS]
+        return one_line(escaped(f"{file}:{self.line} in {self.function}"))[:_MOST_PLACE_CHARACTERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +36,8 @@ class FailedAttempt:
     """The last failed attempt on a range.
 
     Attributes:
-        run_id: The streaming run that made it.
-        attempt: Its number.
-        error: What it failed with, as `error_text` words it.
+        run_id: The streaming run of the attempt.
+        error: Its error, as from `error_text`.
     """
 
     run_id: str
@@ -52,15 +46,15 @@ class FailedAttempt:
 
 
 def error_text(said: str, places: Iterable[Place] = (), causes: Sequence[str] = ()) -> str:
-    """Return an error in one line.
+    """Format an error in one line.
 
     Example:
         `ValueError: order 17 has no price (assets.py:41 in clean, assets.py:30 in orders)`
 
     Args:
-        said: The type and the message of the error.
-        places: Where it went through, the outermost place first.
-        causes: The types and the messages of the errors that led to it, the root cause last.
+        said: Type and message of the error.
+        places: Its traceback, outermost frame first.
+        causes: Type and message of its causes, root cause last.
     """
     parts = [said, *causes[-_MOST_CAUSES:]]
     most = _MOST_CHARACTERS // len(parts)
@@ -70,19 +64,21 @@ def error_text(said: str, places: Iterable[Place] = (), causes: Sequence[str] = 
 
 
 def _shortened(said: str, most: int) -> str:
-    text = one_line(shown(said))
+    text = one_line(escaped(said))
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def with_error(runs: Iterable[RunSeen], failed: FailedAttempt | None) -> tuple[RunSeen, ...]:
-    """Return the runs of a claimed range with the run and the error of the last failed attempt.
+def with_error(
+    runs: Iterable[RunSnapshot], failed: FailedAttempt | None
+) -> tuple[RunSnapshot, ...]:
+    """Set the run and the error of the last failed attempt in the runs of a claimed range.
 
-    The id of a batch counts the attempts before it, and does not name their runs. An attempt whose
-    process died left nothing.
+    A batch id counts the attempts before it and does not name their runs. An attempt whose process
+    died left no error.
 
     Args:
         runs: The runs, as the batch shows them.
-        failed: The last attempt that left its error; None where none did.
+        failed: The last attempt that stored its error, if any.
     """
     return tuple(
         replace(run, run_id=failed.run_id, error=failed.error)

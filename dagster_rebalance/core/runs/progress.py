@@ -1,9 +1,8 @@
-"""Read from the runs of a batch how far each of its ranges is.
+"""Progress of a claimed range, derived from the runs of its batch.
 
-Work on a range is going on, has succeeded, has to be requested again, or has failed too often. This
-module owns the rules for reading Dagster's runs. A run counts for a range when it carries the batch
-id and lists exactly that range: bounds never change once they are claimed. A run that refused
-itself, that a member took back, or whose process was told to end says nothing about the batch.
+A run counts for a range if it has the batch id and lists exactly that range: the bounds of a claim
+never change. Runs that refused themselves, were cancelled by a member, or were interrupted are not
+attempts.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run import NOT_BEGUN, WORKING, RunSeen, RunState
+from dagster_rebalance.core.model.run import NOT_BEGUN, WORKING, RunSnapshot, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -21,88 +20,84 @@ if TYPE_CHECKING:
 
 
 MOST_IN_A_ROW = 5
-"""People are told after this many runs in a row that did not start, refused themselves, or were
-told to end: each may be an accident, and so many are none."""
+"""The partition is stopped after this many consecutive runs that did not start, refused themselves
+or were interrupted."""
 
 
-def others_on(
-    partition: TopicPartition, known: Collection[str], runs: Iterable[RunSeen]
+def other_streaming_runs(
+    partition: TopicPartition, known: Collection[str], runs: Iterable[RunSnapshot]
 ) -> tuple[str, ...]:
-    """Return the streaming runs that may work on a partition, by their own word.
-
-    Those in `known` are left out: the claims of the partition name them, or it is the own one.
-    """
+    """Return the streaming runs, except `known`, that may work on a partition."""
     return tuple(
         run.run_id
         for run in runs
         if run.may_work
-        and run.may_work_on is not None
-        and partition in run.may_work_on
+        and run.active_partitions is not None
+        and partition in run.active_partitions
         and run.run_id not in known
     )
 
 
-class Setback(enum.Enum):
-    """How a run ended that did not succeed."""
+class FailureKind(enum.Enum):
+    """How an unsuccessful run ended."""
 
     FAILED = "failed"
-    """It worked, and failed or was cancelled by a person: an attempt."""
+    """It failed or was cancelled by a user: an attempt."""
     NOT_STARTED = "did not start"
-    """It never reached its process, so it says nothing about the records: no attempt."""
+    """It never reached its process: not an attempt."""
     REFUSED = "refused itself"
-    """It looked at its claim, or could not, and did not work: no attempt."""
-    INTERRUPTED = "was told to end by a signal"
-    """A drained node or a restarted machine says nothing about the records: no attempt."""
+    """Its start check refused it or failed: not an attempt."""
+    INTERRUPTED = "was interrupted by a signal"
+    """A signal ended it, as on a drained node: not an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """What the newest runs on a range ended with.
+class FailureStreak:
+    """The latest unsuccessful runs on a range.
 
     Attributes:
-        kind: How the newest of them ended.
-        count: The attempts that failed, or the runs in a row that did not start, refused
-            themselves, or were told to end, each for itself or by turns.
-        run_id: The newest of them.
-        why: Why it refused itself, or what it failed with.
+        kind: How the newest ended.
+        count: Failed attempts, or the consecutive runs that were not attempts.
+        run_id: The newest run.
+        reason: Why it refused itself, or its error.
     """
 
-    kind: Setback
+    kind: FailureKind
     count: int
     run_id: str
-    why: str = ""
+    reason: str = ""
 
     @property
     def is_stop(self) -> bool:
-        """Whether too many runs in a row did not come to work, or to an end of their own."""
-        return self.kind is not Setback.FAILED and self.count >= MOST_IN_A_ROW
+        """Whether too many consecutive runs were not attempts."""
+        return self.kind is not FailureKind.FAILED and self.count >= MOST_IN_A_ROW
 
 
 @dataclass(frozen=True, slots=True)
 class ToRequest:
-    """No run works on the range: ask for one.
+    """No run works on the range; one has to be requested.
 
     Attributes:
-        attempt: The number of the run that is to be asked for, above that of each run before it.
-        failures: The attempts that failed.
-        trouble: What the newest runs ended with, if they said anything.
-        left_out: The assets that a run has left out which succeeded otherwise.
+        attempt: Number of the next run, above that of all earlier runs.
+        failures: Failed attempts.
+        streak: The latest unsuccessful runs, if any.
+        left_out: Assets that an otherwise successful run left out.
     """
 
     attempt: int = 1
     failures: int = 0
-    trouble: Trouble | None = None
+    streak: FailureStreak | None = None
     left_out: tuple[str, ...] = ()
 
     @property
     def interruptions(self) -> int:
-        """The runs in a row that were interrupted, the newest included."""
-        trouble = self.trouble
-        return trouble.count if trouble and trouble.kind is Setback.INTERRUPTED else 0
+        """Consecutive interrupted runs, including the newest."""
+        streak = self.streak
+        return streak.count if streak and streak.kind is FailureKind.INTERRUPTED else 0
 
     @property
     def next_attempt(self) -> ToRequest:
-        """The same for a batch that only counts attempts, and no other runs."""
+        """The same with the attempt number derived from failed attempts only."""
         return replace(self, attempt=self.failures + 1)
 
 
@@ -111,18 +106,15 @@ class InFlight:
     """Runs that may still work on the range.
 
     Attributes:
-        run_ids: Their ids, oldest first.
-        waiting: Those in no process and at no launcher yet.
-        launching: Those that are being launched, and have not started.
-        started: Those that have started, and that nobody has asked to end.
-        unconfirmed: Those that ended in Dagster's eyes, and of which nobody has said that they are
-            over.
-        deleted: Those of them that are not in Dagster any more.
-        unsubmitted: The run to be requested again, because Dagster has created all of them and
-            submitted none.
-        despite: What the range is stopped for, while a person or the next attempt tries it again.
-        works_for_s: For how long the run that has worked longest has worked; None where that is not
-            known.
+        run_ids: Oldest first.
+        waiting: Created or queued.
+        launching: Launching, not started.
+        started: Started, without a cancellation.
+        unconfirmed: Ended in Dagster, but not known to be over.
+        deleted: Deleted from Dagster.
+        unsubmitted: The run to request again, if Dagster has created all and submitted none.
+        stop_cause: Why the range is stopped while it is tried again.
+        working_s: Working time of the longest running run; None if unknown.
     """
 
     run_ids: tuple[str, ...]
@@ -131,9 +123,9 @@ class InFlight:
     started: tuple[str, ...] = ()
     unconfirmed: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
-    unsubmitted: RunSeen | None = None
-    despite: Exhausted | Trouble | None = None
-    works_for_s: float | None = field(default=None, compare=False)
+    unsubmitted: RunSnapshot | None = None
+    stop_cause: Exhausted | FailureStreak | None = None
+    working_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +137,15 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """As many runs as the limit allows have failed on the range.
+    """The maximum number of runs failed on the range.
 
     Attributes:
         run_ids: The runs that count as attempts, oldest first.
-        is_cancelled: Whether one of them was cancelled by a person, which says nothing about the
-            records.
-        attempt: The number of the next run, should one be asked for all the same.
-        left_out: The assets that a run has left out which succeeded otherwise.
-        re_executed: What was executed again since, and failed as well, oldest first.
-        why: What the last of them failed with; empty where that is not known.
+        is_cancelled: Whether a user cancelled one of them.
+        attempt: Number of the next run, if one is requested.
+        left_out: Assets that an otherwise successful run left out.
+        re_executed: Later failed re-executions, oldest first.
+        reason: The error of the last run; empty if unknown.
     """
 
     run_ids: tuple[str, ...]
@@ -162,32 +153,32 @@ class Exhausted:
     attempt: int = 0
     left_out: tuple[str, ...] = ()
     re_executed: tuple[str, ...] = ()
-    why: str = field(default="", compare=False)
+    reason: str = field(default="", compare=False)
 
     @property
     def attempts(self) -> int:
-        """How many runs count as attempts."""
+        """Number of attempts."""
         return len(self.run_ids)
 
     @property
     def next_attempt(self) -> Exhausted:
-        """The same for a batch that only counts attempts, and no other runs."""
+        """The same with the attempt number derived from failed attempts only."""
         return replace(self, attempt=self.attempts + 1)
 
     @property
     def failed_runs(self) -> int:
-        """How many runs failed, executed again or not."""
+        """Number of failed runs, including re-executions."""
         return len(self.run_ids) + len(self.re_executed)
 
     @property
     def run_id(self) -> str:
-        """The last of them."""
+        """The last failed run."""
         return (*self.run_ids, *self.re_executed)[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    """The dead-letter topic has the range, and no run works on it: it counts as done.
+    """The dead-letter topic has the range: it counts as done.
 
     `run_id` is the last run that failed.
     """
@@ -199,19 +190,18 @@ Progress = ToRequest | InFlight | Succeeded | Exhausted | DeadLettered
 
 
 def progress_of(
-    range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int
+    range_: OffsetRange, batch_id: str, runs: Iterable[RunSnapshot], *, max_attempts: int
 ) -> Progress:
-    """Say how far the work on a claimed range is, from all runs of its batch.
+    """Derive the progress of a claimed range from all runs of its batch.
 
-    A run is executed again with all of its ranges. If one of them is gone meanwhile, that run has
-    to refuse itself, but a person wants the others to be tried again: so they are requested, once
-    for each such run.
+    A re-execution has all ranges of its run. If some of them are no longer claimed, it refuses
+    itself; the others are then requested once for each such re-execution.
     """
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     left_out: tuple[str, ...] = ()
     for run in reversed(mine):
         if run.has_succeeded:
-            missing = lacking(run, mine)
+            missing = missing_assets(run, mine)
             if not missing:
                 return Succeeded(run.run_id)
             left_out = left_out or missing
@@ -220,12 +210,11 @@ def progress_of(
     return _in_flight(live, otherwise) if live else otherwise
 
 
-def _is_left_behind(run: RunSeen, runs: Iterable[RunSeen]) -> bool:
-    """Tell whether another sensor created the run and did not submit it.
+def _is_left_behind(run: RunSnapshot, runs: Iterable[RunSnapshot]) -> bool:
+    """Whether another sensor created the run without submitting it, and Dagster will not start it.
 
-    This sensor's run with the same key has ended since. Dagster keeps the keys of each sensor
-    apart, and starts nothing for a key that a sensor has used. If the run comes to its process all
-    the same, it looks whether it may work.
+    This sensor's run with the same key has ended. Dagster tracks run keys for each sensor and
+    starts nothing for a key that a sensor has used.
     """
     return (
         run.state is RunState.CREATED
@@ -238,17 +227,16 @@ def _is_left_behind(run: RunSeen, runs: Iterable[RunSeen]) -> bool:
 
 
 def _without_live(
-    ended: list[RunSeen], left_out: tuple[str, ...], max_attempts: int
+    ended: list[RunSnapshot], left_out: tuple[str, ...], max_attempts: int
 ) -> ToRequest | Exhausted:
-    """What the runs that have ended say.
+    """Progress from runs that have ended.
 
-    People delete runs, so the next number is not the count of those that are left. A run that is
-    executed again has the number of the first one, and its key: Dagster starts nothing for that
-    key as long as either is there.
+    Runs may be deleted, so the next number is not their count. A re-execution has the number and
+    the run key of its first run, and Dagster starts nothing for that key while either exists.
     """
     first_runs = [run for run in ended if not run.is_retry]
     attempt = max([len(first_runs), *(run.attempt for run in ended)]) + 1
-    failed = [run for run in first_runs if setback_of(run) is Setback.FAILED]
+    failed = [run for run in first_runs if failure_kind(run) is FailureKind.FAILED]
     if ended and ended[-1].is_retry and ended[-1].is_refused and not ended[-1].is_automatic:
         return ToRequest(attempt, len(failed), left_out=left_out)
     if len(failed) >= max_attempts:
@@ -257,7 +245,7 @@ def _without_live(
         again = [
             run
             for run in ended[ended.index(failed[-1]) :]
-            if run.is_retry and setback_of(run) is Setback.FAILED
+            if run.is_retry and failure_kind(run) is FailureKind.FAILED
         ]
         why = (*failed, *again)[-1].error
         re_executed = tuple(run.run_id for run in again)
@@ -265,58 +253,60 @@ def _without_live(
     return ToRequest(attempt, len(failed), _trouble(first_runs, len(failed)), left_out)
 
 
-def setback_of(run: RunSeen) -> Setback | None:
-    """How a run set its range back; None when it says nothing about it."""
-    if run.is_taken_back or run.has_succeeded:
+def failure_kind(run: RunSnapshot) -> FailureKind | None:
+    """Return how an unsuccessful run ended, or None if it says nothing about its range."""
+    if run.is_cancelled_by_member or run.has_succeeded:
         return None
     if run.is_refused:
-        return Setback.REFUSED
+        return FailureKind.REFUSED
     if run.is_interrupted:
-        return Setback.INTERRUPTED
-    # A person who cancels a run in the queue does not want it: that is no trouble of the launcher.
+        return FailureKind.INTERRUPTED
+    # A cancelled run in the queue is not a failure of the launcher.
     return (
-        Setback.FAILED if run.has_started or run.state is RunState.CANCELED else Setback.NOT_STARTED
+        FailureKind.FAILED
+        if run.has_started or run.state is RunState.CANCELED
+        else FailureKind.NOT_STARTED
     )
 
 
-def _trouble(first_runs: list[RunSeen], failures: int) -> Trouble | None:
-    told = [(kind, run) for run in reversed(first_runs) if (kind := setback_of(run)) is not None]
+def _trouble(first_runs: list[RunSnapshot], failures: int) -> FailureStreak | None:
+    told = [(kind, run) for run in reversed(first_runs) if (kind := failure_kind(run)) is not None]
     if not told:
         return None
     kind, newest = told[0]
     in_a_row = next(
-        (number for number, (other, _) in enumerate(told) if other is Setback.FAILED), len(told)
+        (number for number, (other, _) in enumerate(told) if other is FailureKind.FAILED), len(told)
     )
-    return Trouble(
+    return FailureStreak(
         kind,
-        failures if kind is Setback.FAILED else in_a_row,
+        failures if kind is FailureKind.FAILED else in_a_row,
         newest.run_id,
         newest.refusal or newest.error,
     )
 
 
-def blocking(progress: Progress) -> Exhausted | Trouble | None:
-    """What a person has to know of a range; None when it gets on by itself."""
+def blocking(progress: Progress) -> Exhausted | FailureStreak | None:
+    """Return what stops the partition of a range, or None."""
     match progress:
         case Exhausted():
             return progress
-        case ToRequest(trouble=Trouble(is_stop=True) as trouble):
-            return trouble
+        case ToRequest(streak=FailureStreak(is_stop=True) as streak):
+            return streak
         case InFlight():
-            return progress.despite
+            return progress.stop_cause
         case _:
             return None
 
 
-def _in_flight(live: list[RunSeen], otherwise: ToRequest | Exhausted) -> InFlight:
+def _in_flight(live: list[RunSnapshot], otherwise: ToRequest | Exhausted) -> InFlight:
     unsubmitted = all(run.state is RunState.CREATED and run.is_requested for run in live)
-    despite = blocking(otherwise)
+    stop_cause = blocking(otherwise)
     if (
-        isinstance(despite, Trouble)
-        and despite.kind is Setback.NOT_STARTED
+        isinstance(stop_cause, FailureStreak)
+        and stop_cause.kind is FailureKind.NOT_STARTED
         and any(run.state in WORKING for run in live)
     ):
-        despite = None
+        stop_cause = None
     return InFlight(
         tuple(run.run_id for run in live),
         waiting=tuple(run.run_id for run in live if run.state in NOT_BEGUN),
@@ -325,16 +315,16 @@ def _in_flight(live: list[RunSeen], otherwise: ToRequest | Exhausted) -> InFligh
         unconfirmed=tuple(run.run_id for run in live if not run.is_over),
         deleted=tuple(run.run_id for run in live if run.state is RunState.DELETED),
         unsubmitted=live[-1] if unsubmitted else None,
-        despite=despite,
-        works_for_s=max((run.works_for_s for run in live if run.works_for_s), default=None),
+        stop_cause=stop_cause,
+        working_s=max((run.working_s for run in live if run.working_s), default=None),
     )
 
 
-def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
-    """Return the assets that a range still lacks although a run on it has succeeded.
+def missing_assets(succeeded: RunSnapshot, runs: Sequence[RunSnapshot]) -> tuple[str, ...]:
+    """Return the assets that a range still lacks after a run on it succeeded.
 
-    The newest run that tried an asset decides. Only a success of the whole job stands whatever
-    comes after it: any later run refuses itself.
+    The newest run of an asset decides. A success of the whole job is final, since any later run
+    refuses itself.
     """
     if not succeeded.left_out:
         return ()
@@ -348,25 +338,23 @@ def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def refused_last(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen]) -> frozenset[str]:
-    """Return the newest run on a claimed range if that run refused itself; nothing otherwise.
-
-    The refusal may mean that the claim is gone.
-    """
+def newest_refusal(
+    range_: OffsetRange, batch_id: str, runs: Iterable[RunSnapshot]
+) -> frozenset[str]:
+    """Return the newest run on a claimed range if it refused itself, or nothing."""
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     return frozenset({mine[-1].run_id} if mine and mine[-1].is_refused else ())
 
 
-def unclaimed_workers(
+def unclaimed_runs(
     ranges: Iterable[OffsetRange],
     claimed: Iterable[tuple[OffsetRange, str]],
-    runs: Iterable[RunSeen],
+    runs: Iterable[RunSnapshot],
 ) -> tuple[str, ...]:
-    """Return the runs that work on any of `ranges` without being the work of a claim.
+    """Return the runs that work on any of `ranges` without a claim.
 
-    Nothing may start there until they have ended. This happens when an operator moves the committed
-    offset, which erases the claims, while runs are working. Runs that have not started do not
-    count: they refuse themselves when they find no claim.
+    No run may start on the ranges until they have ended. An operator who moves the committed offset
+    erases the claims of working runs. Runs that have not started refuse themselves without a claim.
     """
     known = set(claimed)
     wanted = tuple(ranges)

@@ -1,8 +1,4 @@
-"""A rerun and its batches: who has past ranges processed again, why, and what each run processes.
-
-Owns the id of such a batch, which no batch of the group can have, and the short text in which many
-ranges are kept.
-"""
+"""Reruns: repeated processing of past ranges, and the batches of its runs."""
 
 from __future__ import annotations
 
@@ -19,33 +15,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_RUNS = 1_000
-"""More would flood Dagster, and nobody would look at them."""
 MOST_RANGES_PER_RUN = 200
 _MOST_TEXT = 1_000
-"""A batch is kept as a key of a database, which must not be longer than some 2,000 bytes."""
+"""A batch is stored as a database key, which is limited to about 2,000 bytes."""
 _ID = re.compile(r"r\.(?P<rerun>[A-Za-z0-9]{1,20})\.(?P<number>[0-9]{1,6})")
 
 
 def rerun_of(batch_id: str) -> str:
-    """The rerun that a batch belongs to; empty when it is a batch of the group."""
+    """Return the rerun of a batch id; empty for a batch of the group."""
     found = _ID.fullmatch(batch_id)
     return found["rerun"] if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What a person has asked for.
+    """A requested rerun.
 
     Attributes:
-        rerun_id: Its name.
-        by: Who wants it.
-        reason: Why.
-        at: When it was asked for, in seconds since 1970.
-        runs_at_once: How many of its runs may be at work at the same time.
-        batches: How many runs it has.
+        at: Seconds since 1970.
+        runs_at_once: Maximum number of its runs in progress.
+        batches: Number of its runs.
 
     Raises:
-        ConfigurationError: A part is missing or too long.
+        ConfigurationError: A field is missing or too long.
     """
 
     rerun_id: str
@@ -71,13 +63,7 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class RerunBatch:
-    """What one run of a rerun processes.
-
-    Attributes:
-        rerun: The rerun.
-        number: Which of its batches it is.
-        ranges: The ranges, in order.
-    """
+    """The ranges of one run of a rerun."""
 
     rerun: Rerun
     number: int
@@ -85,7 +71,7 @@ class RerunBatch:
 
     @property
     def batch_id(self) -> str:
-        """The id of the batch, which no batch of the group can have."""
+        """The id of the batch, distinct from all batches of the group."""
         return f"r.{self.rerun.rerun_id}.{self.number}"
 
 
@@ -95,12 +81,12 @@ def batches_of(
     """Split a rerun into batches.
 
     Args:
-        rerun: What a person has asked for.
-        ranges: What is repeated, in order.
-        records_per_run: How many offsets one run processes; a range that has more is alone.
+        rerun: The rerun.
+        ranges: Its ranges, in order.
+        records_per_run: Maximum offsets for one run; a larger range has its own run.
 
     Raises:
-        ConfigurationError: There would be too many, or `records_per_run` is not positive.
+        ConfigurationError: There are too many batches, or `records_per_run` is not positive.
     """
     if records_per_run < 1:
         msg = f"{records_per_run} records for each run are not enough: give at least 1"
@@ -132,7 +118,7 @@ def _fits(group: list[OffsetRange], range_: OffsetRange, records_per_run: int) -
 
 
 def packed(ranges: Iterable[OffsetRange]) -> str:
-    """Ranges as a short text: `orders:3:120+60+60 orders:4:0+80`."""
+    """Format ranges as short text: `orders:3:120+60+60 orders:4:0+80`."""
     text, last = "", None
     for range_ in ranges:
         follows = (
@@ -148,10 +134,10 @@ def packed(ranges: Iterable[OffsetRange]) -> str:
 
 
 def unpacked(text: str) -> tuple[OffsetRange, ...]:
-    """Read what `packed` wrote.
+    """Parse a text of `packed`.
 
     Raises:
-        ValueError: The text is something else.
+        ValueError: The text is invalid.
     """
     found = []
     for part in text.split():

@@ -1,13 +1,11 @@
-"""The check that a run makes before it works on its batch.
+"""Start check: whether a run may process its batch.
 
-By the time it looks, its own start and its first sign of life are visible to all others. It may
-work only if every one of its ranges is still claimed by its batch, no other run of the batch has
-succeeded on them, and no other run of the group may be at work on any part of them. *Any* such run
-makes it refuse itself, whichever came first: with a tie-break by age or by clocks both could work.
-If two runs refuse each other, the owner of the partition asks for the batch again.
-
-A run of a rerun has no claim. Its ranges must be committed, so that the group is done with them,
-and must be those that a person has asked for.
+The start and the first heartbeat of the run are visible to others before it checks. It may work
+only if all of its ranges are claimed by its batch, no other run of the batch has succeeded on them,
+and no other run of the group may be working on them. *Any* such run causes a refusal, whichever
+started first: a tie-break by age or clock could let both work. If two runs refuse each other, the
+owner of the partition requests the batch again. The ranges of a rerun have no claim; they must be
+committed and planned.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ClaimError
-from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.core.runs.progress import lacking
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.runs.progress import missing_assets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,16 +25,16 @@ if TYPE_CHECKING:
 
 
 def refusal(
-    me: RunSeen,
-    others: Iterable[RunSeen],
+    me: RunSnapshot,
+    others: Iterable[RunSnapshot],
     committed: Mapping[TopicPartition, OffsetAndMetadata | None],
 ) -> str | None:
-    """Why the run `me` must not work, as a sentence; None when it may.
+    """Return why the run `me` must not work, or None.
 
     Args:
-        me: The run that asks.
-        others: All runs of the same batch, and all live runs of the group; `me` may be among them.
-        committed: What Kafka stores for the partitions of the run now.
+        me: The run.
+        others: All runs of its batch, and all live runs of the group; may include `me`.
+        committed: The committed offsets of its partitions.
     """
     if me.state is not RunState.STARTED:
         return _not_started(me)
@@ -56,25 +54,25 @@ def refusal(
 
 
 def rerun_refusal(
-    me: RunSeen,
-    others: Iterable[RunSeen],
+    me: RunSnapshot,
+    others: Iterable[RunSnapshot],
     committed: Mapping[TopicPartition, OffsetAndMetadata | None],
     planned: RerunBatch | None,
 ) -> str | None:
-    """Why the run `me` of a rerun must not work, as a sentence; None when it may.
+    """Return why the run `me` of a rerun must not work, or None.
 
     Args:
-        me: The run that asks.
-        others: All runs of the same batch, and all live runs of the group; `me` may be among them.
-        committed: What Kafka stores for the partitions of the run now.
-        planned: Its batch, as the book of reruns has it; None where it has none.
+        me: The run.
+        others: All runs of its batch, and all live runs of the group; may include `me`.
+        committed: The committed offsets of its partitions.
+        planned: Its batch in the rerun store, if any.
     """
     if me.state is not RunState.STARTED:
         return _not_started(me)
     if planned is None or planned.ranges != me.ranges:
         return (
-            "no rerun is to process these ranges: it is finished, or was cancelled. Ask for "
-            "another one with dagster-rebalance rerun"
+            "no rerun has these ranges: it is finished or was cancelled. Request another one with "
+            "dagster-rebalance rerun"
         )
     for range_ in me.ranges:
         stored = committed.get(range_.topic_partition)
@@ -84,15 +82,14 @@ def rerun_refusal(
     return _company(me, tuple(others))
 
 
-def _not_started(me: RunSeen) -> str:
+def _not_started(me: RunSnapshot) -> str:
     return (
         f"run {me.run_id} is {me.state.value} in Dagster, so another run could not see that it "
         "works"
     )
 
 
-def _company(me: RunSeen, known: tuple[RunSeen, ...]) -> str | None:
-    """What another run does that shares a range with `me`; None when nobody is in the way."""
+def _company(me: RunSnapshot, known: tuple[RunSnapshot, ...]) -> str | None:
     for other in known:
         shared = [
             range_
@@ -107,17 +104,16 @@ def _company(me: RunSeen, known: tuple[RunSeen, ...]) -> str | None:
 
 
 def _rival(
-    other: RunSeen, batch_id: str, shared: Iterable[OffsetRange], known: tuple[RunSeen, ...]
+    other: RunSnapshot, batch_id: str, shared: Iterable[OffsetRange], known: tuple[RunSnapshot, ...]
 ) -> str:
-    """What a run does that shares a range and must be alone with it; empty when it does nothing."""
+    """Why another run excludes this one; empty if it does not."""
     whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
     if not other.is_over and other.may_work:
         ended = (
             "was deleted from" if other.state is RunState.DELETED else f"has {other.state.value} in"
         )
         return (
-            f"run {other.run_id} of {whose} {ended} Dagster, and it is not known that its process "
-            "does no more work"
+            f"run {other.run_id} of {whose} {ended} Dagster, and its process may still be working"
         )
     is_done = other.has_succeeded and other.batch_id == batch_id and _is_done(other, shared, known)
     return (
@@ -127,13 +123,13 @@ def _rival(
     )
 
 
-def _is_done(other: RunSeen, shared: Iterable[OffsetRange], known: tuple[RunSeen, ...]) -> bool:
-    """Tell whether a run has succeeded on a range with nothing left out.
-
-    A later run may make up for missing assets.
-    """
+def _is_done(
+    other: RunSnapshot, shared: Iterable[OffsetRange], known: tuple[RunSnapshot, ...]
+) -> bool:
+    """Whether the run succeeded on a range and later runs made all assets that it left out."""
     return any(
-        not lacking(other, [run for run in known if range_ in run.ranges]) for range_ in shared
+        not missing_assets(other, [run for run in known if range_ in run.ranges])
+        for range_ in shared
     )
 
 

@@ -1,16 +1,9 @@
-"""A batch of a streaming run: its id says whose work it is, and which attempt.
+"""Batches of streaming runs: a batch id names the run, the attempt and its interruptions.
 
-A streaming run is a member of the group and works on its own batches, one after the other, without
-a Dagster run for each. So there is no run to look at for a batch. The id of the batch, which is
-stored in Kafka as the claim of each of its ranges, names the run that works on it, and the attempt:
-one above the attempts that have failed on the range. Where batches were interrupted since the last
-failed attempt, their count is part of the number. The run writes it before it begins, so that
-whoever finds the claim knows whom to ask, and a record that kills each process that reads it is not
-tried for ever.
-
-Owns the form of the id, and what it means for a range together with the state of that run. The run
-leaves a note of the outcome only where a claim outlives its work (`Outcome`): others find it when
-the partition has moved.
+A streaming run is a member of the group and processes its own batches without a Dagster run for
+each. The batch id is stored in Kafka as the claim of the ranges, and is written before the work
+begins. So the next owner finds the run that has the claim, and a record that kills its process is
+not retried forever. The run stores an `BatchOutcome` only for claims that outlive its work.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,44 +26,42 @@ _ID = re.compile(
     r"s\.(?P<run>[A-Za-z0-9-]{1,40})\.(?P<number>[0-9]{1,12})\.(?P<attempt>[0-9]{1,6})"
 )
 _ONE_INTERRUPTION = 1_000_000_000
-"""Members of versions that count no interruptions must read the id: to them it is one number."""
+"""Earlier versions, which count no interruptions, read both as one number."""
 _MOST_INTERRUPTIONS = 999
 _ATTEMPTS_SHOWN = 1_000
-"""Whoever may commit for the group could ask for a million of them in each claim."""
+"""Limit for batch ids that others forged."""
 
 
-class Outcome(enum.Enum):
+class BatchOutcome(enum.Enum):
     """How the work of a streaming run on a batch ended."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     """The body raised: an attempt."""
     INTERRUPTED = "dropped"
-    """The body was interrupted, because its run had to leave or lost the partition: no attempt.
-    The stored text is the one of earlier versions."""
+    """The body was interrupted, because the run had to leave or lost the partition: not an attempt.
+    Earlier versions store the same text."""
     DROPPED = "not begun"
-    """The batch was not begun, or a person stopped its partition. Never stored: a claim without an
-    outcome, of a run that does not work on its partition, means the same."""
+    """The batch was not started, or a directive stopped its partition. Never stored: a claim
+    without an outcome means the same once its run does not work on the partition."""
 
 
 _STATES = {
-    Outcome.SUCCEEDED: RunState.SUCCEEDED,
-    Outcome.FAILED: RunState.FAILED,
-    Outcome.INTERRUPTED: RunState.CANCELED,
-    Outcome.DROPPED: RunState.CANCELED,
+    BatchOutcome.SUCCEEDED: RunState.SUCCEEDED,
+    BatchOutcome.FAILED: RunState.FAILED,
+    BatchOutcome.INTERRUPTED: RunState.CANCELED,
+    BatchOutcome.DROPPED: RunState.CANCELED,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """What the id of a batch says.
+    """Contents of the id of a batch.
 
     Attributes:
-        run_id: The streaming run that works on it.
-        number: Tells it from the other batches of that run.
-        attempt: One above the attempts that had failed on its ranges when it was begun.
-        interruptions: The batches that were interrupted on its ranges since the last failed
-            attempt.
+        number: Distinguishes the batches of a run.
+        attempt: One above the failed attempts on its ranges.
+        interruptions: Interrupted batches on its ranges since the last failed attempt.
     """
 
     run_id: str
@@ -83,29 +74,28 @@ class StreamBatch:
         return f"s.{self.run_id}.{number}.{self.attempt}"
 
     @classmethod
-    def read(cls, batch_id: str) -> StreamBatch | None:
-        """Read the id of a batch; None when it is not one of a streaming run."""
+    def parse(cls, batch_id: str) -> StreamBatch | None:
+        """Parse a batch id; None if it is not of a streaming run."""
         found = _ID.fullmatch(batch_id)
         if found is None:
             return None
         interruptions, number = divmod(int(found["number"]), _ONE_INTERRUPTION)
         return cls(found["run"], number, int(found["attempt"]), interruptions)
 
-    def seen(
-        self, ranges: tuple[OffsetRange, ...], run: RunSeen, outcome: Outcome | None
-    ) -> tuple[RunSeen, ...]:
-        """Tell what is known of the batch in the words that are used for runs.
+    def as_runs(
+        self, ranges: tuple[OffsetRange, ...], run: RunSnapshot, outcome: BatchOutcome | None
+    ) -> tuple[RunSnapshot, ...]:
+        """Return the batch as runs: earlier failed attempts, interruptions, then its own run.
 
-        The attempts that failed before come first, the last ones of very many, and then the
-        interruptions. Then comes the run itself: as its note says; at work, as long as it may work
-        on the partition; dropped, where it does not any more, or has ended in order; interrupted,
-        where its process ended itself because the body ignored its interruption; or failed, since
-        its process died with the batch in hand.
+        Without an outcome, the batch of a live run is working while the run may work on the
+        partition, and dropped otherwise. The batch of an ended run is dropped after an orderly end,
+        interrupted if the process ended itself because the body ignored its interruption, and
+        failed if the process died.
 
         Args:
-            ranges: What the batch has claimed.
+            ranges: The claimed ranges of the batch.
             run: The streaming run as Dagster shows it.
-            outcome: What the run itself has said of the batch.
+            outcome: The outcome that the run stored, if any.
         """
         mine = replace(
             run,
@@ -121,22 +111,22 @@ class StreamBatch:
             outcome = _without_note(run)
             mine = replace(
                 self._ended(mine, outcome),
-                has_died=outcome is Outcome.FAILED,
-                error=run.error if outcome is Outcome.FAILED else "",
+                has_died=outcome is BatchOutcome.FAILED,
+                error=run.error if outcome is BatchOutcome.FAILED else "",
             )
-        elif run.may_work_on is not None and not any(
-            range_.topic_partition in run.may_work_on for range_ in ranges
+        elif run.active_partitions is not None and not any(
+            range_.topic_partition in run.active_partitions for range_ in ranges
         ):
-            mine = self._ended(mine, Outcome.DROPPED)
+            mine = self._ended(mine, BatchOutcome.DROPPED)
         before = (
-            replace(self._ended(mine, Outcome.FAILED), attempt=attempt)
+            replace(self._ended(mine, BatchOutcome.FAILED), attempt=attempt)
             for attempt in range(max(1, self.attempt - _ATTEMPTS_SHOWN), self.attempt)
         )
-        interrupted = replace(self._ended(mine, Outcome.INTERRUPTED), attempt=self.attempt - 1)
+        interrupted = replace(self._ended(mine, BatchOutcome.INTERRUPTED), attempt=self.attempt - 1)
         return (*before, *(interrupted,) * self.interruptions, mine)
 
     @staticmethod
-    def _ended(run: RunSeen, outcome: Outcome) -> RunSeen:
+    def _ended(run: RunSnapshot, outcome: BatchOutcome) -> RunSnapshot:
         return replace(
             run,
             state=_STATES[outcome],
@@ -144,21 +134,20 @@ class StreamBatch:
             is_written_off=False,
             awaits_retry=False,
             is_refused=False,
-            is_interrupted=outcome is Outcome.INTERRUPTED,
-            error="",  # that of the run is none of the batch
-            is_taken_back=outcome is Outcome.DROPPED,
+            is_interrupted=outcome is BatchOutcome.INTERRUPTED,
+            error="",  # the error of the run is not that of the batch
+            is_cancelled_by_member=outcome is BatchOutcome.DROPPED,
         )
 
 
-def _without_note(run: RunSeen) -> Outcome:
-    """The outcome of the batch of a run that has ended, where the run left no note of it."""
-    if run.is_taken_back:
-        return Outcome.INTERRUPTED
-    return Outcome.FAILED if run.state is RunState.FAILED else Outcome.DROPPED
+def _without_note(run: RunSnapshot) -> BatchOutcome:
+    if run.is_cancelled_by_member:
+        return BatchOutcome.INTERRUPTED
+    return BatchOutcome.FAILED if run.state is RunState.FAILED else BatchOutcome.DROPPED
 
 
 def batch_ids(run_id: str) -> Callable[..., str]:
-    """Name the batches of a streaming run, given the attempt of each, and its interruptions."""
+    """Return a function that numbers the batches of a streaming run."""
     numbers = count(1)
     return lambda attempt, interruptions=0: str(
         StreamBatch(run_id, next(numbers), attempt, interruptions)
@@ -166,23 +155,22 @@ def batch_ids(run_id: str) -> Callable[..., str]:
 
 
 def is_batch_of(batch_id: str, run_id: str) -> bool:
-    """Whether a batch is one of this streaming run."""
-    batch = StreamBatch.read(batch_id)
+    """Return whether a batch belongs to a streaming run."""
+    batch = StreamBatch.parse(batch_id)
     return batch is not None and batch.run_id == run_id
 
 
-def is_claimed_by(batch_request: BatchRequest, run_id: str) -> bool:
-    """Whether a streaming run has claimed a batch for this very attempt, and may begin it."""
-    batch = StreamBatch.read(batch_request.batch_id)
+def is_claimed_by(request: BatchRequest, run_id: str) -> bool:
+    """Return whether a streaming run has claimed a batch for this attempt, and may start it."""
+    batch = StreamBatch.parse(request.batch_id)
     return (
         batch is not None
-        and batch_request.is_own
+        and request.is_own
         and batch.run_id == run_id
-        and batch.attempt == batch_request.attempt  # no id is begun twice
-        and batch.interruptions == _counted(batch_request.interruptions)
+        and batch.attempt == request.attempt  # no batch id is started twice
+        and batch.interruptions == _counted(request.interruptions)
     )
 
 
 def _counted(interruptions: int) -> int:
-    """The count of interruptions as an id can have it."""
     return min(interruptions, _MOST_INTERRUPTIONS)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run import named_runs
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.model.run import format_runs
+from dagster_rebalance.core.runs.retry import RetryBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,7 +74,7 @@ class Replicas:
     version: str
     max_run_s: float = 3600.0
     leave_limit_s: float = 600.0
-    pace: RetryPace = field(default_factory=RetryPace)
+    backoff: RetryBackoff = field(default_factory=RetryBackoff)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def reconcile(replicas: Replicas, runs: Iterable[StreamingRun], now: float) -> R
                 # With the minute: if runs are deleted, the last run alone repeats a known key.
                 starts.append(Start(slot, f"{replicas.version}.{slot}.{last}.{now // 60:.0f}"))
         elif _is_working(stays, now) or _is_stuck(stays, live, replicas, now):
-            successor = named_runs([stays.run_id])
+            successor = format_runs([stays.run_id])
             surplus += [
                 (run, f"{successor} {_advantage(run, replicas)}")
                 for run in in_slot
@@ -153,7 +153,7 @@ def _leaving_s(run: StreamingRun, now: float) -> float:
 def _leaving_note(run: StreamingRun, now: float) -> str:
     leaving_s = _leaving_s(run, now)
     age = f" for {leaving_s:.0f} s" if leaving_s >= _LONG_LEAVE_S else ""
-    return f"{named_runs([run.run_id])} is leaving{age}"
+    return f"{format_runs([run.run_id])} is leaving{age}"
 
 
 def _is_working(run: StreamingRun, now: float) -> bool:
@@ -181,12 +181,12 @@ def _why_wait(before: Sequence[StreamingRun], replicas: Replicas, now: float) ->
         failed.append(run)
     if not failed or failed[0].ended_at is None:
         return ""
-    left_s = failed[0].ended_at + replicas.pace.after_s(len(failed)) - now
+    left_s = failed[0].ended_at + replicas.backoff.delay_s(len(failed)) - now
     if left_s <= 0:
         return ""
     return (
         f"{len(failed)} run{'s' * (len(failed) > 1)} in a row ended badly, the last one is "
-        f"{named_runs([failed[0].run_id])}; the next one is started in {left_s:.0f} s"
+        f"{format_runs([failed[0].run_id])}; the next one is started in {left_s:.0f} s"
     )
 
 
@@ -195,7 +195,7 @@ def _has_worked(run: StreamingRun, replicas: Replicas) -> bool:
     return (
         run.started_at is not None
         and run.ended_at is not None
-        and run.ended_at - run.started_at >= replicas.pace.limit_s
+        and run.ended_at - run.started_at >= replicas.backoff.limit_s
     )
 
 

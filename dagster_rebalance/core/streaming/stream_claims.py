@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.planning import is_ready
-from dagster_rebalance.core.model.commands import CancelRuns, LeaveClaims, WriteOffsets
+from dagster_rebalance.core.model.commands import AbandonClaims, CancelRuns, WriteOffsets
 from dagster_rebalance.core.runs.stream_batch import is_batch_of, is_claimed_by
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class StreamClaims:
         return self._worker != "" and not any(
             self._worker in owned.live_runs
             or owned.is_claiming
-            or any(entry.is_in_question for entry in owned.entries)
+            or any(entry.is_takeover_open for entry in owned.entries)
             for owned in partitions
         )
 
@@ -77,7 +77,7 @@ class StreamClaims:
         writes = []
         for range_ in ranges:
             owned = partitions[range_.topic_partition]
-            pending = owned.claim_again_write(range_, batch_id, now)
+            pending = owned.reclaim_write(range_, batch_id, now)
             partitions[owned.partition] = replace(owned, pending=pending)
             writes.append(pending.write)
         yield WriteOffsets(tuple(writes))
@@ -91,7 +91,7 @@ class StreamClaims:
             if self._worker and is_batch_of(entry.batch_id, self._worker)
         )
         if claims:
-            yield LeaveClaims(claims)
+            yield AbandonClaims(claims)
 
     def _has_new(self, partitions: Iterable[OwnedPartition], now: float) -> bool:
         backlogs = (owned.backlog for owned in partitions)

@@ -11,8 +11,8 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,20 +41,20 @@ class BegunBatch:
     batch_id: str
     ranges: tuple[OffsetRange, ...]
     logs: Mapping[TopicPartition, Log] = field(compare=False)
-    outcome: Outcome | None = None
+    outcome: BatchOutcome | None = None
     begun_at: float = field(default=0.0, compare=False)
     interrupted_at: float | None = field(default=None, compare=False)
     is_late: bool = field(default=False, compare=False)
     is_unwanted: bool = field(default=False, compare=False)
 
-    def outcome_of(self, ended: Outcome) -> Outcome:
+    def outcome_of(self, ended: BatchOutcome) -> BatchOutcome:
         """Return the outcome of the batch, given how its assets ended.
 
         A late batch that was interrupted is a failed attempt; an unwanted one is dropped.
         """
-        if ended is not Outcome.INTERRUPTED or not (self.is_late or self.is_unwanted):
+        if ended is not BatchOutcome.INTERRUPTED or not (self.is_late or self.is_unwanted):
             return ended
-        return Outcome.DROPPED if self.is_unwanted else Outcome.FAILED
+        return BatchOutcome.DROPPED if self.is_unwanted else BatchOutcome.FAILED
 
 
 class WorkerAction(enum.Enum):
@@ -86,7 +86,7 @@ class Worker:
         # Kafka may store one claim of a batch later than the others, which is then a separate part.
         self._begun: dict[str, tuple[BegunBatch, ...]] = {}
         self._abandoned: dict[Claimed, None] = {}
-        self._reported: dict[Claimed, Outcome] = {}
+        self._reported: dict[Claimed, BatchOutcome] = {}
         self._reads = 0
         self._interrupted_at = float("-inf")
         self.at_work: BegunBatch | None = None
@@ -159,7 +159,7 @@ class Worker:
         if self.at_work is not None:
             self.at_work = replace(self.at_work, is_unwanted=True)
 
-    def end(self, outcome: Outcome) -> BegunBatch | None:
+    def end(self, outcome: BatchOutcome) -> BegunBatch | None:
         """Note how the assets of the current batch ended; None if no batch is running."""
         if self.at_work is None:
             return None
@@ -167,28 +167,28 @@ class Worker:
         ended = replace(self.at_work, outcome=outcome)
         self._begun[ended.batch_id] = (*self._parts(ended.batch_id)[:-1], ended)
         self.at_work = None
-        if outcome is Outcome.FAILED:  # a snapshot of the group shows it, too
+        if outcome is BatchOutcome.FAILED:  # a snapshot of the group shows it, too
             self.abandon((ended.batch_id, range_) for range_ in ended.ranges)
         return ended
 
-    def read(self, batch_ids: Iterable[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+    def read(self, batch_ids: Iterable[str], claims: Iterable[Claimed]) -> tuple[RunSnapshot, ...]:
         """Return the run's own batches as runs. `claims` are those of the member for them."""
         self._reads += 1
-        found: list[RunSeen] = []
+        found: list[RunSnapshot] = []
         known = tuple(claims)
         for batch_id in batch_ids:
-            batch = StreamBatch.read(batch_id)
+            batch = StreamBatch.parse(batch_id)
             if batch is None or batch.run_id != self._run_id:
                 continue
             # A new heartbeat at each read: the liveness check never ends the run itself.
-            run = RunSeen(self._run_id, "", (), RunState.STARTED, heartbeat=str(self._reads))
+            run = RunSnapshot(self._run_id, "", (), RunState.STARTED, heartbeat=str(self._reads))
             parts = self._parts(batch_id)
             for part in parts:
-                found += batch.seen(part.ranges, run, part.outcome)
+                found += batch.as_runs(part.ranges, run, part.outcome)
             for claim in known:
                 if claim[0] == batch_id and not any(claim[1] in part.ranges for part in parts):
                     outcome = self._reported.get(claim)
-                    seen = batch.seen((claim[1],), run, outcome)
+                    seen = batch.as_runs((claim[1],), run, outcome)
                     found += seen if outcome else seen[:-1]
         return tuple(found)
 
@@ -197,14 +197,14 @@ class Worker:
         self._abandoned.update(dict.fromkeys(claims))
 
     @property
-    def unreported(self) -> dict[Claimed, Outcome]:
+    def unreported(self) -> dict[Claimed, BatchOutcome]:
         """The outcomes to report to other members now."""
-        ended: dict[Claimed, Outcome] = {}
+        ended: dict[Claimed, BatchOutcome] = {}
         for claim in self._abandoned:
             batch_id, range_ = claim
             begun = next((part for part in self._parts(batch_id) if range_ in part.ranges), None)
             if begun is None:
-                ended[claim] = Outcome.DROPPED
+                ended[claim] = BatchOutcome.DROPPED
             elif begun.outcome is not None:
                 ended[claim] = begun.outcome
         return ended

@@ -19,7 +19,7 @@ from dagster_rebalance.core.model.errors import (
     PartitionLostError,
     RebalanceInProgressError,
 )
-from dagster_rebalance.core.model.printable import shown
+from dagster_rebalance.core.model.printable import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -269,7 +269,7 @@ class Operation:
 
 def error_text(error: KafkaError) -> str:
     """Return the text of an error, safe for a terminal: it may come from a broker."""
-    return shown(error.str())
+    return escaped(error.str())
 
 
 def is_final(error: KafkaError) -> bool:

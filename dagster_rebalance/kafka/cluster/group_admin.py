@@ -18,8 +18,8 @@ from confluent_kafka import (
 )
 
 from dagster_rebalance.core.model.errors import BrokerError
-from dagster_rebalance.core.model.offsets import is_same_commit, named
-from dagster_rebalance.core.model.printable import shown as printable
+from dagster_rebalance.core.model.offsets import is_same_commit, names_of
+from dagster_rebalance.core.model.printable import escaped as printable
 from dagster_rebalance.core.reporting.group_status import GroupMember
 from dagster_rebalance.kafka.client.confluent import (
     create_client,
@@ -104,9 +104,9 @@ class GroupAdmin(AdminConnection):
             timeout_s: How long Kafka may take for each of the two requests, in seconds.
 
         Raises:
-            BrokerError: Other offsets than those of `shown` are stored, and nothing was moved; the
-                group has members; or Kafka did not answer or refused. In the last two cases, some
-                of several partitions may be stored.
+            BrokerError: Other offsets than those of `shown` are stored, and nothing was moved;
+                the group has members; or Kafka did not answer or refused. In the last two cases,
+                some of several partitions may be stored.
         """
         group_id = self._settings.group_id
         found = self._committed(offsets, timeout_s)
@@ -114,9 +114,9 @@ class GroupAdmin(AdminConnection):
         if changed:
             msg = (
                 f"nothing was moved: the committed offset of group '{group_id}' for "
-                f"{named(changed)} has changed since it was shown. Another client commits to this "
-                "group, or has just moved its offsets: run the command again to see the current "
-                "offsets"
+                f"{names_of(changed)} has changed since it was shown. Another client commits to "
+                "this group, or has just moved its offsets: run the command again to see the "
+                "current offsets"
             )
             raise BrokerError(msg)
         request = ConsumerGroupTopicPartitions(

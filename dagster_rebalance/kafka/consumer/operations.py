@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.errors import (
     IllegalStateError,
     UnsupportedOperationError,
 )
-from dagster_rebalance.core.model.offsets import named
+from dagster_rebalance.core.model.offsets import names_of
 from dagster_rebalance.kafka.consumer.arguments import (
     parse_callback,
     parse_offset,
@@ -278,8 +278,8 @@ class ConsumerOperations:
             lost |= state.revokes.lost
         if lost:
             msg = (
-                f"asking for the metadata of group '{state.group_id}' failed: {named(lost)} lost, "
-                "which no poll has reported yet: poll, then ask again"
+                f"asking for the metadata of group '{state.group_id}' failed: {names_of(lost)} "
+                "lost, which no poll has reported yet: poll, then ask again"
             )
             raise BrokerError(msg, retriable=True)
         return metadata

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.core.model.commit_requests import UnknownPartitions, requests, too_long
+from dagster_rebalance.core.model.commit_requests import (
+    UnknownPartitions,
+    oversized,
+    split_requests,
+)
 from dagster_rebalance.core.model.errors import PartitionLostError
 from dagster_rebalance.core.model.events import LostReason
 from dagster_rebalance.core.model.offsets import is_same_commit
@@ -107,7 +111,7 @@ class Commits:
         `on_commit` is not called if the answer `is_awaited`.
         """
         refused = {
-            **too_long(offsets),
+            **oversized(offsets),
             **refusals(tp for tp in offsets if not self._session.owns(tp, events_taken)),
         }
         self._next.tickets.append(_Ticket(number, frozenset(offsets), refused, is_awaited))
@@ -276,7 +280,7 @@ class Commits:
         """
         errors: dict[TopicPartition, KafkaError] = {}
         whole: KafkaError | None = None
-        for request in requests(wanted, self._group_id, self._share):
+        for request in split_requests(wanted, self._group_id, self._share):
             if whole is None:
                 failed = self._commit_once(request)
                 errors |= failed
@@ -305,7 +309,7 @@ class Commits:
     def _can_divide(self, wanted: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
         """Return whether smaller requests are possible; all requests are smaller from then on."""
         for share in (self._share, self._share * 4):
-            parts = len(list(requests(wanted, self._group_id, share)))
+            parts = len(list(split_requests(wanted, self._group_id, share)))
             if parts > 1 and share <= _LARGEST_SHARE:
                 self._share = share
                 return True

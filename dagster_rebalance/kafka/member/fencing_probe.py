@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException
 
 from dagster_rebalance.core.model.events import LostReason
-from dagster_rebalance.core.model.offsets import OffsetAndMetadata, named
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, names_of
 from dagster_rebalance.kafka.client.confluent import to_commit
 from dagster_rebalance.kafka.client.errors import (
     FENCED_IN_HOLD,
@@ -88,7 +88,7 @@ class Probe:
             logger.warning(
                 "group '%s': another member committed %s, which this member holds",
                 self._settings.group_id,
-                named(moved),
+                names_of(moved),
             )
             session.end(LostReason.SUPERSEDED)
             return

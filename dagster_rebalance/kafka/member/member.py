@@ -31,7 +31,7 @@ from dagster_rebalance.core.model.events import (
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.model.offsets import named
+from dagster_rebalance.core.model.offsets import names_of
 from dagster_rebalance.kafka.client.confluent import to_commit
 from dagster_rebalance.kafka.client.errors import (
     NOT_ANSWERED,
@@ -244,7 +244,7 @@ class Member:
         self._check_usable("committed", nested=True)
         operation = Operation(
             f"reading the committed offsets of group '{self._settings.group_id}' for "
-            f"{named(partitions)}",
+            f"{names_of(partitions)}",
             self._settings.brokers,
         )
         try:
@@ -383,7 +383,7 @@ class Member:
         logger.warning(
             "group '%s': %s lost (%s); rejoining",
             self._settings.group_id,
-            named(lost),
+            names_of(lost),
             reason.value,
         )
         # First: the creation of the next client may fail.

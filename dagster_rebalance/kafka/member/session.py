@@ -30,7 +30,7 @@ from dagster_rebalance.core.model.events import (
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.model.offsets import named
+from dagster_rebalance.core.model.offsets import names_of
 from dagster_rebalance.kafka.client.confluent import create_client, from_confluent, to_confluent
 from dagster_rebalance.kafka.client.credentials import Login
 from dagster_rebalance.kafka.client.errors import (
@@ -268,7 +268,7 @@ class Session:
             unassign(self.consumer, hold.partitions, eager=self._settings.is_eager)
         except KafkaException as problem:
             # The client does not have them any more: another rebalance was faster.
-            logger.warning("the release of %s was refused: %s", named(hold.partitions), problem)
+            logger.warning("the release of %s was refused: %s", names_of(hold.partitions), problem)
             self.end(LostReason.SUPERSEDED)
             return
         self._disown(hold.partitions)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from dagster_rebalance.core.batches.range_progress import Unread, read_rounds
+from dagster_rebalance.core.batches.range_progress import UnreadOffsets, read_rounds
 from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.model.offsets import Bounds, TopicPartition, next_offset
 from dagster_rebalance.kafka.client.confluent import (
@@ -179,7 +179,7 @@ class _Read:
         clock: Callable[[], float],
     ) -> None:
         self._client, self._errors = client
-        self._unread = Unread(spans)
+        self._unread = UnreadOffsets(spans)
         self._operation = operation
         self._query_logs = query_logs
         self._clock = clock
@@ -237,7 +237,7 @@ class _Read:
         ]
 
     def _advance(self, partition: TopicPartition, offset: int) -> None:
-        if self._unread.read_to(partition, offset):
+        if self._unread.advance(partition, offset):
             self._errors.clear()
             self._note_progress()
 

@@ -516,7 +516,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
         runs = RunLedger(instance, self.kafka.group_id).read(
-            [self.batch_id], live_too=True, claims=self._claims
+            [self.batch_id], with_live=True, claims=self._claims
         )
         own = next(
             (run for run in runs if run.run_id == run_id and run.batch_id == self.batch_id), None

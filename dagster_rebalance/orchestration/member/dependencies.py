@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.member_events import plain
+from dagster_rebalance.core.model.member_events import json_value
 from dagster_rebalance.core.reporting.lag import NO_LIMIT
 from dagster_rebalance.orchestration.runs.canceller import in_thread
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dagster_rebalance.core.engine.engine import Engine
-    from dagster_rebalance.core.model.member_events import Occurrence
+    from dagster_rebalance.core.model.member_events import MemberEvent
     from dagster_rebalance.core.reporting.lag import LagLimit
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
     from dagster_rebalance.orchestration.ports import (
@@ -41,13 +41,13 @@ class MemberLog:
     def __init__(self, of_each: Mapping[str, str] | None = None) -> None:
         self._of_each = dict(of_each or {})
 
-    def write(self, occurrence: Occurrence) -> None:
+    def write(self, member_event: MemberEvent) -> None:
         """Write one record, if its level is enabled."""
-        level = occurrence.level
+        level = member_event.level
         if _logger.isEnabledFor(level):
-            fields = {name: plain(value) for name, value in occurrence.fields.items()}
-            extra = {"event_name": occurrence.what.value, **self._of_each, **fields}
-            _logger.log(level, "%s", occurrence.text, extra=extra)
+            fields = {name: json_value(value) for name, value in member_event.fields.items()}
+            extra = {"event_name": member_event.kind.value, **self._of_each, **fields}
+            _logger.log(level, "%s", member_event.text, extra=extra)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from dagster_rebalance.core.model.errors import (
     IllegalStateError,
     PartitionLostError,
 )
-from dagster_rebalance.core.model.member_events import Occurred, Occurrence
-from dagster_rebalance.core.model.printable import shown
+from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
+from dagster_rebalance.core.model.printable import escaped
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.core.reporting.event_recorder import record_events
 from dagster_rebalance.core.reporting.explain import headline, summary
@@ -120,18 +120,18 @@ class MemberLoop:
         """
         topics = tuple(self.dependencies.topics)
         self._emit(
-            Occurrence(
-                Occurred.MEMBER_JOINED, f"joining to read {', '.join(topics)}", {"topics": topics}
+            MemberEvent(
+                EventKind.MEMBER_JOINED, f"joining to read {', '.join(topics)}", {"topics": topics}
             )
         )
         try:
             reason = self._run_member()
         except Exception as error:
-            text = shown(f"{type(error).__name__}: {error}")
-            self._emit(Occurrence(Occurred.MEMBER_FAILED, f"failed: {text}", {"error": text}))
+            text = escaped(f"{type(error).__name__}: {error}")
+            self._emit(MemberEvent(EventKind.MEMBER_FAILED, f"failed: {text}", {"error": text}))
             raise
         else:
-            self._emit(Occurrence(Occurred.MEMBER_LEFT, f"left: {reason}", {"reason": reason}))
+            self._emit(MemberEvent(EventKind.MEMBER_LEFT, f"left: {reason}", {"reason": reason}))
         finally:
             if self.dependencies.meter is not None:
                 self.dependencies.meter.leave()
@@ -291,9 +291,9 @@ class MemberLoop:
         The answers to these commands are the next events.
         """
         while arrived:
-            due, occurrences = record_events(self._engine, arrived, self._clock())
+            due, member_events = record_events(self._engine, arrived, self._clock())
             self._cancel_obsolete_records()
-            self._emit(*occurrences)
+            self._emit(*member_events)
             answers: list[events.Event | None] = []
             for command in due:
                 if self._mailbox.is_abandoned:
@@ -338,14 +338,14 @@ class MemberLoop:
                     partial(self._directives_read, epoch),
                     slot="orders",
                 )
-            case commands.ReadRuns(batch_ids, live_too, look, claims, own):
-                if work is not None and own == batch_ids and not live_too:
+            case commands.ReadRuns(batch_ids, with_live, look, claims, own):
+                if work is not None and own == batch_ids and not with_live:
                     known = work.known(batch_ids, claims)
-                    return events.RunsRead(batch_ids, known, look=look, is_own=True)
+                    return events.RunsRead(batch_ids, known, sequence=look, is_from_worker=True)
                 self._ask(
                     command,
-                    partial(runs.read, batch_ids, live_too=live_too, claims=claims),
-                    lambda found: events.RunsRead(batch_ids, found, live_too, look),
+                    partial(runs.read, batch_ids, with_live=with_live, claims=claims),
+                    lambda found: events.RunsRead(batch_ids, found, with_live, look),
                     slot="runs",
                 )
             case commands.ReadBounds(partitions):
@@ -368,13 +368,13 @@ class MemberLoop:
             case commands.CancelRuns(run_ids, _, only_unstarted, is_again):
                 if not is_again:
                     self._mailbox.note(str(command))
-                if work is not None and command.is_ordered and not only_unstarted:
+                if work is not None and command.is_for_directive and not only_unstarted:
                     work.stop(run_ids)
                 self._canceller.cancel(run_ids, only_unstarted=only_unstarted)
             case commands.EndDeadRuns(signs):
                 self._mailbox.note(str(command))
                 self._canceller.end_dead(signs)
-            case commands.LeaveClaims(claims):
+            case commands.AbandonClaims(claims):
                 if work is not None:
                     work.leave(claims)
             case commands.ShowHold():
@@ -426,7 +426,7 @@ class MemberLoop:
         stored, unread = committed(
             self._consumer, [write.partition for write in writes], PATIENCE_S
         )
-        done, due, changed = commands.compared(
+        done, due, changed = commands.sort_writes(
             [write for write in writes if write.partition in stored], stored
         )
         failed = [(write, events.WriteFailure.CHANGED) for write in changed]
@@ -554,14 +554,14 @@ class MemberLoop:
 
     def _note(self, text: str) -> None:
         self._mailbox.note(text)
-        self._emit(Occurrence(Occurred.NOTED, text))
+        self._emit(MemberEvent(EventKind.NOTED, text))
 
-    def _emit(self, *occurrences: Occurrence) -> None:
+    def _emit(self, *member_events: MemberEvent) -> None:
         """Log and count member events."""
-        for occurrence in occurrences:
-            self.dependencies.log.write(occurrence)
+        for member_event in member_events:
+            self.dependencies.log.write(member_event)
         if self.dependencies.meter is not None:
-            self.dependencies.meter.add(occurrences)
+            self.dependencies.meter.add(member_events)
 
     def _show_gauges(self) -> None:
         if self.dependencies.meter is not None:

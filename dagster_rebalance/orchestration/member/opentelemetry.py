@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
-    from dagster_rebalance.core.model.member_events import Occurrence
+    from dagster_rebalance.core.model.member_events import MemberEvent
 
     _Numbers: TypeAlias = "tuple[tuple[Measurement, ...], Mapping[str, str]]"
 
@@ -85,9 +85,9 @@ class Meters:
         attributes = {SYSTEM: "kafka", GROUP: group_id, MEMBER: member}
         return MemberMeter(self, attributes, most_partitions)
 
-    def add(self, occurrences: Iterable[Occurrence], attributes: Mapping[str, str]) -> None:
+    def add(self, member_events: Iterable[MemberEvent], attributes: Mapping[str, str]) -> None:
         """Count member events. Never waits or raises."""
-        found = tuple(one for occurrence in occurrences for one in measurements(occurrence))
+        found = tuple(one for member_event in member_events for one in measurements(member_event))
         if found:
             self._put((found, attributes))
 
@@ -209,9 +209,9 @@ class MemberMeter:
         self._attributes = attributes
         self._most_partitions = most_partitions
 
-    def add(self, occurrences: Iterable[Occurrence]) -> None:
+    def add(self, member_events: Iterable[MemberEvent]) -> None:
         """Count member events."""
-        self._meters.add(occurrences, self._attributes)
+        self._meters.add(member_events, self._attributes)
 
     def show(self, state: MemberState, clock: Callable[[], float]) -> None:
         """Set the state that the gauges are read from."""

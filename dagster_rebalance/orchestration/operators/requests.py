@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from dagster_rebalance.core.model.directives import (
     Action,
     Directive,
-    how_to_resume,
     in_force,
-    selection,
+    resolve_selector,
+    resume_command,
 )
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
+from dagster_rebalance.core.model.offsets import TopicPartition, names_of, parse_partitions
 from dagster_rebalance.core.operators.rerun_schedule import steps
 from dagster_rebalance.core.operators.rerun_selection import (
     DisjointRanges,
@@ -122,7 +122,7 @@ def issue_directive(instance: dg.DagsterInstance, group_id: str, request: Direct
         )
         raise ConfigurationError(msg)
     known = partitions_of(instance, assets, group_id)
-    chosen = dict(selection(selector, known, group_id) for selector in typed)
+    chosen = dict(resolve_selector(selector, known, group_id) for selector in typed)
     directives = [directive(selector) for selector in chosen]
     matched = sorted({partition for those in chosen.values() for partition in those})
     is_retry = request.action is Action.RETRY
@@ -133,7 +133,7 @@ def issue_directive(instance: dg.DagsterInstance, group_id: str, request: Direct
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     store.add(directives)
-    text = f"{named(matched)} {directives[0]}"
+    text = f"{names_of(matched)} {directives[0]}"
     outcome = f"{text}. {_consequence(request.action, directives, matched, before)}"
     try:
         store.tidy(before=now - _RETRIES_KEPT_S if is_retry else 0.0)
@@ -153,12 +153,12 @@ def _consequence(
     paused = [partition for partition in matched if in_force(before, partition) is not None]
     more = ""
     if action is Action.RETRY and paused:
-        more = f" Still paused or stopped by people: {named(paused)}."
+        more = f" Still paused or stopped by people: {names_of(paused)}."
     elif action is Action.RESUME and len(paused) < len(matched):
         others = [partition for partition in matched if partition not in paused]
-        more = f" Not paused before: {named(others)}."
+        more = f" Not paused before: {names_of(others)}."
     elif action in {Action.PAUSE, Action.STOP}:
-        more = f" To go on: {how_to_resume(*(one.partitions for one in directives))}"
+        more = f" To go on: {resume_command(*(one.partitions for one in directives))}"
     return f"Within seconds {_DOES[action]}.{more}"
 
 
@@ -184,7 +184,7 @@ def partitions_of(
     """
     # People can add other keys on the page of the asset.
     keys = list(instance.get_dynamic_partitions(assets.partitions_name))
-    found = list(partitions_named(keys))
+    found = list(parse_partitions(keys))
     if not found:
         groups = ", ".join(groups_of(instance)) or "none"
         msg = (
@@ -247,7 +247,7 @@ class Reruns:
         selected = select(
             request.span,
             self._past(partitions, request.span),
-            self._runs.read((), live_too=True),
+            self._runs.read((), with_live=True),
             self._store.read(),
         )
         batches = batches_of(rerun, selected.ranges, records_per_run=request.records_per_run)
@@ -336,7 +336,7 @@ class Reruns:
     def _chosen(self, selectors: Sequence[str]) -> list[TopicPartition]:
         group_id = self._kafka.group_id
         known = partitions_of(self._instance, self._assets, group_id)
-        found = {p for one in selectors for p in selection(one, known, group_id).partitions}
+        found = {p for one in selectors for p in resolve_selector(one, known, group_id).partitions}
         if not found:
             msg = "say which partitions to process again: orders:3, a topic, a pattern, or all"
             raise ConfigurationError(msg)

@@ -16,7 +16,7 @@ import dagster as dg
 
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.model.run import format_runs
 from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.batch.batch_values import check_values
 from dagster_rebalance.orchestration.batch.validation import (
@@ -169,7 +169,7 @@ def build_kafka_batch_sensor(
         reruns = schedule_reruns(context, location, kafka.group_id, ledger, batch_key)
         dead = DeadRuns()
         if reruns.runs:
-            dead = end_dead_runs(context, ledger, reruns.runs, kafka.engine_settings().pulse)
+            dead = end_dead_runs(context, ledger, reruns.runs, kafka.engine_settings().liveness)
         # Dagster shows the cursor in the list of ticks, unlike a reason.
         context.update_cursor(dead.cursor(mail.glance))
         streams = _streams_leaving(context, kafka.group_id)
@@ -308,7 +308,7 @@ def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list
         if RunEvent.LEAVE not in run_events_of(context.instance, run.run_id):
             why = f"sensor {context.sensor_name} has a run for each batch"
             record_run_event(context.instance, run, RunEvent.LEAVE, why)
-    said = named_runs(sorted(run.run_id for run in streams))
+    said = format_runs(sorted(run.run_id for run in streams))
     return [f"{said} of the streaming form before: asked to leave"] if streams else []
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.model.events import LastRecorded, LeaveRequested
-from dagster_rebalance.core.model.offsets import TopicPartition, named, partitions_named
+from dagster_rebalance.core.model.offsets import TopicPartition, names_of, parse_partitions
 from dagster_rebalance.core.reporting.group_status import RecordedAssignment
 from dagster_rebalance.orchestration.reporting.checks import (
     DRAINED_CHECK,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.core.model.receipt import Outcome, Receipt
+    from dagster_rebalance.core.model.receipt import HoldOutcome, Receipt
     from dagster_rebalance.core.operators.reset_offsets import Move
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
@@ -190,7 +190,7 @@ class Catalogue:
         )
         self._evaluate_drained(receipt.outcome)
 
-    def _evaluate_drained(self, outcome: Outcome) -> None:
+    def _evaluate_drained(self, outcome: HoldOutcome) -> None:
         """Evaluate the check when a hold did not drain, and once when all have."""
         if outcome.is_drained and self._has_evaluated_drained:
             return
@@ -247,7 +247,7 @@ class Catalogue:
         """Record an assignment, and the member's id in Kafka."""
         self._observe(
             "assigned",
-            f"{self._host.location} was assigned {named(partitions)}",
+            f"{self._host.location} was assigned {names_of(partitions)}",
             {"partitions": _json(partitions), "member_id": member_id},
         )
 
@@ -259,7 +259,7 @@ class Catalogue:
                     str(said.get("member_id")),
                     member_name(said),
                     str(said.get("incarnation")),
-                    frozenset(partitions_named(said.get("partitions"))),
+                    frozenset(parse_partitions(said.get("partitions"))),
                     is_run="member_run" in said,
                 )
 
@@ -286,7 +286,7 @@ class Catalogue:
         why = f": {reason}" if reason else ""
         self._observe(
             "reset",
-            f"{by or 'somebody'} moved the committed offsets of {named(partitions)}{why}",
+            f"{by or 'somebody'} moved the committed offsets of {names_of(partitions)}{why}",
             {
                 "partitions": _json(partitions),
                 "moves": dg.MetadataValue.json(
@@ -311,7 +311,7 @@ class Catalogue:
         partitions = sorted({range_.topic_partition for range_ in ranges})
         self._observe(
             event,
-            f"{rerun}: {what}" + (f" of {named(partitions)}" if partitions else ""),
+            f"{rerun}: {what}" + (f" of {names_of(partitions)}" if partitions else ""),
             {"partitions": _json(partitions), "runs": rerun.batches, **_rerun_metadata(rerun)},
         )
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.model.directives import how_to_resume, selector_of
+from dagster_rebalance.core.model.directives import resume_command, selector_of
 from dagster_rebalance.core.model.offsets import (
     OffsetRange,
     TopicPartition,
-    named,
-    partitions_named,
+    names_of,
+    parse_partitions,
 )
-from dagster_rebalance.core.model.receipt import Outcome
+from dagster_rebalance.core.model.receipt import HoldOutcome
 from dagster_rebalance.core.reporting.gaps import Recorded, gaps
 from dagster_rebalance.core.reporting.lag import (
     GroupLag,
@@ -91,7 +91,7 @@ _COMMITS_READ_OF_PARTITION = 10
 _EVENTS_READ = 10_000
 """A dead letter is an event of the group, too: this many take a few seconds to read."""
 _DAY_S = 86_400.0
-_UNDRAINED = {outcome.value for outcome in Outcome if not outcome.is_drained}
+_UNDRAINED = {outcome.value for outcome in HoldOutcome if not outcome.is_drained}
 
 
 def group_check(
@@ -152,7 +152,7 @@ def shown_stops(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> ShownSt
     rows = {
         partition: record.data
         for record in records
-        for partition in partitions_named([record.data.get("partition")])
+        for partition in parse_partitions([record.data.get("partition")])
     }
     partitions = count.value if isinstance(count, dg.IntMetadataValue) else None
     return ShownStops(
@@ -247,11 +247,11 @@ def stopped_result(
 def _how_to_resume(paused: Collection[TopicPartition]) -> str:
     if len(paused) > _COMMANDED:
         return "to go on, name them to `dagster-rebalance resume`"
-    return f"to go on: `{how_to_resume(*map(selector_of, sorted(paused)))}`"
+    return f"to go on: `{resume_command(*map(selector_of, sorted(paused)))}`"
 
 
 def _names(partitions: Iterable[TopicPartition]) -> str:
-    return _shortened(named(partitions), _MOST_NAMES_CHARACTERS)
+    return _shortened(names_of(partitions), _MOST_NAMES_CHARACTERS)
 
 
 def _shortened(text: str, most: int) -> str:
@@ -424,7 +424,7 @@ def _recorded(record: dg.EventLogRecord) -> Recorded | None:
     event = record.asset_materialization
     if event is None or event.partition is None:
         return None
-    partition = next(iter(partitions_named([event.partition])), None)
+    partition = next(iter(parse_partitions([event.partition])), None)
     start, until, run_id = (
         None if (value := event.metadata.get(name)) is None else value.value
         for name in ("start", "until", "run")

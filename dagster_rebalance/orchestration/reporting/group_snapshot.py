@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import Bounds
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.model.start_position import Start
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
     from dagster_rebalance.orchestration.ports import GroupRecords, RunsPort
 
-    _ReadRuns: TypeAlias = Callable[[frozenset[str], Collection[Claimed]], Iterable[RunSeen]]
+    _ReadRuns: TypeAlias = Callable[[frozenset[str], Collection[Claimed]], Iterable[RunSnapshot]]
 
 _MOST_ERRORS = 5
 
@@ -62,7 +62,7 @@ class GroupScan:
         missing: The topics of the group that do not exist, in order.
     """
 
-    found: Mapping[TopicPartition, events.Found]
+    found: Mapping[TopicPartition, events.PartitionLookup]
     partitions: tuple[TopicPartition, ...]
     topics: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class GroupSnapshot:
         notes: The leaders that did not answer.
     """
 
-    found: Mapping[TopicPartition, events.Found]
+    found: Mapping[TopicPartition, events.PartitionLookup]
     statuses: Mapping[TopicPartition, PartitionStatus]
     missing_topics: Sequence[str]
     notes: Sequence[str]
@@ -153,8 +153,8 @@ def take_snapshot(
     except ValueError as problem:
         raise ConfigurationError(str(problem)) from problem
 
-    def read_runs(batch_ids: frozenset[str], claims: Collection[Claimed]) -> Iterable[RunSeen]:
-        live = runs.read(batch_ids, live_too=True, claims=claims)
+    def read_runs(batch_ids: frozenset[str], claims: Collection[Claimed]) -> Iterable[RunSnapshot]:
+        live = runs.read(batch_ids, with_live=True, claims=claims)
         return [_without_owned(run, owners) for run in live]
 
     engine = _take_in(
@@ -233,7 +233,7 @@ def scan_with_stops(
 
 
 def _stopped_in(
-    found: Mapping[TopicPartition, events.Found],
+    found: Mapping[TopicPartition, events.PartitionLookup],
     runs: RunsPort,
     catalogue: GroupRecords,
     settings: EngineSettings,
@@ -242,10 +242,10 @@ def _stopped_in(
     recorded = catalogue.last_recorded(without_offset) if without_offset else {}
     found = {p: replace(one, recorded=recorded.get(p)) for p, one in found.items()}
 
-    def read_runs(batch_ids: frozenset[str], claims: Collection[Claimed]) -> Iterable[RunSeen]:
+    def read_runs(batch_ids: frozenset[str], claims: Collection[Claimed]) -> Iterable[RunSnapshot]:
         read = runs.read(batch_ids, claims=claims) if batch_ids else ()
         # A streaming run may own the partition, so its word blocks nothing.
-        return [replace(run, may_work_on=None) for run in read]
+        return [replace(run, active_partitions=None) for run in read]
 
     # Only the owner knows whether the dead-letter topic takes an exhausted range.
     settings = replace(settings, worker="", dead_letter_topic=None)
@@ -260,7 +260,7 @@ def _stopped_in(
 
 def _take_in(
     partitions: tuple[TopicPartition, ...],
-    found: Mapping[TopicPartition, events.Found],
+    found: Mapping[TopicPartition, events.PartitionLookup],
     settings: EngineSettings,
     *,
     directives: tuple[Directive, ...],
@@ -268,7 +268,7 @@ def _take_in(
     now: float = 0.0,
 ) -> Engine:
     """Let an engine take partitions in, with answers to what it reads and to nothing else."""
-    read: dict[frozenset[str], tuple[RunSeen, ...]] = {}
+    read: dict[frozenset[str], tuple[RunSnapshot, ...]] = {}
     # Its last tick is long past, so the engine claims nothing.
     engine = Engine(settings, new_batch_id=str, now=now - 2 * settings.plan_patience_s)
     arrived = deque[events.Event]([events.PartitionsAssigned(partitions)] if partitions else [])
@@ -284,7 +284,7 @@ def _take_in(
                     if batch_ids not in read:
                         read[batch_ids] = tuple(read_runs(batch_ids, claims))
                     arrived.append(
-                        events.RunsRead(batch_ids, read[batch_ids], with_live=True, look=look)
+                        events.RunsRead(batch_ids, read[batch_ids], with_live=True, sequence=look)
                     )
                 case commands.ReadBounds(wanted):
                     bounds = {p: found[p].bounds for p in wanted if p in found}
@@ -296,11 +296,11 @@ def _take_in(
     return engine
 
 
-def _without_owned(run: RunSeen, owners: Owners) -> RunSeen:
+def _without_owned(run: RunSnapshot, owners: Owners) -> RunSnapshot:
     """A streaming run without the partitions that it owns in Kafka, where it blocks no other."""
-    if run.may_work_on is None:
+    if run.active_partitions is None:
         return run
-    return replace(run, may_work_on=run.may_work_on - owners.owned_by(run.run_id))
+    return replace(run, active_partitions=run.active_partitions - owners.owned_by(run.run_id))
 
 
 def errors_of(standing: GroupState, runs: RunsPort) -> dict[TopicPartition, RunError]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.model.offsets import OffsetRange, named, partitions_named
+from dagster_rebalance.core.model.offsets import OffsetRange, names_of, parse_partitions
 from dagster_rebalance.core.reporting.group_status import SensorState
 from dagster_rebalance.core.reporting.members import Kind, MemberRecord, member_table
 from dagster_rebalance.orchestration.storage.failure_notes import text_of_info
@@ -47,7 +47,7 @@ def said_in(description: str, metadata: Mapping[str, Any], at: float) -> MemberR
         member=str(metadata.get("incarnation")),
         name=member_name(metadata),
         at=at,
-        partitions=tuple(partitions_named(metadata.get("partitions"))),
+        partitions=tuple(parse_partitions(metadata.get("partitions"))),
         text=description,
         run_ids=tuple(map(str, _list(metadata.get("runs")))),
         outcome=str(metadata.get("outcome", "")),
@@ -126,7 +126,7 @@ def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey, since: float) -> 
         OffsetRange(one.topic, one.partition, before, after)
         for record in _observed(instance, group, since)
         for name, before, after in _moves(record.asset_observation)
-        for one in partitions_named([name])
+        for one in parse_partitions([name])
         if 0 <= before < after
     ]
 
@@ -207,14 +207,14 @@ def tables_of(history: Iterable[MemberRecord]) -> dict[str, Any]:
         "members": _table(
             ("member", "partitions", "owns", "since"),
             (
-                (m.first.name, str(len(m.owns)), _short(named(m.owns)), utc(m.first.at))
+                (m.first.name, str(len(m.owns)), _short(names_of(m.owns)), utc(m.first.at))
                 for m in found.members[:_ROWS_SHOWN]
             ),
         ),
         "open_holds": _table(
             _HOLD_COLUMNS,
             (
-                (said.name, _short(named(left)), utc(said.at), _waits(said.run_ids))
+                (said.name, _short(names_of(left)), utc(said.at), _waits(said.run_ids))
                 for said, left in holds
             ),
         ),

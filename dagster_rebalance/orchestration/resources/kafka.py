@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import dagster as dg
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, waits_for
+from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, wait_limits
 from dagster_rebalance.core.batches.settings import (
     DeadlinePolicy,
     EngineSettings,
@@ -25,10 +25,10 @@ from dagster_rebalance.core.batches.settings import (
 )
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import is_topic_name
-from dagster_rebalance.core.model.start_position import StartTime, start_of
+from dagster_rebalance.core.model.start_position import StartTime, parse_start
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.core.runs.liveness import Liveness
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.transport_security import insecurity
 from dagster_rebalance.kafka.client.settings import CALLBACKS, validated, with_login
 from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
@@ -308,7 +308,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @classmethod
     def _check_start(cls, value: object) -> object:
         if isinstance(value, str) and not isinstance(value, dg.EnvVar):
-            start_of(value)
+            parse_start(value)
         return value
 
     @field_validator("bootstrap_servers", mode="before")
@@ -381,7 +381,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             for name, field in _CLIENT_FIELDS.items()
             if (value := getattr(self, field)) is not None
         }
-        if isinstance(start_of(self.start_from), StartTime):
+        if isinstance(parse_start(self.start_from), StartTime):
             config["auto.offset.reset"] = "error"  # the client would only know ends
         for name in sorted(self.client_config):
             own = _ALIASES.get(name, name)
@@ -465,7 +465,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         record_every_s = self.record_every_s
         if record_every_s is None:
             record_every_s = _STREAM_RECORD_EVERY_S if streams else 0.0
-        min_records, max_wait_s = waits_for(
+        min_records, max_wait_s = wait_limits(
             self.min_records,
             self.max_wait_s,
             most=min(self.max_records_per_range, self.max_records_per_batch),
@@ -488,14 +488,14 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             on_leave=LeavePolicy(self.on_leave),
             on_lost=LossPolicy(self.on_lost),
             max_attempts=self.max_attempts,
-            pace=RetryPace(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
+            backoff=RetryBackoff(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
             dead_letter_topic=self.dead_letter_topic,
-            start_from=start_of(self.start_from),
+            start_from=parse_start(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             record_every_s=record_every_s,
             lag_every_s=self.lag_every_s,
             lease_s=self.lease_s,
-            pulse=Liveness(
+            liveness=Liveness(
                 heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s
             ),
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
 
 UNKNOWN = "assets outside its asset selection"
 _PLANS_KEPT = 1_000
@@ -47,7 +47,7 @@ class Coverage:
         self._instance = instance
         self._plans: dict[str, Plan | None] = {}
 
-    def added(self, runs: Sequence[tuple[dg.DagsterRun, RunSeen]]) -> Iterable[RunSeen]:
+    def added(self, runs: Sequence[tuple[dg.DagsterRun, RunSnapshot]]) -> Iterable[RunSnapshot]:
         """Return the runs, with their coverage if a run of the same batch succeeded in part."""
         partial = {
             seen.batch_id
@@ -61,7 +61,9 @@ class Coverage:
             for run, seen in runs
         ]
 
-    def _with_parts(self, run: dg.DagsterRun, seen: RunSeen, whole: frozenset[str]) -> RunSeen:
+    def _with_parts(
+        self, run: dg.DagsterRun, seen: RunSnapshot, whole: frozenset[str]
+    ) -> RunSnapshot:
         plan = self._plan(run)
         asked = plan.asked if plan else {}
         if seen.has_succeeded:
@@ -91,7 +93,7 @@ class Coverage:
         return tuple(sorted(known - plan.names)) if known else (UNKNOWN,)
 
     def _wholes(
-        self, batch_id: str, runs: Iterable[tuple[dg.DagsterRun, RunSeen]]
+        self, batch_id: str, runs: Iterable[tuple[dg.DagsterRun, RunSnapshot]]
     ) -> frozenset[str]:
         """Return all assets of the job, from the runs of the batch that have the whole job."""
         parts = [run for run, seen in runs if seen.batch_id == batch_id]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.model.printable import one_line, shown
-from dagster_rebalance.core.model.run import LIVE, WORKING, RunSeen, RunState
+from dagster_rebalance.core.model.printable import escaped, one_line
+from dagster_rebalance.core.model.run import LIVE, WORKING, RunSnapshot, RunState
 from dagster_rebalance.core.runs.failed_attempt import with_error
 from dagster_rebalance.orchestration.runs.coverage import Coverage
 from dagster_rebalance.orchestration.runs.process import is_gone, kill
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.core.model.commands import Claimed
-    from dagster_rebalance.core.runs.stream_batch import Outcome
+    from dagster_rebalance.core.runs.stream_batch import BatchOutcome
     from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 
 logger = logging.getLogger(__name__)
@@ -132,15 +132,15 @@ class RunLedger:
         self._coverage = Coverage(instance)
 
     def read(
-        self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
-    ) -> tuple[RunSeen, ...]:
-        """Return all runs of the batches, with `live_too` also all live runs of the group.
+        self, batch_ids: Iterable[str], *, with_live: bool = False, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSnapshot, ...]:
+        """Return all runs of the batches, with `with_live` also all live runs of the group.
 
         The oldest come first. Runs of other groups and jobs are ignored. At the end come deleted
         runs that may process one of `claims`.
         """
         self._jobs.add_own()
-        records = self._records(sorted(batch_ids), live_too=live_too)
+        records = self._records(sorted(batch_ids), with_live=with_live)
         unique = {
             record.dagster_run.run_id: record
             for record in records
@@ -177,7 +177,7 @@ class RunLedger:
             *self._deleted(claimed, {record.dagster_run.run_id for record in records}),
         )
 
-    def _records(self, batch_ids: list[str], *, live_too: bool) -> list[dg.RunRecord]:
+    def _records(self, batch_ids: list[str], *, with_live: bool) -> list[dg.RunRecord]:
         records = [
             record
             for start in range(0, len(batch_ids), _BATCHES_PER_QUERY)
@@ -186,7 +186,7 @@ class RunLedger:
                 ascending=True,
             )
         ]
-        if live_too:
+        if with_live:
             # Not by the tag of the group as well: that reads all runs that the group ever had,
             # while few runs are live at any time.
             records += self._instance.get_run_records(
@@ -210,7 +210,7 @@ class RunLedger:
             self._final_events.popitem(last=False)
         return events
 
-    def _streams(self, claims: Iterable[Claimed]) -> Iterable[RunSeen]:
+    def _streams(self, claims: Iterable[Claimed]) -> Iterable[RunSnapshot]:
         """Yield the streaming runs that have made claims, once for each batch."""
         batches = stream_batches(claims)
         wanted = {batch.run_id for batch in batches.values()}
@@ -223,15 +223,15 @@ class RunLedger:
         for claim, batch in batches.items():
             run = runs.get(batch.run_id) or self._deleted_stream(batch.run_id)
             at = begun.get(claim[0])
-            run = replace(run, works_for_s=None if at is None else max(0.0, time.time() - at))
-            seen = batch.seen((claim[1],), run, outcomes.get(claim))
+            run = replace(run, working_s=None if at is None else max(0.0, time.time() - at))
+            seen = batch.as_runs((claim[1],), run, outcomes.get(claim))
             yield from with_error(seen, failed.get(claim[1]))
 
-    def streams(self, records: Iterable[dg.RunRecord]) -> tuple[RunSeen, ...]:
+    def streams(self, records: Iterable[dg.RunRecord]) -> tuple[RunSnapshot, ...]:
         """Return the runs of some records of streaming runs, whatever they claim."""
         return tuple(map(self._seen_alone, records))
 
-    def written_off(self) -> tuple[RunSeen, ...]:
+    def written_off(self) -> tuple[RunSnapshot, ...]:
         """Return the runs of the group that ended in Dagster without FINISHED from their process.
 
         Only runs that ended in the last two days are read: older ones were silent for long enough.
@@ -251,7 +251,7 @@ class RunLedger:
             if not run.is_over and RunEvent.FINISHED not in self._events(run.run_id)
         )
 
-    def _seen_alone(self, record: dg.RunRecord) -> RunSeen:
+    def _seen_alone(self, record: dg.RunRecord) -> RunSnapshot:
         run = record.dagster_run
         events = self._events(run.run_id) if run.status in _ENDED else frozenset()
         heartbeat = self._heartbeat(run.run_id, record.storage_id)
@@ -260,24 +260,24 @@ class RunLedger:
     def _heartbeat(self, run_id: str, number: int, default: str = "") -> str:
         return self._heartbeats.read({run_id: number}).get(run_id, default)
 
-    def _deleted_stream(self, run_id: str) -> RunSeen:
+    def _deleted_stream(self, run_id: str) -> RunSnapshot:
         number = self._abandoned.number(run_id)
         heartbeat = "" if number is None else self._heartbeat(run_id, number)
         if not heartbeat:
-            return RunSeen(run_id, "", (), RunState.FAILED)
-        return RunSeen(
+            return RunSnapshot(run_id, "", (), RunState.FAILED)
+        return RunSnapshot(
             run_id,
             "",
             (),
             RunState.DELETED,
             heartbeat=heartbeat,
             heartbeat_timeout_s=timeout_in(heartbeat),
-            may_work_on=partitions_in(heartbeat),
+            active_partitions=partitions_in(heartbeat),
             is_gone=is_gone(process_in(heartbeat), run_id),
             is_over=False,
         )
 
-    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Record how the work on claims ended, for their next owners."""
         self._abandoned.record(outcomes)
 
@@ -285,7 +285,7 @@ class RunLedger:
         """Record for how long a streaming run has worked on a batch."""
         self._abandoned.record_start(run_id, batch_id, time.time() - seconds)
 
-    def _deleted(self, claims: Iterable[Claimed], known: Collection[str]) -> Iterable[RunSeen]:
+    def _deleted(self, claims: Iterable[Claimed], known: Collection[str]) -> Iterable[RunSnapshot]:
         """Yield the runs that are recorded as owners of claims, and are not in Dagster any more."""
         owners = {
             claim: owner
@@ -304,7 +304,7 @@ class RunLedger:
         heartbeats = self._heartbeats.read({o.run_id: o.number for o in deleted.values()})
         for run_id, owner in deleted.items():
             heartbeat = heartbeats.get(run_id, "")
-            yield RunSeen(
+            yield RunSnapshot(
                 run_id=run_id,
                 batch_id=self._deleted_claims[run_id][0][0],
                 ranges=tuple(sorted(range_ for _, range_ in self._deleted_claims[run_id])),
@@ -335,7 +335,7 @@ class RunLedger:
         while error is not None:
             messages.append(error.message.strip())
             error = error.cause
-        return shown("\ncaused by: ".join(messages))
+        return escaped("\ncaused by: ".join(messages))
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run, after TAKEN_BACK is recorded: this is no failed attempt.
@@ -514,13 +514,13 @@ class RunLedger:
         is_retried: bool,
         events: frozenset[RunEvent],
         heartbeat: str,
-    ) -> RunSeen:
+    ) -> RunSnapshot:
         run = record.dagster_run
         batch_id = run.tags.get(BATCH_TAG, "")
         state = _STATES[run.status]
         old_heartbeat = _old_heartbeat(record)
         has_begun = RunEvent.BEGAN in events or old_heartbeat != ""
-        return RunSeen(
+        return RunSnapshot(
             run_id=run.run_id,
             batch_id=batch_id,
             ranges=ranges_in(run.run_config, batch_id),
@@ -533,19 +533,19 @@ class RunLedger:
             and not is_retried
             and self._will_be_retried(record),
             is_refused=RunEvent.REFUSED in events or run.tags.get(REFUSED_TAG) == run.run_id,
-            is_taken_back=RunEvent.TAKEN_BACK in events
+            is_cancelled_by_member=RunEvent.TAKEN_BACK in events
             or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
             is_interrupted=RunEvent.INTERRUPTED in events,
             heartbeat=heartbeat or old_heartbeat,
             heartbeat_timeout_s=timeout_in(heartbeat),
-            may_work_on=partitions_in(heartbeat),
+            active_partitions=partitions_in(heartbeat),
             is_gone=RunEvent.FINISHED in events
             or (heartbeat != "" and is_gone(process_in(heartbeat), run.run_id)),
             is_written_off=RunEvent.OVER in events,
             is_over=run.status not in _UNSURE or bool(events & _FINAL) or not has_begun,
             refusal=one_line(run.tags.get(REFUSAL_TAG, ""))[:MAX_REFUSAL_CHARACTERS],
             ended_at=record.end_time if run.status in _ENDED else None,
-            works_for_s=_age_s(record) if run.status in _AT_WORK else None,
+            working_s=_age_s(record) if run.status in _AT_WORK else None,
             code_version=run.tags.get(VERSION_TAG, ""),
             error=self._error(run) if RunEvent.REFUSED not in events else "",
         )

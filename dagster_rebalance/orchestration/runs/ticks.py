@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.model.run import format_runs
 from dagster_rebalance.orchestration.runs import process
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.runs.liveness import Liveness
     from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 
@@ -60,35 +60,38 @@ class DeadRuns(NamedTuple):
         if not self.left:
             return ()
         note = (
-            f"{named_runs(sorted(self.left))} sent no heartbeat and could not be ended, so "
+            f"{format_runs(sorted(self.left))} sent no heartbeat and could not be ended, so "
             "external work may continue: the log of a tick has the error. It is retried"
         )
         return (note,)
 
 
 def end_dead_runs(
-    context: dg.SensorEvaluationContext, ledger: RunLedger, runs: Iterable[RunSeen], pulse: Liveness
+    context: dg.SensorEvaluationContext,
+    ledger: RunLedger,
+    runs: Iterable[RunSnapshot],
+    liveness: Liveness,
 ) -> DeadRuns:
     """End those of `runs` that sent no heartbeat for the time-out; no member does it for them."""
     now, until = time.time(), process.boot_time_s() + _LIMIT_S
-    verdict, dead = pulse.remembering(context.cursor).observe(runs, now)
+    verdict, dead = liveness.deserialized(context.cursor).observe(runs, now)
     # Each tick begins with another run: one that hangs must not block those after it.
     first = int(now) % max(1, len(dead))
     results = {
-        run_id: _end(context, ledger, run_id, verdict.signs[run_id].run.heartbeat)
+        run_id: _end(context, ledger, run_id, verdict.tracked[run_id].run.heartbeat)
         for run_id in (*dead[first:], *dead[:first])
         if process.boot_time_s() < until
     }
     known = frozenset(run_id for run_id, is_ended in results.items() if is_ended is not None)
     ended = frozenset(run_id for run_id in known if results[run_id])
-    return DeadRuns(ended, verdict.named - known, verdict.memory)
+    return DeadRuns(ended, verdict.reported_dead - known, verdict.serialized)
 
 
 def _end(
     context: dg.SensorEvaluationContext, ledger: RunLedger, run_id: str, heartbeat: str
 ) -> bool | None:
     """End a run. Return whether it ended: False if it is alive, None if that failed."""
-    shown = named_runs([run_id])
+    shown = format_runs([run_id])
     try:
         is_ended = ledger.end_dead(run_id, heartbeat)
     except Exception:  # its external work may continue; the next tick retries

@@ -12,7 +12,7 @@ import json
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.model.directives import Action, Directive, out_of_date
+from dagster_rebalance.core.model.directives import Action, Directive, superseded
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch, packed, unpacked
 
@@ -47,7 +47,7 @@ class DirectiveStore:
         texts = self._instance.get_dynamic_partitions(self._name)
         directives = [_read_directive(text) for text in texts]
         expired = {index for index, one in enumerate(directives) if one.at < before}
-        for index in sorted(expired.union(out_of_date(directives))):
+        for index in sorted(expired.union(superseded(directives))):
             self._instance.delete_dynamic_partition(self._name, texts[index])
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.storage.key_values import KeyValues, slot_key
 from dagster_rebalance.orchestration.storage.run_tags import format_range
 
@@ -90,11 +90,11 @@ class AbandonedClaims:
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._values = KeyValues(instance)
 
-    def record(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+    def record(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Record how the work on claims ended, except for those that were never begun."""
         new: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for claim, outcome in outcomes.items():
-            if outcome is not Outcome.DROPPED:
+            if outcome is not BatchOutcome.DROPPED:
                 new[_outcome_key(claim)][_name(claim)] = outcome.value
         stored = self._values.read(new)
         self._values.write(
@@ -104,7 +104,7 @@ class AbandonedClaims:
             }
         )
 
-    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, Outcome]:
+    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, BatchOutcome]:
         """Return the recorded outcomes of claims."""
         keys = {claim: _outcome_key(claim) for claim in claims}
         stored = self._values.read(keys.values())
@@ -112,7 +112,7 @@ class AbandonedClaims:
         for claim, key in keys.items():
             ended = _parse_outcomes(stored.get(key, ""))
             if _name(claim) in ended:
-                outcomes[claim] = Outcome(ended[_name(claim)])
+                outcomes[claim] = BatchOutcome(ended[_name(claim)])
         return outcomes
 
     def record_number(self, run_id: str, number: int) -> None:
@@ -142,7 +142,7 @@ class AbandonedClaims:
 
 def stream_batches(claims: Iterable[Claimed]) -> dict[Claimed, StreamBatch]:
     """Return the batches of the claims that streaming runs have made."""
-    return {claim: batch for claim in claims if (batch := StreamBatch.read(claim[0])) is not None}
+    return {claim: batch for claim in claims if (batch := StreamBatch.parse(claim[0])) is not None}
 
 
 def _parse_outcomes(text: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ import dagster as dg
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.events import LeaveRequested
-from dagster_rebalance.core.runs.stream_batch import Outcome, batch_ids
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids
 from dagster_rebalance.core.streaming.stream_worker import ReaderReuse
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies, MemberLog
@@ -168,7 +168,7 @@ class StreamRun:
             limit_s=kafka.batch_limit_s(streams=True),
             patience_s=kafka.heartbeat_timeout_s,
         )
-        self._heartbeat.partitions = lambda: format_partitions(self._work.may_work_on)
+        self._heartbeat.partitions = lambda: format_partitions(self._work.active_partitions)
         self._heartbeat.on_cancel = partial(self._ask_to_leave, "its run is cancelled")
 
     def work(self) -> None:
@@ -228,7 +228,7 @@ class StreamRun:
             try:
                 if batch is not None and not self._has_left.is_set():
                     if self._lost_spark(ask=False):
-                        self._work.end(Outcome.DROPPED)
+                        self._work.end(BatchOutcome.DROPPED)
                     else:
                         self._process(batch, progress)
             finally:
@@ -244,14 +244,14 @@ class StreamRun:
             self._reader,
             "" if generation is None else f"dagster-run-{self._run.run_id}-{generation}",
         )
-        outcome, error = Outcome.INTERRUPTED, ""
+        outcome, error = BatchOutcome.INTERRUPTED, ""
         try:
             self._is_interrupted = False
             self._is_in_body = True
             with signals.exit_forks_of(self._pid):
                 self._call(given)
             self._is_in_body = False
-            outcome = Outcome.SUCCEEDED
+            outcome = BatchOutcome.SUCCEEDED
             progress.batches += 1
             progress.offsets += given.records
         except BatchInterruptedError:
@@ -268,12 +268,12 @@ class StreamRun:
                 said = text_of_error(problem)
                 self._say(self._context.log.warning, "batch %s ended with %s", batch.batch_id, said)
             else:
-                outcome = Outcome.FAILED
+                outcome = BatchOutcome.FAILED
                 error = without_secrets(text_of_error(problem), self._kafka)
         finally:
             self._is_in_body = False
-            self._settle_spark(batch.batch_id, is_done=outcome is Outcome.SUCCEEDED)
-            if outcome is Outcome.SUCCEEDED or self._wait_until_stopped(batch.batch_id):
+            self._settle_spark(batch.batch_id, is_done=outcome is BatchOutcome.SUCCEEDED)
+            if outcome is BatchOutcome.SUCCEEDED or self._wait_until_stopped(batch.batch_id):
                 self._work.end(outcome, error)
 
     def _keep_error(self, batch: BegunBatch, failed: FailedAttempt) -> None:
@@ -493,8 +493,8 @@ class StreamRun:
         settings = kafka.engine_settings(streams=True).of_stream(run.run_id)
         settings = replace(
             settings,
-            look_s=_LOOK_S,
-            idle_look_s=_IDLE_LOOK_S,
+            bounds_s=_LOOK_S,
+            idle_bounds_s=_IDLE_LOOK_S,
             code_version=run.tags.get(VERSION_TAG, ""),
         )
         producer = kafka.dead_letters()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.model.run import named_runs
+from dagster_rebalance.core.model.run import format_runs
 from dagster_rebalance.core.streaming.replicas import (
     Reconciliation,
     Replicas,
@@ -115,7 +115,7 @@ def build_kafka_stream_sensor(
             location = location_of(context)
             reruns = schedule_reruns(context, location, kafka.group_id, ledger, rerun_key)
             runs = (*ledger.streams(live), *reruns.runs)
-            dead = end_dead_runs(context, ledger, runs, kafka.engine_settings().pulse)
+            dead = end_dead_runs(context, ledger, runs, kafka.engine_settings().liveness)
             live = [record for record in live if record.dagster_run.run_id not in dead.ended]
         # A run that cannot be ended frees its slot: its successor waits for it on its partitions.
         seen = [
@@ -144,7 +144,7 @@ def build_kafka_stream_sensor(
             if run is not None and not run.is_finished:
                 record_run_event(context.instance, run, RunEvent.LEAVE, leave.reason)
                 context.log.info(
-                    "%s is asked to leave: %s", named_runs([leave.run_id]), leave.reason
+                    "%s is asked to leave: %s", format_runs([leave.run_id]), leave.reason
                 )
         if found.starts:
             check_merged_resources(context, job.name)
@@ -235,10 +235,10 @@ def _shown(seen: Sequence[StreamingRun], fleet: Replicas) -> str:
 
 
 def _named(runs: Iterable[StreamingRun]) -> str:
-    return named_runs(sorted(run.run_id for run in runs))
+    return format_runs(sorted(run.run_id for run in runs))
 
 
 def _wanted(found: Reconciliation) -> str:
     wanted = [f"a run for slot {start.slot} would be started" for start in found.starts]
-    wanted += [f"{named_runs([leave.run_id])} would be asked to leave" for leave in found.leaves]
+    wanted += [f"{format_runs([leave.run_id])} would be asked to leave" for leave in found.leaves]
     return ", ".join(wanted) or "all runs that are wanted are there"

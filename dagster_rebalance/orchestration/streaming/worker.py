@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.events import RunsRead
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, with_error
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_batch_of
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, is_batch_of
 from dagster_rebalance.core.streaming.stream_worker import Worker, WorkerAction
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.offsets import Log, TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.runs.batch_request import BatchRequest
     from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
@@ -42,7 +42,7 @@ class StreamWorker:
         others: The other runs of the group.
         wake: Wakes the member. Called by any thread.
         interrupt: Interrupts the current batch. Called by any thread.
-        beat: Stores a heartbeat, which names `may_work_on`.
+        beat: Stores a heartbeat, which names `active_partitions`.
         keep: Stores the error of a batch, before its failure is reported.
         give_up: Ends the run, because its batch does not end. Called by the member's thread.
         limit_s: How long a batch may take.
@@ -70,7 +70,7 @@ class StreamWorker:
         self._interrupt = interrupt
         self._beat = beat
         self._keep = keep
-        self.may_work_on: frozenset[TopicPartition] = frozenset()
+        self.active_partitions: frozenset[TopicPartition] = frozenset()
         self._reported: frozenset[TopicPartition] | None = None
         self._give_up = give_up
         self._limit_s = limit_s
@@ -90,15 +90,15 @@ class StreamWorker:
             return self._batches.get(timeout=timeout_s)
         return None
 
-    def end(self, outcome: Outcome, error: str = "") -> None:
+    def end(self, outcome: BatchOutcome, error: str = "") -> None:
         """Report how the current batch ended, with the error of a failure."""
         with self._lock:
             batch = self._own.at_work
         if batch is None:
             return
-        if batch.is_late and outcome is Outcome.INTERRUPTED:
+        if batch.is_late and outcome is BatchOutcome.INTERRUPTED:
             error = f"it was interrupted after batch_timeout_s={self._limit_s:g}"
-        began = StreamBatch.read(batch.batch_id)
+        began = StreamBatch.parse(batch.batch_id)
         failed = FailedAttempt(self.run_id, began.attempt if began else 0, error)
         if error:
             self._keep(batch, failed)
@@ -156,7 +156,9 @@ class StreamWorker:
         while not self._results.empty():
             yield self._results.get()
 
-    def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+    def known(
+        self, batch_ids: Collection[str], claims: Iterable[Claimed]
+    ) -> tuple[RunSnapshot, ...]:
         """Return the runs of its own batches, without Dagster."""
         with self._lock:
             return self._read(batch_ids, claims)
@@ -177,7 +179,7 @@ class StreamWorker:
             self.tell(ended)
             with self._lock:
                 self._own.mark_reported(ended)
-        self.may_work_on = reported
+        self.active_partitions = reported
         self._reported = None  # the heartbeat may be stored although it fails
         self._beat()
         self._reported = reported
@@ -207,7 +209,7 @@ class StreamWorker:
             self._own.abandon(claims)
 
     @property
-    def untold(self) -> Mapping[Claimed, Outcome]:
+    def untold(self) -> Mapping[Claimed, BatchOutcome]:
         """The abandoned claims that are not reported yet."""
         with self._lock:
             return self._own.unreported
@@ -215,15 +217,15 @@ class StreamWorker:
     # RunsPort
 
     def read(
-        self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
-    ) -> tuple[RunSeen, ...]:
+        self, batch_ids: Iterable[str], *, with_live: bool = False, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSnapshot, ...]:
         """Return its own runs from memory, and all runs from Dagster.
 
         A sensor that owned a partition in between may have requested runs for a batch of this one.
         """
         wanted, known = tuple(batch_ids), tuple(claims)
         theirs = [claim for claim in known if not is_batch_of(claim[0], self.run_id)]
-        others = self._others.read(wanted, live_too=live_too, claims=theirs)
+        others = self._others.read(wanted, with_live=with_live, claims=theirs)
         with self._lock:
             return (*self._read(wanted, known), *others)
 
@@ -234,7 +236,7 @@ class StreamWorker:
             return failed.error if failed else "the error is in the log of the run"
         return self._others.why_failed(run_id, batch_id)
 
-    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Record how the work on abandoned claims ended, for their next owner."""
         self._others.tell(outcomes)
 
@@ -256,9 +258,9 @@ class StreamWorker:
         return self._others.end_dead(run_id, sign)
 
     def _read_own(self, batch_id: str) -> RunsRead:
-        return RunsRead(frozenset({batch_id}), self._read([batch_id], ()), is_own=True)
+        return RunsRead(frozenset({batch_id}), self._read([batch_id], ()), is_from_worker=True)
 
-    def _read(self, batch_ids: Iterable[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+    def _read(self, batch_ids: Iterable[str], claims: Iterable[Claimed]) -> tuple[RunSnapshot, ...]:
         return tuple(
             seen
             for run in self._own.read(batch_ids, claims)

@@ -72,7 +72,7 @@ class WorkLog:
             self._committed[number] = record.offset
             before = None
         claims = decode(OffsetAndMetadata(record.offset, record.metadata)).claims
-        batch = StreamBatch.read(claims[0].batch_id) if claims else None
+        batch = StreamBatch.parse(claims[0].batch_id) if claims else None
         if batch is None:
             return
         range_ = OffsetRange(record.topic, number, record.offset, claims[0].until)

@@ -19,29 +19,25 @@ def damaged(**changes: object) -> dict[str, Any]:
     return {EXTRAS_KEY: {**BATCH.extras[EXTRAS_KEY], **changes}}
 
 
-def test_a_batch_comes_back_as_it_was_sent() -> None:
-    """Beside the extras of others, and through JSON, as Pipes sends them."""
+def test_batch_survives_extras_and_json() -> None:
     sent = json.loads(json.dumps({"mine": 1, **BATCH.extras}))
     assert SentBatch.from_extras(sent) == BATCH
     assert BATCH.records == 11
 
 
 @pytest.mark.parametrize(("batch_id", "is_rerun"), [("b-1", False), ("r.x7.12", True)])
-def test_a_rerun_is_known_on_the_other_side(batch_id: str, is_rerun: bool) -> None:  # noqa: FBT001 - a table
-    """What cannot be replaced, such as a message to somebody, is left out there."""
+def test_batch_id_tells_reruns_apart(batch_id: str, is_rerun: bool) -> None:  # noqa: FBT001 - a table
     assert SentBatch(batch_id, "etl", BATCH.offset_ranges).is_rerun is is_rerun
 
 
 @pytest.mark.parametrize("extras", [{}, {"mine": 1}, {EXTRAS_KEY: "b-1"}])
-def test_extras_without_a_batch_say_what_to_do(extras: dict[str, Any]) -> None:
-    """An asset that forgets them is the likeliest mistake."""
+def test_extras_without_batch_name_remedy(extras: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"extras=kafka_batch\.pipes_extras\(\)"):
         SentBatch.from_extras(extras)
 
 
 @pytest.mark.parametrize("form", [None, 2])
-def test_another_form_is_refused(form: int | None) -> None:
-    """The two sides are installed by different people, and a guess could read other offsets."""
+def test_extras_of_another_version_are_refused(form: int | None) -> None:
     with pytest.raises(ConfigurationError, match="the same version of dagster-rebalance"):
         SentBatch.from_extras(damaged(form=form))
 
@@ -56,14 +52,12 @@ def test_another_form_is_refused(form: int | None) -> None:
         ["orders:0:0:5"],
     ],
 )
-def test_a_damaged_batch_is_refused(ranges: object) -> None:
-    """Nothing is guessed of which offsets are meant."""
+def test_damaged_extras_are_refused(ranges: object) -> None:
     with pytest.raises(ConfigurationError, match="is damaged"):
         SentBatch.from_extras(damaged(ranges=ranges))
 
 
-def test_a_batch_without_its_id_is_refused() -> None:
-    """The output of a run may be keyed by it."""
+def test_extras_without_batch_id_are_refused() -> None:
     extras = BATCH.extras
     del extras[EXTRAS_KEY]["batch_id"]
     with pytest.raises(ConfigurationError, match="is damaged"):

@@ -17,7 +17,7 @@ from dagster_rebalance.core.batches.planning import (
     is_ready,
     plan,
     runs_at_once,
-    waits_for,
+    wait_limits,
 )
 from dagster_rebalance.core.model.errors import ConfigurationError
 from tests.core.world import span, tp
@@ -66,13 +66,9 @@ limits_any = st.builds(
 
 
 @given(backlogs(), limits_any, st.integers(0, 6))
-def test_a_plan_keeps_all_limits(
+def test_plan_keeps_all_limits(
     given_backlogs: list[Backlog], limits: BatchLimits, runs_in_flight: int
 ) -> None:
-    """Each range starts where its partition stands and ends within its bounds.
-
-    No partition is named twice.
-    """
     batches = planned(given_backlogs, limits, runs_in_flight=runs_in_flight)
     by_partition = {backlog.partition: backlog for backlog in given_backlogs}
     assert len(batches) <= max(0, limits.max_runs_in_flight - runs_in_flight)
@@ -92,13 +88,9 @@ def test_a_plan_keeps_all_limits(
 
 
 @given(backlogs(), limits_any, st.integers(0, 6))
-def test_no_ready_partition_waits_while_there_is_room(
+def test_ready_partitions_fill_the_runs_in_order_of_waiting(
     given_backlogs: list[Backlog], limits: BatchLimits, runs_in_flight: int
 ) -> None:
-    """No partition starves behind larger backlogs.
-
-    A partition is left out only when all runs are full, and none that came later was preferred.
-    """
     limits = replace(limits, max_records_per_batch=1_000)
     batches = planned(given_backlogs, limits, runs_in_flight=runs_in_flight)
     chosen = {range_.topic_partition for batch in batches for range_ in batch.ranges}
@@ -117,8 +109,7 @@ def test_no_ready_partition_waits_while_there_is_room(
     assert not left_out or not taken or min(left_out) >= max(taken)
 
 
-def test_backlogs_are_spread_over_the_free_runs() -> None:
-    """Runs work side by side; the long ones do not meet in one run."""
+def test_backlogs_are_spread_over_free_runs() -> None:
     found = planned(
         [Backlog(tp(n), 0, 10 * (n + 1), 0.0) for n in range(4)],
         BatchLimits(max_records_per_range=40, max_runs_in_flight=3),
@@ -134,16 +125,14 @@ def test_backlogs_are_spread_over_the_free_runs() -> None:
     ("records", "runs"),
     [(1, 1), (25, 1), (26, 2), (50, 2), (51, 3), (75, 3), (76, 4), (100, 4), (1000, 4)],
 )
-def test_a_run_is_filled_before_the_next_is_opened(records: int, runs: int) -> None:
-    """Each run costs seconds, and a Spark of its own: a trickle must not open all there may be."""
+def test_run_is_filled_before_next_is_opened(records: int, runs: int) -> None:
     backlogs = [Backlog(tp(n), 0, records, 0.0) for n in range(4)]
     found = planned(backlogs, BatchLimits(max_records_per_range=100))
     assert len(found) == runs
     assert sum(len(batch.ranges) for batch in found) == 4
 
 
-def test_a_run_is_full_with_as_many_records_as_one_batch_may_have() -> None:
-    """Else one run works on a sliver of each partition, and nobody works beside it."""
+def test_run_is_full_with_records_of_one_batch() -> None:
     found = planned(
         [Backlog(tp(n), 0, 100, 0.0) for n in range(8)],
         BatchLimits(max_records_per_batch=100, max_runs_in_flight=4),
@@ -151,16 +140,14 @@ def test_a_run_is_full_with_as_many_records_as_one_batch_may_have() -> None:
     assert [sum(map(len, batch.ranges)) for batch in found] == [100] * 4
 
 
-def test_a_run_is_full_with_as_many_ranges_as_it_may_have() -> None:
-    """However few their records."""
+def test_run_is_full_with_maximum_ranges() -> None:
     found = planned(
         [Backlog(tp(n), 0, 1, 0.0) for n in range(5)], BatchLimits(max_ranges_per_run=2)
     )
     assert sorted(len(batch.ranges) for batch in found) == [1, 2, 2]
 
 
-def test_a_batch_is_no_longer_than_all_its_ranges_may_be_together() -> None:
-    """A revoke waits for the batch at work; a trickle beside a backlog is read whole."""
+def test_batch_is_cut_to_its_record_limit() -> None:
     sizes = (10, 500, 300)
     (batch,) = planned(
         [Backlog(tp(n), 0, size, 0.0) for n, size in enumerate(sizes)],
@@ -174,8 +161,7 @@ def test_a_batch_is_no_longer_than_all_its_ranges_may_be_together() -> None:
     assert few.ranges == (span(0, 0, 1), span(1, 0, 1)), "those that have waited longest"
 
 
-def test_few_records_wait_for_more_but_not_for_ever() -> None:
-    """`min_records` saves runs, `max_wait_s` bounds the latency."""
+def test_few_records_wait_until_max_wait() -> None:
     limits = BatchLimits(min_records=50, max_wait_s=10)
     few = Backlog(tp(0), 0, 49, waiting_since=95.0)
     assert planned([few], limits, now=104.9) == ()
@@ -196,38 +182,33 @@ def test_few_records_wait_for_more_but_not_for_ever() -> None:
         ((7, 5.0), True, (7, 5.0)),
     ],
 )
-def test_a_run_for_each_batch_waits_for_company_unless_told_otherwise(
+def test_wait_limits_default_by_form_of_run(
     given: tuple[int | None, float | None], *, streams: bool, waits: tuple[int, float]
 ) -> None:
-    """A trickle would make 28,000 runs a day, while streaming runs answer within a second."""
-    assert waits_for(*given, most=5000, streams=streams) == waits
+    assert wait_limits(*given, most=5000, streams=streams) == waits
 
 
 @pytest.mark.parametrize(
     ("given", "local", "runs"), [(None, False, 4), (None, True, 1), (3, False, 3), (3, True, 3)]
 )
-def test_one_run_with_a_local_spark_works_at_a_time_unless_told_otherwise(
+def test_runs_in_flight_default_to_one_with_local_spark(
     given: int | None, *, local: bool, runs: int
 ) -> None:
-    """Four of them took three times as long for the same records as one."""
     assert runs_at_once(given, has_local_spark=local) == runs
 
 
-def test_a_full_range_waits_for_no_company() -> None:
-    """More records would not make it larger."""
-    assert waits_for(None, None, most=10, streams=False) == (10, 30.0)
+def test_min_records_default_is_capped_by_range_size() -> None:
+    assert wait_limits(None, None, most=10, streams=False) == (10, 30.0)
 
 
-def test_what_waits_for_company_comes_along_with_what_is_due() -> None:
-    """Else the partitions of a trickle get a run each, one after the other."""
+def test_waiting_partitions_join_due_runs() -> None:
     limits = BatchLimits(min_records=50, max_wait_s=30, max_ranges_per_run=2)
     due, *others = (Backlog(tp(n), 0, 5, waiting_since=70.0 + n) for n in range(3))
     assert planned([*others], limits) == ()
     assert planned([due, *others], limits) == (Batch("b1", (span(0, 0, 5), span(1, 0, 5))),)
 
 
-def test_company_takes_nothing_from_what_is_due() -> None:
-    """A trickle that may still wait would leave a backlog an eighth of its batch."""
+def test_waiting_partitions_displace_no_due_records() -> None:
     limits = BatchLimits(max_records_per_batch=100, min_records=50, max_wait_s=30)
     due, small, large = (
         Backlog(tp(n), 0, size, waiting_since=99.0) for n, size in enumerate((90, 10, 40))
@@ -235,8 +216,7 @@ def test_company_takes_nothing_from_what_is_due() -> None:
     assert planned([due, large, small], limits) == (Batch("b1", (span(0, 0, 90), span(1, 0, 10))),)
 
 
-def test_what_a_batch_has_left_over_waits_no_longer_than_other_records() -> None:
-    """It was there when the batch was cut, but has to wait for its turn behind others."""
+def test_leftover_records_wait_since_first_seen() -> None:
     limits = BatchLimits(min_records=50, max_wait_s=30)
     left = Backlog(tp(0), 60, 70, waiting_since=90.0, seen_since=75.0)
     assert planned([left], limits, now=104.9) == ()
@@ -259,7 +239,6 @@ def test_what_a_batch_has_left_over_waits_no_longer_than_other_records() -> None
         ({"min_records": 100}, "min_records=100 needs a max_wait_s above 0"),
     ],
 )
-def test_limits_that_cannot_work_are_refused(settings: dict[str, int], reason: str) -> None:
-    """A limit of zero would be a silent standstill."""
+def test_invalid_limits_are_refused(settings: dict[str, int], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         BatchLimits(**settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.events import Found, LastRecorded
+from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata
 from dagster_rebalance.core.partitions.state_machine import Phase
 from tests.core.story import play, stories
@@ -63,7 +63,7 @@ recorded = 0[0,100) run1 late
 
 ## moved_offset_is_accepted_and_noted
 join old 1 | tick STARTED | succeed run1 | wait 1 | stored 0 40 | join heir 1
-log ~ orders-0 continues at offset 40, which was set by somebody else: the last recorded commit
+log ~ orders-0 continues at offset 40, which was set externally: the last recorded commit
 claims 0 = 100:b2
 
 ## unanswered_reads_are_repeated
@@ -122,7 +122,7 @@ def test_late_answers_of_an_earlier_epoch_are_ignored() -> None:
         events.OffsetsWritten((first.pending.write,)),
         events.StoredOffsetsRead(
             {tp(0): first.epoch, tp(9): 1},
-            {tp(0): Found(OffsetAndMetadata(77), Bounds(0, 100), LastRecorded(77))},
+            {tp(0): PartitionLookup(OffsetAndMetadata(77), Bounds(0, 100), LastRecorded(77))},
         ),
         events.CommitRecorded(
             commands.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None)
@@ -147,7 +147,9 @@ def test_second_answer_to_a_read_of_stored_offsets_is_ignored() -> None:
     """It may be older than the last write."""
     member = play("join m 1").member
     owned = member.engine.partitions[tp(0)]
-    member.feed(events.StoredOffsetsRead({tp(0): owned.epoch}, {tp(0): Found(None, Bounds(0, 5))}))
+    member.feed(
+        events.StoredOffsetsRead({tp(0): owned.epoch}, {tp(0): PartitionLookup(None, Bounds(0, 5))})
+    )
     assert member.engine.partitions[tp(0)] == owned
 
 
@@ -187,6 +189,6 @@ def test_runs_read_before_a_revoke_do_not_finish_its_drain() -> None:
         assert isinstance(read, commands.ReadRuns)
         if phase:
             member.feed(events.RevokeRequested((tp(0),)))
-        member.feed(events.RunsRead(read.batch_ids, (), read.live_too, read.look))
+        member.feed(events.RunsRead(read.batch_ids, (), read.with_live, read.sequence))
         owned = member.engine.partitions.get(tp(0))
         assert (owned.phase if owned else None) is phase

@@ -64,7 +64,7 @@ recorded = 0[0,10) run2 late dead
 ## run_that_an_operator_cancelled_stops_the_partition_instead
 {JOIN} | {FAIL} | wait 1 | tick | start run2 | wait 1 | run run2 CANCELED | wait 5
 letters = none | phase = STOPPED
-reason ~ 2 runs failed on orders-0 [0, 10), the last one is run2. One of
+reason ~ 2 runs failed on orders-0 [0, 10), the last one is run2. A user
 
 ## range_behind_a_running_one_waits_for_its_turn
 world 20 | join m 1 ONE_ATTEMPT | tick STARTED | wait 1 | tick STARTED | run run2 FAILED | wait 3
@@ -174,7 +174,7 @@ def test_failed_letter_stops_the_partition_and_is_retried_at_growing_intervals()
     """)
 
 
-@pytest.mark.parametrize("mark", ["is_refused", "is_taken_back", "is_interrupted"])
+@pytest.mark.parametrize("mark", ["is_refused", "is_cancelled_by_member", "is_interrupted"])
 def test_run_that_was_no_attempt_never_leads_to_a_letter(mark: str) -> None:
     script = play(JOIN, SETTINGS)
     for number in range(1, 6):
@@ -201,7 +201,7 @@ def test_failed_letter_makes_no_read_of_runs_stale() -> None:
 
     def looks() -> set[int]:
         reads = script.member.given(commands.ReadRuns)
-        return {read.look for read in reads if isinstance(read, commands.ReadRuns)}
+        return {read.sequence for read in reads if isinstance(read, commands.ReadRuns)}
 
     before = looks()
     script.play("failed_letter forbidden | wait 2")
@@ -234,7 +234,7 @@ def test_late_answer_changes_nothing(answer: str, case: str) -> None:
 
 
 def test_partition_without_known_bounds_is_judged_by_its_runs() -> None:
-    ledger = OffsetLedger(tp(0), 1, 0).claim("b1", 10).note(1, FIRST, Exhausted(("r1",)))
+    ledger = OffsetLedger(tp(0), 1, 0).claim("b1", 10).with_progress(1, FIRST, Exhausted(("r1",)))
     owned = OwnedPartition(tp(0), 1, Phase.OWNED, ledger=ledger)
     assert why_stopped(owned, "dead") is None
     assert why_stopped(owned, None) is not None

@@ -12,7 +12,7 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.partitions.owned import PendingWrite
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from tests.core.story import play, stories
 from tests.core.world import tp
 
@@ -21,12 +21,12 @@ LETTERS = EngineSettings(max_attempts=1, dead_letter_topic="dead")
 SETTINGS = {
     "SEPARATE": SEPARATE,
     "ONE_RUN": EngineSettings(limits=BatchLimits(max_runs_in_flight=1)),
-    "FIVE_SECONDS": EngineSettings(max_attempts=1, pace=RetryPace(5.0, 60.0)),
+    "FIVE_SECONDS": EngineSettings(max_attempts=1, backoff=RetryBackoff(5.0, 60.0)),
     "LETTERS": LETTERS,
-    "LOOKS": EngineSettings(look_s=0.25, idle_look_s=5.0, poll_s=0.5, lease_s=999.0),
-    "SLOW": EngineSettings(pace=RetryPace(600.0, 600.0)),
+    "LOOKS": EngineSettings(bounds_s=0.25, idle_bounds_s=5.0, poll_s=0.5, lease_s=999.0),
+    "SLOW": EngineSettings(backoff=RetryBackoff(600.0, 600.0)),
     "NO_RETRY": replace(
-        SEPARATE, max_attempts=1, pace=RetryPace(600.0, 600.0, retry_stopped=False)
+        SEPARATE, max_attempts=1, backoff=RetryBackoff(600.0, 600.0, retry_stopped=False)
     ),
 }
 SINCE = "since 2023-11-14 22:13:20 UTC: the warehouse is away"
@@ -218,7 +218,7 @@ def test_dead_letter_waits_for_the_resume_of_its_partition() -> None:
         SETTINGS,
     )
     (letter,) = script.world.kafka.letters
-    assert not is_wanted(replace(script.owned(), letter=None), letter)
+    assert not is_wanted(replace(script.owned(), dead_letter=None), letter)
 
 
 def test_dead_letter_that_waits_for_its_error_is_dropped_by_a_pause() -> None:
@@ -262,8 +262,8 @@ def test_revoke_of_a_restoring_partition_keeps_its_newer_directive() -> None:
     script = play("world 5 | join m 1 | wait 0.25 | order STOP")
     (directive,) = script.world.orders
     before = replace(script.owned(), phase=Phase.OWNED)
-    taken_in = replace(before.under(directive), phase=Phase.RESTORING, before=before)
-    assert taken_in.asked_back().order == directive
+    taken_in = replace(before.with_directive(directive), phase=Phase.RESTORING, previous=before)
+    assert taken_in.draining().directive == directive
 
 
 def test_retry_ends_all_delays_but_not_of_ranges_with_a_dead_letter() -> None:
@@ -277,14 +277,14 @@ def test_retry_ends_all_delays_but_not_of_ranges_with_a_dead_letter() -> None:
     ledger = script.owned().ledger
     assert ledger is not None
     ledger = replace(ledger, entries=(exhausted,))
-    assert ledger.tried_now(exhausted_too=False).entries == (exhausted,)
-    assert ledger.tried_now(exhausted_too=True).entries[0].due_at == float("-inf")
+    assert ledger.due_now(exhausted_too=False).entries == (exhausted,)
+    assert ledger.due_now(exhausted_too=True).entries[0].due_at == float("-inf")
 
 
 def test_retry_repeats_a_refused_write() -> None:
     script = play("world 5 | stored 0 100 | join m 1 | wait 4")
     write = commands.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0))
-    pending = PendingWrite(write, 5.0, again_at=7.0, refused="no right")
-    tried = replace(script.owned(), pending=pending, ledger=None).tried_now(exhausted_too=True)
+    pending = PendingWrite(write, 5.0, resent_at=7.0, refused="no right")
+    tried = replace(script.owned(), pending=pending, ledger=None).due_now(exhausted_too=True)
     assert tried.pending is not None
-    assert tried.pending.last_asked_at == float("-inf")
+    assert tried.pending.last_sent_at == float("-inf")

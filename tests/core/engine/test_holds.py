@@ -34,7 +34,7 @@ SETTINGS = {
     "ONE_ATTEMPT": replace(BASE, max_attempts=1),
     "DRAIN": replace(BASE, on_leave=LeavePolicy.DRAIN),
     "CANCEL_LOST": replace(BASE, on_lost=LossPolicy.CANCEL),
-    "SHORT_LEASE": replace(BASE, lease_s=60, pulse=Liveness(heartbeat_timeout_s=1000)),
+    "SHORT_LEASE": replace(BASE, lease_s=60, liveness=Liveness(heartbeat_timeout_s=1000)),
 }
 
 REVOKES = """
@@ -349,14 +349,12 @@ def test_hold_that_lasts_a_second_is_shown_once() -> None:
     member.world.wait(5, member)
     (shown,) = [command for command in member.done if isinstance(command, commands.ShowHold)]
     assert (shown.cause, shown.partitions, shown.run_ids) == (Cause.REVOKE, (tp(0),), ("run1",))
-    assert str(shown) == "revoke of orders-0: held for 1 run at work, for at most 29 s"
+    assert str(shown) == "revoke of orders-0: waiting for 1 run, at most 29 s"
 
 
-@pytest.mark.parametrize(
-    ("runs", "what"), [((), "what is to be committed"), (("a", "b"), "2 runs")]
-)
+@pytest.mark.parametrize(("runs", "what"), [((), "the commit"), (("a", "b"), "2 runs")])
 def test_show_hold_names_what_the_hold_waits_for(runs: tuple[str, ...], what: str) -> None:
-    assert f"held for {what}" in str(commands.ShowHold(Cause.LEAVE, (tp(0),), runs, 10.0))
+    assert f"waiting for {what}" in str(commands.ShowHold(Cause.LEAVE, (tp(0),), runs, 10.0))
 
 
 def test_commit_in_hold_records_the_drain_time() -> None:
@@ -440,7 +438,7 @@ def test_memory_is_flat_over_a_thousand_rebalances() -> None:
         member.feed(events.PartitionsLost((tp(2),)))
         for run_id in world.dagster.runs:
             if world.dagster.runs[run_id].state is RunState.STARTED:
-                world.dagster.move(run_id, RunState.FAILED, is_taken_back=True)
+                world.dagster.move(run_id, RunState.FAILED, is_cancelled_by_member=True)
         world.wait(1, member, step=1)
         world.dagster.runs.clear()
         world.dagster.keys.clear()
@@ -449,4 +447,4 @@ def test_memory_is_flat_over_a_thousand_rebalances() -> None:
     assert (dict(engine.partitions), engine.holds) == ({}, ())
     assert (engine.batch_requests, engine.held) == ((), frozenset())
     member.feed(events.RunsRead(frozenset(), ()))
-    assert engine.pulse.signs == {}
+    assert engine.liveness.tracked == {}

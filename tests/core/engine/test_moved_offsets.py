@@ -50,7 +50,7 @@ claims 0 = none
 
 ## recreated_topic_stops_the_partition
 topic_id id-2 | produce 0 30 | join other 1
-phase = STOPPED | reason ~ deleted and made again
+phase = STOPPED | reason ~ deleted and recreated
 """
 
 

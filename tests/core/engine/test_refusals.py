@@ -63,7 +63,7 @@ def test_partition_resumes_when_its_refused_write_is_accepted() -> None:
     ((_, reason),) = script.member.shown
     assert reason == (
         "orders-0: Kafka refuses to store its offset: grant the ACL READ, asked 0 times. It is "
-        "tried again every few seconds"
+        "retried every few seconds"
     )
     script.play("""
         phase = STOPPED

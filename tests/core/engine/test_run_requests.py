@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.engine import run_requests
 from dagster_rebalance.core.model.claims import StoredPartition, encode
 from dagster_rebalance.core.model.directives import Action, Directive
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
@@ -16,12 +16,12 @@ from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
+    FailureKind,
+    FailureStreak,
     InFlight,
     Progress,
-    Setback,
     Succeeded,
     ToRequest,
-    Trouble,
 )
 from dagster_rebalance.core.runs.retry import NEVER
 from tests.core.world import span, tp
@@ -46,7 +46,7 @@ def owned(
     ledger = OffsetLedger(tp(number), 1, 0)
     for batch_id, until, progress in work:
         ledger = ledger.claim(batch_id, until)
-        ledger = ledger.note(1, ledger.entries[-1].range, progress, due_at=due_at)
+        ledger = ledger.with_progress(1, ledger.entries[-1].range, progress, due_at=due_at)
     return OwnedPartition(tp(number), 1, phase, stored=encode(StoredPartition(0)), ledger=ledger)
 
 
@@ -125,7 +125,7 @@ def test_failed_range_is_requested_alone() -> None:
 
 def test_ranges_that_did_not_fail_are_one_request() -> None:
     both = [
-        owned(number, ("b", 9, ToRequest(2, 0, Trouble(Setback.NOT_STARTED, 1, "r1"))))
+        owned(number, ("b", 9, ToRequest(2, 0, FailureStreak(FailureKind.NOT_STARTED, 1, "r1"))))
         for number in range(2)
     ]
     assert due_requests(both) == (BatchRequest("b", 2, (span(0, 0, 9), span(1, 0, 9))),)
@@ -144,7 +144,7 @@ def test_failed_ranges_wait_for_free_runs_longest_waiting_first() -> None:
 
 
 def test_unsubmitted_run_is_requested_with_its_own_key() -> None:
-    run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED, attempt=2)
+    run = RunSnapshot("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED, attempt=2)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     assert due_requests([owned(0, ("b", 9, again))]) == (BatchRequest("b", 2, run.ranges),)
     assert due_requests([owned(0, ("b", 9, again)), owned(1, ("b", 5, again))]) == (
@@ -154,7 +154,7 @@ def test_unsubmitted_run_is_requested_with_its_own_key() -> None:
 
 
 def test_unsubmitted_run_of_the_former_batch_is_requested() -> None:
-    run = RunSeen("r1", "b", (span(0, 0, 9),), RunState.CREATED, attempt=2)
+    run = RunSnapshot("r1", "b", (span(0, 0, 9),), RunState.CREATED, attempt=2)
     taken = OwnedPartition(
         tp(0),
         1,
@@ -165,7 +165,7 @@ def test_unsubmitted_run_of_the_former_batch_is_requested() -> None:
     assert due_requests([taken]) == ()
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     assert taken.ledger is not None
-    taken = replace(taken, ledger=taken.ledger.note(1, span(0, 0, 9), again))
+    taken = replace(taken, ledger=taken.ledger.with_progress(1, span(0, 0, 9), again))
     assert due_requests([taken]) == (BatchRequest("b", 2, run.ranges),)
     assert run_requests.requested_range(taken, due_requests([taken]), NOW) == (
         span(0, 0, 9),
@@ -174,10 +174,10 @@ def test_unsubmitted_run_of_the_former_batch_is_requested() -> None:
 
 
 def test_unsubmitted_run_with_a_paused_partition_is_not_requested() -> None:
-    run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED)
+    run = RunSnapshot("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     pause = Directive(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
-    mine, paused = owned(0, ("b", 9, again)), replace(owned(1, ("b", 5, again)), order=pause)
+    mine, paused = owned(0, ("b", 9, again)), replace(owned(1, ("b", 5, again)), directive=pause)
     assert due_requests([mine, paused], orders=[pause]) == ()
     assert due_requests([mine], orders=[pause]) == ()
     resume = replace(pause, action=Action.RESUME)

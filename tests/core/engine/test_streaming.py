@@ -15,8 +15,8 @@ from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.batch_request import BatchRequest
-from dagster_rebalance.core.runs.retry import RetryPace
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch, is_claimed_by
+from dagster_rebalance.core.runs.retry import RetryBackoff
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, is_claimed_by
 from dagster_rebalance.core.streaming.stream_worker import Worker
 from tests.core.story import play, stories
 from tests.core.streams import Stream
@@ -25,14 +25,14 @@ from tests.core.world import World, span, tp
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
 
-MINUTE = RetryPace(60.0, 60.0)
+MINUTE = RetryBackoff(60.0, 60.0)
 SETTINGS = {
-    "TEN_SECONDS": EngineSettings(pace=RetryPace(10.0, 10.0)),
-    "MINUTE": EngineSettings(pace=MINUTE),
-    "NEW_CODE": EngineSettings(pace=MINUTE, code_version="v2"),
+    "TEN_SECONDS": EngineSettings(backoff=RetryBackoff(10.0, 10.0)),
+    "MINUTE": EngineSettings(backoff=MINUTE),
+    "NEW_CODE": EngineSettings(backoff=MINUTE, code_version="v2"),
     "SHORT_HOLD": EngineSettings(budget=HoldBudget(10.0, 2.0)),
     "HOLD": EngineSettings(budget=HoldBudget(30.0, 5.0)),
-    "LOOKS": EngineSettings(look_s=0.1, idle_look_s=0.5),
+    "LOOKS": EngineSettings(bounds_s=0.1, idle_bounds_s=0.5),
     "SEPARATE": EngineSettings(limits=BatchLimits(max_ranges_per_run=1)),
 }
 
@@ -120,7 +120,7 @@ work = 0[0,5)
 # The sensor that could submit it is off.
 world 5 | join m 1 | tick CREATED | attempt run1 1 | stream r1 | move m r1 0 | turn
 given CancelRuns = 1
-run run1 CANCELED is_taken_back=1 | until_work 1
+run run1 CANCELED is_cancelled_by_member=1 | until_work 1
 work = 0[0,5)
 
 ## sensor_takes_over_the_batches_of_a_streaming_run
@@ -139,14 +139,16 @@ succeed run1 | turn 1 4
 work = none | offset 0 = 5
 
 ## re_executed_run_that_read_the_claim_before_the_take_over_is_waited_for
-world 5 | join m 1 | tick STARTED | run run1 CANCELED is_taken_back=1 | stream r1 | as m | lose 0
+world 5 | join m 1 | tick STARTED | run run1 CANCELED is_cancelled_by_member=1
+stream r1 | as m | lose 0
 as r1 | fails WriteOffsets | assign 0 | add b1 0 0 5 STARTED | start run2 | answers | turn 1 8
 work = none | claims 0 = 5:s.r1.1.1
 succeed run2 | done s.r1.1.1 0 0 5 | turn 1 4
 work = none | offset 0 = 5
 
 ## run_that_is_deleted_while_its_range_is_committed_does_not_end_the_member
-world 5 | join m 1 | tick STARTED | run run1 CANCELED is_taken_back=1 | stream r1 | as m | lose 0
+world 5 | join m 1 | tick STARTED | run run1 CANCELED is_cancelled_by_member=1
+stream r1 | as m | lose 0
 as r1 | fails WriteOffsets | assign 0 | add b1 0 0 5 STARTED | answers | turn 1 4
 work = none | claims 0 = 5:s.r1.1.1
 succeed run2 | done s.r1.1.1 0 0 5 | fails WriteOffsets | turn 1 8
@@ -157,7 +159,8 @@ answers | turn 1 8
 work = none | offset 0 = 5
 
 ## re_executed_run_that_reads_the_claim_after_the_take_over_refuses_itself
-world 5 | join m 1 | tick STARTED | run run1 CANCELED is_taken_back=1 | stream r1 | move m r1 0
+world 5 | join m 1 | tick STARTED | run run1 CANCELED is_cancelled_by_member=1
+stream r1 | move m r1 0
 until_work 0.25 | add b1 0 0 5 STARTED | refuse run2
 
 ## success_for_the_former_batch_outlives_the_run_that_took_the_claim_over
@@ -303,9 +306,9 @@ def test_batch_that_an_operator_stopped_is_dropped() -> None:
     work.begin([request], {"s.r1.1.1"}, lambda _: Log())
     work.stop()
     work.interrupt(1.0)
-    ended = work.end(Outcome.INTERRUPTED)
+    ended = work.end(BatchOutcome.INTERRUPTED)
     assert ended is not None
-    assert ended.outcome is Outcome.DROPPED
+    assert ended.outcome is BatchOutcome.DROPPED
 
 
 def test_restoring_partition_keeps_the_delays_of_its_ranges() -> None:
@@ -330,7 +333,7 @@ def test_streaming_run_takes_over_the_batches_of_a_sensor() -> None:
     working, *others = script.made
     script.play("stream r1 | move m r1 0 1 2")
     for run_id in others:
-        script.play(f"run {run_id} CANCELED is_taken_back=1")
+        script.play(f"run {run_id} CANCELED is_cancelled_by_member=1")
     script.play(f"run {working} STARTED heartbeat=1")
     done: list[OffsetRange] = []
     for _ in range(6):
@@ -346,10 +349,10 @@ def test_claim_with_thousands_of_attempts_counts_as_a_thousand() -> None:
     world = World(records=5)
     Stream(world, "r0").die()
     world.kafka.stored[tp(0)] = encode(StoredPartition(0, (Claim(5, "s.r0.7.4000"),)))
-    stream = Stream(world, "r1", owns=range(1), pace=RetryPace(1.0, 5.0))
+    stream = Stream(world, "r1", owns=range(1), backoff=RetryBackoff(1.0, 5.0))
     seen_as = stream.stream_runs(["s.r0.7.4000"], [("s.r0.7.4000", span(0, 0, 5))])
     assert len(seen_as) == 1001
-    for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED):
+    for outcome in (BatchOutcome.FAILED, BatchOutcome.FAILED, BatchOutcome.SUCCEEDED):
         while stream.turn(1.0) is None:
             assert world.now < 2_000
         stream.end(outcome)
@@ -434,7 +437,7 @@ def test_claim_that_cannot_be_taken_over_does_not_block_others(*, has_left: bool
 
 def test_many_failing_ranges_do_not_block_new_records() -> None:
     world = World(records=5, partitions=5)
-    stream = Stream(world, "r1", owns=range(5), pace=RetryPace(1.0, 5.0))
+    stream = Stream(world, "r1", owns=range(5), backoff=RetryBackoff(1.0, 5.0))
     done = 0
     for _ in range(120):
         world.kafka.produce(tp(4), 1)
@@ -442,7 +445,7 @@ def test_many_failing_ranges_do_not_block_new_records() -> None:
             assert stream.work.at_work is not None
             is_bad = any(range_.partition < 4 for range_ in stream.work.at_work.ranges)
             world.now += 3.0
-            stream.end(Outcome.FAILED if is_bad else Outcome.SUCCEEDED)
+            stream.end(BatchOutcome.FAILED if is_bad else BatchOutcome.SUCCEEDED)
             done += not is_bad
     assert done > 20
 
@@ -454,18 +457,18 @@ def test_many_failing_ranges_do_not_block_new_records() -> None:
         (RunState.FAILED, None, RunState.FAILED),
         (RunState.SUCCEEDED, None, RunState.CANCELED),
         (RunState.CANCELED, None, RunState.CANCELED),
-        (RunState.STARTED, Outcome.SUCCEEDED, RunState.SUCCEEDED),
-        (RunState.FAILED, Outcome.INTERRUPTED, RunState.CANCELED),
-        (RunState.STARTED, Outcome.FAILED, RunState.FAILED),
+        (RunState.STARTED, BatchOutcome.SUCCEEDED, RunState.SUCCEEDED),
+        (RunState.FAILED, BatchOutcome.INTERRUPTED, RunState.CANCELED),
+        (RunState.STARTED, BatchOutcome.FAILED, RunState.FAILED),
     ],
 )
 def test_reported_outcome_decides_before_the_state_of_the_run(
-    run: RunState, outcome: Outcome | None, state: RunState
+    run: RunState, outcome: BatchOutcome | None, state: RunState
 ) -> None:
     world = World()
     stream = Stream(world, "r1")
     seen_as = replace(world.streams[stream.run_id], state=run)
-    *before, now = StreamBatch("r1", 7, 3).seen((span(0, 0, 5),), seen_as, outcome)
+    *before, now = StreamBatch("r1", 7, 3).as_runs((span(0, 0, 5),), seen_as, outcome)
     assert (now.state, now.attempt, now.ranges) == (state, 3, (span(0, 0, 5),))
     assert [(one.state, one.attempt) for one in before] == [
         (RunState.FAILED, 1),
@@ -478,22 +481,22 @@ def test_run_whose_heartbeat_names_other_partitions_has_dropped_its_batch() -> N
     world = World()
     stream = Stream(world, "r1")
     for named, state in ((frozenset({tp(0)}), RunState.STARTED), (frozenset(), RunState.CANCELED)):
-        run = replace(world.streams[stream.run_id], may_work_on=named)
-        (now,) = StreamBatch("r1", 7).seen((span(0, 0, 5),), run, None)
+        run = replace(world.streams[stream.run_id], active_partitions=named)
+        (now,) = StreamBatch("r1", 7).as_runs((span(0, 0, 5),), run, None)
         assert now.state is state
 
 
 @pytest.mark.parametrize("text", ["", "b-1", "s.r1.1", "s.r1.1.1.0", "s.r 1.1.1", "s.r1.x.1"])
 def test_other_batch_ids_are_not_those_of_streaming_runs(text: str) -> None:
-    assert StreamBatch.read(text) is None
-    assert StreamBatch.read("s.r1.12.3") == StreamBatch("r1", 12, 3)
+    assert StreamBatch.parse(text) is None
+    assert StreamBatch.parse("s.r1.12.3") == StreamBatch("r1", 12, 3)
 
 
 def test_batch_id_with_interruptions_has_the_form_of_earlier_versions() -> None:
     """In a deploy, a member that cannot read the id would repeat the work of the run."""
     batch = StreamBatch("r1", 12, 3, 4)
     assert str(batch) == "s.r1.4000000012.3"
-    assert StreamBatch.read(str(batch)) == batch
+    assert StreamBatch.parse(str(batch)) == batch
 
 
 def test_batch_with_more_interruptions_than_its_id_can_hold_is_claimed() -> None:
@@ -507,10 +510,14 @@ def test_run_that_ended_itself_has_interrupted_its_batch() -> None:
     """Its assets ignored the interruption, and the process was ended with them."""
     world = World()
     stream = Stream(world, "r1")
-    ended = replace(world.streams[stream.run_id], state=RunState.FAILED, is_taken_back=True)
-    (now,) = StreamBatch("r1", 7).seen((span(0, 0, 5),), ended, None)
-    assert (now.is_interrupted, now.is_taken_back, now.has_died) == (True, False, False)
-    *before, now = StreamBatch("r1", 7, 2, 2).seen((span(0, 0, 5),), ended, Outcome.SUCCEEDED)
+    ended = replace(
+        world.streams[stream.run_id], state=RunState.FAILED, is_cancelled_by_member=True
+    )
+    (now,) = StreamBatch("r1", 7).as_runs((span(0, 0, 5),), ended, None)
+    assert (now.is_interrupted, now.is_cancelled_by_member, now.has_died) == (True, False, False)
+    *before, now = StreamBatch("r1", 7, 2, 2).as_runs(
+        (span(0, 0, 5),), ended, BatchOutcome.SUCCEEDED
+    )
     assert [(one.state, one.is_interrupted) for one in before] == [
         (RunState.FAILED, False),
         (RunState.CANCELED, True),

@@ -100,7 +100,7 @@ class TwoMembers(RuleBasedStateMachine):
                 record_every_s=self.record_every_s,
                 lease_s=NEVER_S,
                 plan_patience_s=NEVER_S,
-                pulse=Liveness(heartbeat_timeout_s=60),
+                liveness=Liveness(heartbeat_timeout_s=60),
             )
         )
 

@@ -12,7 +12,7 @@ from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from tests.core.story import play, stories
 from tests.core.world import World, span, tp
 
@@ -21,7 +21,7 @@ TWO_CLAIMS = EngineSettings(
 )
 SETTINGS = {
     "TWO_CLAIMS": TWO_CLAIMS,
-    "TWO_DELAYS": replace(TWO_CLAIMS, recheck_s=5.0, pace=RetryPace(0.5, 10.0)),
+    "TWO_DELAYS": replace(TWO_CLAIMS, recheck_s=5.0, backoff=RetryBackoff(0.5, 10.0)),
     "ONE_ATTEMPT": EngineSettings(max_attempts=1),
     "SEPARATE": EngineSettings(limits=BatchLimits(max_ranges_per_run=1)),
     "TWO_RUNS": EngineSettings(limits=BatchLimits(max_ranges_per_run=1, max_runs_in_flight=2)),
@@ -213,7 +213,7 @@ ended = run1:begun | ranges run2 = 0[0,100)
 join m 1 | tick | start run1 | fails EndDeadRuns | turns 650
 shown = none
 turns 30
-shown = 0 stopped | reason ~ orders-0: run run1 gives no sign of life, and could not be ended
+shown = 0 stopped | reason ~ orders-0: run run1 sends no heartbeat, and could not be ended
 answers | turns 40
 shown = 0 stopped, 0 resumed | ranges run2 = 0[0,100)
 
@@ -222,7 +222,7 @@ add x 0 0 100 STARTED | run run1 STARTED heartbeat=begun
 join m 0 | fails EndDeadRuns | assign 0 | turns 650
 shown = none
 turns 30
-phase = RESTORING | reason ~ orders-0: run run1 gives no sign of life, and could not be ended
+phase = RESTORING | reason ~ orders-0: run run1 sends no heartbeat, and could not be ended
 answers | turns 40
 shown = 0 stopped, 0 resumed | claims 0 = 100:b1
 
@@ -300,7 +300,7 @@ def test_partition_stops_after_max_attempts_and_resumes_when_its_run_is_re_execu
     assert stopped.stop_reason == (
         f"{failing.topic_partition}: 3 runs failed on {failing}, the last one is run4. "
         "Fix the cause, then re-execute that run in Dagster, or `dagster-rebalance retry "
-        f"orders:{number}`: when it succeeds, the partition goes on"
+        f"orders:{number}`: when it succeeds, the partition continues"
     )
     assert stopped.last_failure == ("run4", stopped.entries[0].batch_id, "")
     assert {one.last_failure for one in owned.values()} == {stopped.last_failure, None}
@@ -371,7 +371,7 @@ def test_partition_without_a_known_offset_cannot_be_claimed() -> None:
     with pytest.raises(IllegalStateError, match=why):
         OwnedPartition(tp(0), 1).claim_write("b", 10, now=0.0)
     with pytest.raises(IllegalStateError, match=why):
-        OwnedPartition(tp(0), 1).claim_again_write(span(0, 0, 10), "b", now=0.0)
+        OwnedPartition(tp(0), 1).reclaim_write(span(0, 0, 10), "b", now=0.0)
 
 
 def test_lag_of_a_partition_without_a_known_offset_is_zero() -> None:

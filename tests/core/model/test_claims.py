@@ -55,8 +55,7 @@ def _sealed(body: object, version: str = "1") -> str:
 
 
 @given(stored_partitions())
-def test_what_is_encoded_is_decoded_again(stored: StoredPartition) -> None:
-    """The next owner finds the same ranges under the same batch ids."""
+def test_decode_of_encoded_claims_returns_them(stored: StoredPartition) -> None:
     committed = encode(stored)
     assert decode(committed) == stored
     assert len(committed.metadata.encode()) <= MAX_METADATA_BYTES
@@ -73,10 +72,9 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["c", "l"]), json_values) | json_values, st.integers(0, 100))
-def test_a_well_sealed_text_with_any_fields_is_decoded_or_refused(
+def test_decode_with_valid_checksum_and_any_fields_returns_or_raises_claim_error(
     body: object, offset: int
 ) -> None:
-    """A bug of another release must not end the member with some other error."""
     with suppress(ClaimError):
         decode(OffsetAndMetadata(offset, _sealed(body)))
 
@@ -130,8 +128,7 @@ def test_a_well_sealed_text_with_any_fields_is_decoded_or_refused(
         (_sealed({"l": [1, "b", ""]}), "'' is not an id"),
     ],
 )
-def test_text_that_is_no_claim_is_refused_with_its_reason(text: str, reason: str) -> None:
-    """To overwrite what cannot be read could erase somebody's work."""
+def test_decode_of_invalid_metadata_raises_claim_error_with_reason(text: str, reason: str) -> None:
     with pytest.raises(ClaimError, match=reason):
         decode(OffsetAndMetadata(5, text))
 
@@ -150,37 +147,30 @@ def test_text_that_is_no_claim_is_refused_with_its_reason(text: str, reason: str
         ),
     ],
 )
-def test_what_could_not_be_read_back_is_never_stored(stored: StoredPartition, reason: str) -> None:
-    """A bug shows before it reaches Kafka."""
+def test_encode_of_unreadable_state_raises(stored: StoredPartition, reason: str) -> None:
     with pytest.raises(IllegalStateError, match=reason):
         encode(stored)
 
 
-def test_no_text_means_no_claims() -> None:
-    """A new group, or an operator's reset, has no metadata."""
+def test_empty_metadata_has_no_claims() -> None:
     assert decode(OffsetAndMetadata(7)) == StoredPartition(7)
     assert encode(StoredPartition(7)) == OffsetAndMetadata(7, "")
 
 
-def test_a_claim_starts_where_the_one_before_it_ends() -> None:
-    """Only the end of a claim is stored, so that claims cannot have gaps."""
+def test_claim_starts_at_end_of_previous_claim() -> None:
     stored = StoredPartition(10, (Claim(20, "a"), Claim(25, "b")))
     assert stored.ranges(tp(3)) == ((span(3, 10, 20), "a"), (span(3, 20, 25), "b"))
 
 
-def test_the_largest_number_of_claims_that_limits_allow_fits() -> None:
-    """`BatchLimits` refuses more than this, so that a member cannot fail on its own claims."""
+def test_maximum_number_of_claims_fits_metadata() -> None:
     start = 2**63 - 1 - MOST_CLAIMS
     claims = tuple(Claim(start + n, "b" * 64) for n in range(1, MOST_CLAIMS + 1))
     last = LastCommit(start - 1, "b" * 64, "r" * 64, is_dead_letter=True)
     encode(StoredPartition(start, claims, last, Log(TOPIC_ID, 2**31 - 1)))
 
 
-def test_text_that_was_copied_to_another_offset_is_refused() -> None:
-    """MirrorMaker copies the metadata beside an offset that it translated.
-
-    The claims would cover other records.
-    """
+def test_decode_of_metadata_copied_to_another_offset_raises() -> None:
+    """MirrorMaker copies metadata to translated offsets, where claims would cover other records."""
     written = encode(StoredPartition(1000, (Claim(1100, "b"),)))
     with pytest.raises(
         ClaimError,
@@ -189,15 +179,13 @@ def test_text_that_was_copied_to_another_offset_is_refused() -> None:
         decode(OffsetAndMetadata(950, written.metadata))
 
 
-def test_text_of_the_format_before_is_read() -> None:
-    """A group goes on after an upgrade, with the claims that were in flight."""
+def test_decode_reads_previous_format() -> None:
     text = _sealed({"c": [[9, "b"]], "l": [1, "a", "r"]})
     assert decode(OffsetAndMetadata(5, text)) == StoredPartition(
         5, (Claim(9, "b"),), LastCommit(1, "a", "r")
     )
 
 
-def test_the_largest_offset_that_is_named_is_the_end_of_the_last_claim() -> None:
-    """The log must reach it."""
+def test_claimed_until_is_end_of_last_claim() -> None:
     assert StoredPartition(5).claimed_until == 5
     assert StoredPartition(5, (Claim(9, "b"),)).claimed_until == 9

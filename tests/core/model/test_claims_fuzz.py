@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from dagster_rebalance.core.batches.settings import ForeignMetadata
 from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, decode, encode
 from dagster_rebalance.core.model.errors import ClaimError
-from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.events import PartitionLookup
 from dagster_rebalance.core.model.offsets import MAX_OFFSET, Bounds, OffsetAndMetadata
 from dagster_rebalance.core.model.start_position import StartFrom
 from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
-from dagster_rebalance.core.partitions.recovery import take_in
+from dagster_rebalance.core.partitions.recovery import restore
 from dagster_rebalance.kafka.consumer.caller_commits import with_mark
 from tests.core.world import tp
 
@@ -70,21 +70,18 @@ def mutated(draw: st.DrawFn, valid: str) -> str:
 
 
 @given(any_text)
-def test_any_text_at_all_is_read_or_refused(text: str) -> None:
-    """Another application may store what it wants."""
+def test_decode_of_any_text_returns_or_raises_claim_error(text: str) -> None:
     read(text)
     read(sealed(text))
 
 
 @given(mutated(VALID))
-def test_a_damaged_claim_is_never_taken_for_another_one(text: str) -> None:
-    """The checksum sees what a broken disk or a careless tool did."""
+def test_decode_of_damaged_claims_never_returns_other_claims(text: str) -> None:
     assert read(text) in {None, decode(OffsetAndMetadata(OFFSET, VALID)), StoredPartition(OFFSET)}
 
 
 @given(mutated(VALID.split(" ", 2)[2]))
-def test_a_forged_claim_is_read_or_refused(body: str) -> None:
-    """With a checksum that fits, the fields alone decide."""
+def test_decode_of_forged_claims_returns_or_raises_claim_error(body: str) -> None:
     stored = read(sealed(body))
     if stored is not None:
         assert decode(encode(stored)) == stored
@@ -94,13 +91,13 @@ def test_a_forged_claim_is_read_or_refused(body: str) -> None:
     st.one_of(any_text, mutated(VALID), mutated(VALID.split(" ", 2)[2]).map(sealed)),
     st.sampled_from(ForeignMetadata),
 )
-def test_a_partition_with_any_metadata_is_taken_in_or_stopped_with_its_name(
+def test_restore_with_any_metadata_succeeds_or_names_the_partition(
     text: str, policy: ForeignMetadata
 ) -> None:
-    """An error of another kind would end the member, and with it all of its partitions."""
+    """Any other error would end the member with all its partitions."""
     owned = OwnedPartition(tp(0), 4)
-    found = Found(OffsetAndMetadata(OFFSET, text), BOUNDS)
-    taken = take_in(owned, found, start_from=StartFrom.EARLIEST, foreign_metadata=policy)
+    found = PartitionLookup(OffsetAndMetadata(OFFSET, text), BOUNDS)
+    taken = restore(owned, found, start_from=StartFrom.EARLIEST, foreign_metadata=policy)
     if isinstance(taken, Refused):
         assert policy is ForeignMetadata.REFUSE
         assert taken.reason.startswith("orders-0: the metadata ")
@@ -135,15 +132,11 @@ def test_a_partition_with_any_metadata_is_taken_in_or_stopped_with_its_name(
     ],
     ids=lambda body: f"{len(body)} of {body[:12]!r}",
 )
-def test_huge_and_nested_texts_are_refused_in_time_and_in_few_words(body: str) -> None:
-    """A broker may allow more metadata than 4,096 bytes.
-
-    The reason of the refusal goes into logs, ticks and a check.
-    """
+def test_decode_of_huge_text_fails_fast_with_short_reason(body: str) -> None:
+    """Brokers may allow more than 4,096 bytes, and the reason goes into logs, ticks and checks."""
     assert read(sealed(body)) is None
     assert read(body) is None
 
 
-def test_claims_behind_a_pause_mark_are_no_claims_of_this_reader() -> None:
-    """The consumer takes its own mark away before it looks; the core must not guess at it."""
+def test_decode_of_claims_after_pause_mark_raises() -> None:
     assert read(with_mark(VALID)) is None

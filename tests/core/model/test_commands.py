@@ -7,8 +7,7 @@ from typing import get_args
 from dagster_rebalance.core.model import commands
 
 
-def test_each_command_has_a_phrase_of_its_own_in_plain_words() -> None:
-    """The notes of a tick begin with it, such as `reading the runs of batches took 9.9 s`."""
+def test_each_command_has_a_distinct_phrase() -> None:
     kinds = get_args(commands.Command)
     phrases = [command.doing for command in kinds]
     assert len(set(phrases)) == len(kinds)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model import commit_requests
-from dagster_rebalance.core.model.commit_requests import UnknownPartitions, requests, too_long
+from dagster_rebalance.core.model.commit_requests import (
+    UnknownPartitions,
+    oversized,
+    split_requests,
+)
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -14,39 +18,35 @@ if TYPE_CHECKING:
 P0, P1, P2 = (TopicPartition("orders", number) for number in range(3))
 
 
-def test_offsets_that_fit_one_request_are_not_divided() -> None:
-    """Most members send one request at a time."""
+def test_offsets_within_limit_are_one_request() -> None:
     offsets = {tp: OffsetAndMetadata(1) for tp in (P0, P1)}
-    assert list(requests(offsets, "etl")) == [offsets]
-    assert list(requests({}, "etl")) == []
+    assert list(split_requests(offsets, "etl")) == [offsets]
+    assert list(split_requests({}, "etl")) == []
 
 
-def test_no_request_is_larger_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition that exceeds the limit alone has a request of its own."""
+def test_requests_stay_within_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 400)
     large, small = OffsetAndMetadata(1, "ü" * 200), OffsetAndMetadata(1)
     offsets = {P0: small, P1: small, TopicPartition("orders", 9): large, P2: small}
-    assert [len(request) for request in requests(offsets, "etl")] == [2, 1, 1]
+    assert [len(request) for request in split_requests(offsets, "etl")] == [2, 1, 1]
 
 
-def test_four_hundred_partitions_with_long_metadata_are_four_requests() -> None:
-    """1.6 MB in one request would fail as a whole."""
+def test_long_metadata_of_400_partitions_needs_four_requests() -> None:
     offsets = {
         TopicPartition("orders", number): OffsetAndMetadata(1, "x" * 4_000) for number in range(400)
     }
-    assert [len(request) for request in requests(offsets, "etl")] == [122, 122, 122, 34]
-    assert {len(request) for request in requests(offsets, "etl", 4)} == {30, 10}
+    assert [len(request) for request in split_requests(offsets, "etl")] == [122, 122, 122, 34]
+    assert {len(request) for request in split_requests(offsets, "etl", 4)} == {30, 10}
 
 
-def test_metadata_is_measured_in_bytes() -> None:
-    """A request carries 32,766 bytes at most, of whatever characters."""
+def test_metadata_size_is_measured_in_bytes() -> None:
     offsets = {P0: OffsetAndMetadata(1, "ü" * 16_383), P1: OffsetAndMetadata(1, "ü" * 16_384)}
-    refused = too_long(offsets)
+    refused = oversized(offsets)
     assert refused.keys() == {P1}
     assert "32,768 bytes" in str(refused[P1])
 
 
-def test_an_unknown_partition_counts_as_gone_after_a_while() -> None:
+def test_unknown_partition_is_lost_after_delay() -> None:
     """A broker may not have received the metadata of a new topic yet."""
     unknown = UnknownPartitions()
     assert unknown.gone(P0, 0.0) is None

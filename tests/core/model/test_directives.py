@@ -12,13 +12,13 @@ from dagster_rebalance.core.model.directives import (
     MOST_REASON_CHARACTERS,
     Action,
     Directive,
-    how_to_resume,
-    how_to_retry,
     in_force,
     new_retries,
-    out_of_date,
-    selection,
+    resolve_selector,
+    resume_command,
+    retry_command,
     selector_of,
+    superseded,
 )
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition
@@ -32,8 +32,7 @@ def order(action: Action, partitions: str = EVERYTHING) -> Directive:
     return Directive(action, partitions, "ada", 1_700_000_000.0, "the warehouse is away")
 
 
-def test_what_a_person_writes_changes_no_terminal() -> None:
-    """Whoever may launch runs writes it, and operators read it in a terminal and in logs."""
+def test_directive_text_has_no_escape_sequences() -> None:
     evil = "a\x1b]52;c;aGk=\x07\nCRITICAL\u202e x"
     said = str(Directive(Action.PAUSE, "orders", evil, 0.0, evil))
     assert said == (
@@ -56,16 +55,14 @@ def test_what_a_person_writes_changes_no_terminal() -> None:
         ("orders:2", []),
     ],
 )
-def test_a_selector_names_a_partition_a_topic_or_a_pattern(
+def test_selector_matches_partition_topic_or_pattern(
     selector: str, covered: list[TopicPartition]
 ) -> None:
-    """As people write them."""
     said = order(Action.PAUSE, selector)
     assert [partition for partition in PARTITIONS if said.covers(partition)] == covered
 
 
-def test_the_newest_order_that_covers_a_partition_counts() -> None:
-    """A group can be paused but for one partition."""
+def test_newest_covering_directive_is_in_force() -> None:
     paused, but_one = order(Action.PAUSE), order(Action.RESUME, "orders:1")
     assert in_force((), PARTITIONS[1]) is None
     assert in_force((paused, but_one), PARTITIONS[0]) == paused
@@ -75,20 +72,18 @@ def test_the_newest_order_that_covers_a_partition_counts() -> None:
     assert in_force((paused, stopped, order(Action.RESUME)), PARTITIONS[1]) is None
 
 
-def test_a_retry_changes_no_order_that_is_in_force() -> None:
-    """It is done once, and a pause stays."""
+def test_retry_keeps_directive_in_force() -> None:
     paused, retried = order(Action.PAUSE), order(Action.RETRY, "orders:1")
     assert in_force((paused, retried), PARTITIONS[1]) == paused
     assert new_retries((paused,), (paused, retried)) == [retried]
     assert new_retries((paused, retried), (paused, retried)) == []
-    assert how_to_retry(PARTITIONS[1]) == "dagster-rebalance retry orders:1"
+    assert retry_command(PARTITIONS[1]) == "dagster-rebalance retry orders:1"
     assert Directive(Action.RETRY, "orders", "ada", 0.0).reason == ""
 
 
 @given(some.lists(some.builds(order, some.sampled_from(Action), some.sampled_from(SELECTORS))))
-def test_without_what_is_out_of_date_the_same_orders_are_in_force(orders: list[Directive]) -> None:
-    """The book stays short, and says the same."""
-    gone = set(out_of_date(orders))
+def test_dropping_superseded_directives_keeps_those_in_force(orders: list[Directive]) -> None:
+    gone = set(superseded(orders))
     kept = [said for index, said in enumerate(orders) if index not in gone]
     for is_retry in (False, True):
         kind = [said for said in kept if (said.action is Action.RETRY) is is_retry]
@@ -104,22 +99,20 @@ def test_without_what_is_out_of_date_the_same_orders_are_in_force(orders: list[D
         ("orders:", "ada", "why", "'orders:' cannot name partitions"),
         ("orders:three", "ada", "why", "'orders:three' cannot name partitions"),
         ("orders 3", "ada", "why", "'orders 3' cannot name partitions"),
-        ("orders:3", " ", "why", "pause orders:3: say who you are"),
+        ("orders:3", " ", "why", "pause orders:3: give your name"),
         ("orders:3", "ada", " \n", "pause orders:3: give a reason"),
         ("*", "ada", "w" * (MOST_REASON_CHARACTERS + 1), "a reason may have 300 characters"),
         ("*", "a" * (MOST_NAME_CHARACTERS + 1), "why", "a name may have 60 characters"),
     ],
 )
-def test_an_order_that_nobody_could_read_is_refused(
+def test_incomplete_directive_is_refused(
     partitions: str, by: str, reason: str, problem: str
 ) -> None:
-    """Whoever finds it at night needs to know who, what and why."""
     with pytest.raises(ConfigurationError, match="^" + problem.replace("*", r"\*")):
         Directive(Action.PAUSE, partitions, by, 0.0, reason)
 
 
-def test_an_order_says_who_gave_it_when_and_why() -> None:
-    """In one line, whatever the person has typed."""
+def test_directive_text_names_author_time_and_reason() -> None:
     said = Directive(Action.STOP, "orders:3", "ada", 1_700_000_000.0, "bad\ndeploy ")
     assert str(said) == "stopped by ada since 2023-11-14 22:13:20 UTC: bad deploy"
     assert str(Directive(Action.RESUME, "*", "bob", 1_700_000_000.0)) == (
@@ -127,29 +120,26 @@ def test_an_order_says_who_gave_it_when_and_why() -> None:
     )
 
 
-def test_the_command_to_resume_can_be_pasted() -> None:
-    """A shell would replace a pattern by the names of files."""
-    assert how_to_resume(selector_of(PARTITIONS[1])) == "dagster-rebalance resume orders:1"
-    assert how_to_resume("*") == "dagster-rebalance resume '*'"
+def test_resume_command_is_shell_quoted() -> None:
+    assert resume_command(selector_of(PARTITIONS[1])) == "dagster-rebalance resume orders:1"
+    assert resume_command("*") == "dagster-rebalance resume '*'"
 
 
-def test_a_name_that_nothing_matches_is_answered_with_what_there_is() -> None:
-    """A slip of the hand is mended from the message."""
+def test_selector_without_match_lists_partitions() -> None:
     with pytest.raises(
         ConfigurationError,
         match=r"^order matches no partition of group shop, which has orders-0, orders-1, "
         r"orders-11, pay-0, pay-1, pay-11\. Write topic:number for a partition",
     ):
-        selection("order", PARTITIONS, "shop")
+        resolve_selector("order", PARTITIONS, "shop")
 
 
-def test_a_partition_may_be_named_as_tables_show_it() -> None:
-    """People copy it from there."""
-    assert selection("orders-1", PARTITIONS, "shop") == ("orders:1", (PARTITIONS[1],))
-    assert selection("ord*:1", PARTITIONS, "shop") == ("ord*:1", (PARTITIONS[1],))
+def test_selector_accepts_partition_names_of_tables() -> None:
+    assert resolve_selector("orders-1", PARTITIONS, "shop") == ("orders:1", (PARTITIONS[1],))
+    assert resolve_selector("ord*:1", PARTITIONS, "shop") == ("ord*:1", (PARTITIONS[1],))
     both = [TopicPartition("orders", 3), TopicPartition("orders-3", 0)]
     with pytest.raises(
         ConfigurationError,
         match=r"orders-3 is a topic, and .*write orders-3:\* for the topic, or orders:3 for the",
     ):
-        selection("orders-3", both, "shop")
+        resolve_selector("orders-3", both, "shop")

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_rebalance.core.model.errors import BrokerError, ClaimError, ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.core.model.printable import one_line, shown
+from dagster_rebalance.core.model.printable import escaped, one_line
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -22,21 +22,18 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2J"
         ("\ud83d", r"\ud83d"),
     ],
 )
-def test_unprintable_characters_are_shown_as_escapes(given: str, found: str) -> None:
-    """A terminal obeys them, and a database refuses some."""
-    assert shown(given) == found
-    assert shown(given).encode()
+def test_unprintable_characters_are_escaped(given: str, found: str) -> None:
+    assert escaped(given) == found
+    assert escaped(given).encode()
 
 
-def test_a_text_of_a_person_is_one_line() -> None:
-    """Its line breaks would look like lines of the program."""
+def test_one_line_removes_line_breaks_and_controls() -> None:
     assert one_line(" a\n\x1b b\tc ") == "a b c"
 
 
-def test_an_error_shows_no_escape_sequence() -> None:
-    """Its message may cite a broker, a schema or a record."""
-    assert str(ConfigurationError(f"refused: {ESCAPE}")) == f"refused: {shown(ESCAPE)}"
+def test_error_message_has_no_escape_sequence() -> None:
+    assert str(ConfigurationError(f"refused: {ESCAPE}")) == f"refused: {escaped(ESCAPE)}"
     assert ClaimError().args == ()
     reasons = {TopicPartition("orders", 0): ESCAPE}
     error = BrokerError(ESCAPE, partitions=reasons)
-    assert (str(error), list(error.partitions.values())) == (shown(ESCAPE), [shown(ESCAPE)])
+    assert (str(error), list(error.partitions.values())) == (escaped(ESCAPE), [escaped(ESCAPE)])

@@ -13,7 +13,7 @@ from dagster_rebalance.core.model.start_position import (
     StartFrom,
     StartTime,
     first_offset,
-    start_of,
+    parse_start,
 )
 
 BOUNDS = Bounds(30, 500)
@@ -30,9 +30,8 @@ BOUNDS = Bounds(30, 500)
         ("2026-11-23 08:00:00.001900z", StartTime(1_795_420_800_001)),
     ],
 )
-def test_a_text_says_an_end_or_a_time(text: str, start: Start) -> None:
-    """Kafka has the times of records in milliseconds; a zone makes it one moment everywhere."""
-    assert start_of(text) == start
+def test_parse_start_reads_ends_and_times(text: str, start: Start) -> None:
+    assert parse_start(text) == start
 
 
 @pytest.mark.parametrize(
@@ -47,14 +46,13 @@ def test_a_text_says_an_end_or_a_time(text: str, start: Start) -> None:
         ("1969-12-31T23:59:59Z", "is before 1970"),
     ],
 )
-def test_what_is_no_time_is_refused_with_an_example(text: str, says: str) -> None:
-    """Below 0 Kafka's client takes a time for an end of the log."""
+def test_invalid_start_is_refused_with_example(text: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(says)):
-        start_of(text)
+        parse_start(text)
 
 
 @pytest.mark.parametrize(
-    ("start", "not_older", "offset"),
+    ("start", "offset_at_start_time", "offset"),
     [
         (StartFrom.EARLIEST, None, 30),
         (StartFrom.LATEST, None, 500),
@@ -63,8 +61,7 @@ def test_what_is_no_time_is_refused_with_an_example(text: str, says: str) -> Non
         (StartTime(1), 20, 30),
     ],
 )
-def test_a_time_begins_with_the_first_record_that_is_not_older(
-    start: Start, not_older: int | None, offset: int
+def test_first_offset_follows_setting_within_bounds(
+    start: Start, offset_at_start_time: int | None, offset: int
 ) -> None:
-    """Without one, at the end; never with what retention has deleted meanwhile."""
-    assert first_offset(start, BOUNDS, not_older) == offset
+    assert first_offset(start, BOUNDS, offset_at_start_time) == offset

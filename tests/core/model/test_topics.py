@@ -25,10 +25,9 @@ THERE = ["__consumer_offsets", "orders", "orders.eu", "orders.us", "payments", "
         (["__consumer_offsets"], ("__consumer_offsets",), ()),
     ],
 )
-def test_names_and_patterns_are_found_among_the_topics_of_kafka(
+def test_names_and_patterns_match_existing_topics(
     texts: list[str], among: tuple[str, ...], missing: tuple[str, ...]
 ) -> None:
-    """A pattern fits what begins so, as for Kafka's C client, and nothing of it is missing."""
     topics = Topics.of(texts)
     assert topics.among(THERE) == among
     assert topics.missing(THERE) == missing
@@ -36,8 +35,7 @@ def test_names_and_patterns_are_found_among_the_topics_of_kafka(
 
 
 @pytest.mark.parametrize("texts", [["^orders", "returns"], [r"^orders\.", "^pay|^ret"]])
-def test_a_consumer_subscribes_to_one_pattern_for_whole_names(texts: list[str]) -> None:
-    """That is what `RebalanceAwareConsumer.subscribe` takes."""
+def test_subscription_with_pattern_is_one_full_match_pattern(texts: list[str]) -> None:
     topics = Topics.of(texts)
     pattern = topics.subscription
     assert isinstance(pattern, re.Pattern)
@@ -45,8 +43,7 @@ def test_a_consumer_subscribes_to_one_pattern_for_whole_names(texts: list[str]) 
     assert fitting == set(topics.among(THERE))
 
 
-def test_without_patterns_names_are_subscribed_to() -> None:
-    """In their order, and each once."""
+def test_subscription_without_pattern_is_unique_names() -> None:
     assert Topics.of(["b", "a", "b"]).subscription == ("b", "a")
 
 
@@ -59,7 +56,6 @@ def test_without_patterns_names_are_subscribed_to() -> None:
         (["^orders("], r"pattern '\^orders\(', which cannot be read: missing \)"),
     ],
 )
-def test_what_is_neither_name_nor_pattern_is_refused(texts: list[str], message: str) -> None:
-    """Nothing would be read, without a word."""
+def test_invalid_topics_are_refused(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Topics.of(texts)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.model.directives import Action, Directive
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.operators.rerun_schedule import Cancel, RerunSteps, steps
 from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import MOST_IN_A_ROW
@@ -20,10 +20,10 @@ BATCHES = tuple(RerunBatch(RERUN, n, (span(n, 0, 10), span(n, 10, 20))) for n in
 SAID = "rerun abc by ada: the fix: {} of 4 runs done, {} at work"
 
 
-def run(number: int, state: RunState, run_id: str = "", *, attempt: int = 1) -> RunSeen:
+def run(number: int, state: RunState, run_id: str = "", *, attempt: int = 1) -> RunSnapshot:
     """A run of a batch."""
     batch = BATCHES[number - 1]
-    return RunSeen(run_id or f"run-{number}", batch.batch_id, batch.ranges, state, attempt)
+    return RunSnapshot(run_id or f"run-{number}", batch.batch_id, batch.ranges, state, attempt)
 
 
 def order(action: Action, partitions: str) -> Directive:
@@ -109,7 +109,7 @@ def test_directive_cancels_and_blocks_batches_of_a_rerun(
 
 def test_stop_wins_over_pause() -> None:
     wide = RerunBatch(RERUN, 1, (span(1, 0, 10), span(2, 0, 10)))
-    at_work = RunSeen("run-1", wide.batch_id, wide.ranges, S.STARTED, 1)
+    at_work = RunSnapshot("run-1", wide.batch_id, wide.ranges, S.STARTED, 1)
     orders = [order(Action.PAUSE, "orders:1"), order(Action.STOP, "orders:2")]
     assert steps([wide], [at_work], orders).cancels == (Cancel("run-1", only_unstarted=False),)
     unsubmitted = replace(at_work, state=S.CREATED)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.operators.rerun_selection import (
     DisjointRanges,
     PartitionHistory,
@@ -54,7 +54,7 @@ def past(
 def chosen(
     meant: Span,
     one: PartitionHistory | None = None,
-    runs: Iterable[RunSeen] = (),
+    runs: Iterable[RunSnapshot] = (),
     planned: Iterable[RerunBatch] = (),
 ) -> Selection:
     """What is repeated of one partition; by default of three ranges that are all committed."""
@@ -189,8 +189,8 @@ def test_commit_with_unknown_ranges_is_left_out() -> None:
 
 
 def test_range_with_a_live_run_is_left_out() -> None:
-    at_work = RunSeen("abcdef1234", "b-1", (span(0, 5, 12),), RunState.STARTED)
-    ended = RunSeen("ended", "b-2", (span(0, 20, 30),), RunState.SUCCEEDED)
+    at_work = RunSnapshot("abcdef1234", "b-1", (span(0, 5, 12),), RunState.STARTED)
+    ended = RunSnapshot("ended", "b-2", (span(0, 20, 30),), RunState.SUCCEEDED)
     selection = chosen(Span(0), runs=[at_work, ended])
     assert selection.ranges == (THREE[2],)
     assert left(selection) == [
@@ -224,14 +224,14 @@ def test_joined_ranges_come_from_the_texts_of_the_run(
     [
         ([], [RerunBatch(RERUN, 1, (span(0, 5, 12),))], "rerun abc is to process"),
         (
-            [RunSeen("abcdef1234", "r.xyz.1", (span(0, 5, 12),), RunState.WAITING)],
+            [RunSnapshot("abcdef1234", "r.xyz.1", (span(0, 5, 12),), RunState.WAITING)],
             [],
             "run abcdef12 of rerun xyz is to process",
         ),
     ],
 )
 def test_range_of_another_rerun_is_refused(
-    runs: list[RunSeen], planned: list[RerunBatch], said: str
+    runs: list[RunSnapshot], planned: list[RerunBatch], said: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):
         chosen(Span(0), runs=runs, planned=planned)
@@ -371,7 +371,7 @@ def test_batch_ids_of_reruns_are_distinct() -> None:
     assert rerun_of("r.abc.12") == "abc"
     for group_own in ("b-0123456789abcdef", str(StreamBatch("run-1", 1)), "", "r.abc", "r.a.b.1"):
         assert rerun_of(group_own) == ""
-    assert StreamBatch.read("r.abc.12") is None
+    assert StreamBatch.parse("r.abc.12") is None
 
 
 @given(

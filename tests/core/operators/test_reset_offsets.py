@@ -10,29 +10,29 @@ import pytest
 from dagster_rebalance.core.batches.settings import ForeignMetadata
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.events import PartitionLookup
 from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.operators.reset_offsets import GroupWork, plan_moves, unreadable
-from dagster_rebalance.core.partitions.recovery import judge
+from dagster_rebalance.core.partitions.recovery import check_position
 from dagster_rebalance.core.reporting.group_status import GroupMember, Owners, RecordedAssignment
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FOUND = Found(OffsetAndMetadata(50), Bounds(10, 100, leader_epoch=3), topic_id="AAAA")
+FOUND = PartitionLookup(OffsetAndMetadata(50), Bounds(10, 100, leader_epoch=3), topic_id="AAAA")
 NOBODY = Owners(())
 
 
 def at_work(
-    *runs: RunSeen, owners: Owners = NOBODY, written_off: Sequence[RunSeen] = ()
+    *runs: RunSnapshot, owners: Owners = NOBODY, written_off: Sequence[RunSnapshot] = ()
 ) -> GroupWork:
     """What is known 40 s after the end of `WRITTEN_OFF`."""
     return GroupWork(owners, runs, written_off, now_s=1040.0, heartbeat_timeout_s=60.0)
 
 
-def moved(offset: int, found: Found | None = FOUND, claims: int = 0) -> str:
+def moved(offset: int, found: PartitionLookup | None = FOUND, claims: int = 0) -> str:
     """The move of a partition, as a person sees it."""
     known = {} if found is None else {tp(0): found}
     (move,) = plan_moves({tp(0): offset}, known, {tp(0): claims})
@@ -43,7 +43,9 @@ def test_move_as_text() -> None:
     assert moved(40) == "orders-0: 50 -> 40, 10 offsets again"
     assert moved(100, claims=1) == "orders-0: 50 -> 100, skips 50 offsets, drops 1 claim"
     assert moved(50, claims=2) == "orders-0: 50 -> 50, the same offset, drops 2 claims"
-    assert moved(10, Found(None, Bounds(10, 20))) == "orders-0: nothing is committed -> 10"
+    assert (
+        moved(10, PartitionLookup(None, Bounds(10, 20))) == "orders-0: nothing is committed -> 10"
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,12 +55,12 @@ def test_move_as_text() -> None:
         (100, FOUND, 1, True),
         (50, FOUND, 0, True),
         (40, FOUND, 0, True),
-        (20, Found(None, Bounds(10, 20)), 0, True),
+        (20, PartitionLookup(None, Bounds(10, 20)), 0, True),
     ],
     ids=["skips", "drops a claim", "drops the text", "back", "nothing was committed"],
 )
 def test_move_may_repeat_offsets_of_the_output(
-    offset: int, found: Found, claims: int, *, may_repeat: bool
+    offset: int, found: PartitionLookup, claims: int, *, may_repeat: bool
 ) -> None:
     (move,) = plan_moves({tp(0): offset}, {tp(0): found}, {tp(0): claims})
     assert move.may_repeat is may_repeat
@@ -70,15 +72,17 @@ def test_move_to_a_missing_offset_raises(offset: int) -> None:
         moved(offset)
 
 
-@pytest.mark.parametrize("found", [None, Found(OffsetAndMetadata(50), ANY_BOUNDS)])
-def test_move_without_a_leader_raises(found: Found | None) -> None:
+@pytest.mark.parametrize("found", [None, PartitionLookup(OffsetAndMetadata(50), ANY_BOUNDS)])
+def test_move_without_a_leader_raises(found: PartitionLookup | None) -> None:
     with pytest.raises(ConfigurationError, match="the leader of orders-0 does not answer"):
         moved(50, found)
 
 
 def test_next_owner_continues_at_the_moved_offset() -> None:
     (move,) = plan_moves({tp(0): 40}, {tp(0): FOUND}, {})
-    read = judge(tp(0), Found(move.stored, FOUND.bounds, topic_id="AAAA"), ForeignMetadata.REFUSE)
+    read = check_position(
+        tp(0), PartitionLookup(move.stored, FOUND.bounds, topic_id="AAAA"), ForeignMetadata.REFUSE
+    )
     assert read == decode(move.stored)
     assert decode(move.stored).log == Log("AAAA", 3)
 
@@ -87,10 +91,10 @@ def test_members_and_live_runs_are_obstacles() -> None:
     members = (GroupMember("m1", "a@b", frozenset()), GroupMember("m2", "c@d", frozenset()))
     known = (RecordedAssignment("m1", "blue", "p", frozenset()),)
     runs = (
-        RunSeen("ab12cd34", "b", (span(0, 0, 9),), RunState.STARTED),
-        RunSeen("done", "b", (span(0, 0, 9),), RunState.SUCCEEDED),
-        RunSeen("elsewhere", "b", (span(1, 0, 9),), RunState.STARTED),
-        RunSeen("stream01", "", (), RunState.STARTED, may_work_on=frozenset({tp(0)})),
+        RunSnapshot("ab12cd34", "b", (span(0, 0, 9),), RunState.STARTED),
+        RunSnapshot("done", "b", (span(0, 0, 9),), RunState.SUCCEEDED),
+        RunSnapshot("elsewhere", "b", (span(1, 0, 9),), RunState.STARTED),
+        RunSnapshot("stream01", "", (), RunState.STARTED, active_partitions=frozenset({tp(0)})),
     )
     found = list(at_work(*runs, owners=Owners(members, known)).obstacles([tp(0)]))
     assert len(found) == 3
@@ -102,7 +106,7 @@ def test_members_and_live_runs_are_obstacles() -> None:
     assert not list(at_work().obstacles([tp(0)]))
 
 
-WRITTEN_OFF = RunSeen(
+WRITTEN_OFF = RunSnapshot(
     "ab12cd34", "b", (span(0, 0, 9),), RunState.FAILED, is_over=False, ended_at=1000.0
 )
 
@@ -117,7 +121,7 @@ WRITTEN_OFF = RunSeen(
         (replace(WRITTEN_OFF, awaits_retry=True), "wait for its end, or cancel it"),
     ],
 )
-def test_written_off_run_is_an_obstacle(run: RunSeen, says: str) -> None:
+def test_written_off_run_is_an_obstacle(run: RunSnapshot, says: str) -> None:
     (found,) = at_work(run, written_off=[run]).obstacles([tp(0)])
     assert found.startswith("run ab12cd34 may be at work on orders-0")
     assert says in found

@@ -32,8 +32,7 @@ def busy_of(member: Member) -> list[TopicPartition]:
     return [owned.partition for owned in member.engine.partitions.busy]
 
 
-def test_idle_partitions_need_no_look() -> None:
-    """A member turns ten times a second; with thousands of partitions that was most of a core."""
+def test_idle_partitions_are_not_busy() -> None:
     world, member = idle_member(3)
     assert busy_of(member) == []
     world.kafka.produce(tp(1), 5)
@@ -47,8 +46,7 @@ def test_idle_partitions_need_no_look() -> None:
     assert set(member.engine.partitions) == {tp(0), tp(2)}
 
 
-def test_of_very_many_idle_partitions_a_thousand_are_asked_for_news_each_second() -> None:
-    """Each has its turn, and those that have work are asked for each time."""
+def test_bounds_of_idle_partitions_are_read_in_rotation() -> None:
     world, member = idle_member(2_500)
     world.kafka.produce(tp(2_400), 5)
     world.wait(3, member)
@@ -67,10 +65,9 @@ def test_of_very_many_idle_partitions_a_thousand_are_asked_for_news_each_second(
     }
 
 
-def test_the_answer_that_a_commit_is_recorded_costs_one_look_at_what_is_busy(
+def test_recorded_commit_checks_busy_partitions_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With thousands of idle partitions, a look at all for each commit would be most of a core."""
     world, member = idle_member(200)
     for number in range(3):
         world.kafka.produce(tp(number), 5)

@@ -34,15 +34,14 @@ def ledger(*untils: int) -> OffsetLedger:
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_a_commit_never_skips_an_offset(lengths: list[int], random: object) -> None:
-    """Whatever finishes first, commits follow the order of the offsets and leave nothing out."""
+def test_commits_follow_offset_order(lengths: list[int], random: object) -> None:
     untils = [sum(lengths[: n + 1]) for n in range(len(lengths))]
     book = ledger(*untils)
     order = list(book.entries)
     random.shuffle(order)  # type: ignore[attr-defined]
     succeeded: set[int] = set()
     for entry in order:
-        book = book.note(EPOCH, entry.range, Succeeded("r"))
+        book = book.with_progress(EPOCH, entry.range, Succeeded("r"))
         succeeded.add(entry.range.start)
         while (due := book.committable) is not None:
             assert due.range.start == book.next_offset
@@ -52,43 +51,37 @@ def test_a_commit_never_skips_an_offset(lengths: list[int], random: object) -> N
     assert not book.entries
 
 
-def test_a_range_that_finished_out_of_order_waits_for_the_one_before_it() -> None:
-    """A commit at 20 would say that [0, 10) is done."""
-    book = ledger(10, 20).note(EPOCH, span(0, 10, 20), Succeeded("r2"))
+def test_range_finished_out_of_order_waits_for_previous() -> None:
+    book = ledger(10, 20).with_progress(EPOCH, span(0, 10, 20), Succeeded("r2"))
     assert book.committable is None
     late = book.entries[1]
     with pytest.raises(IllegalStateError, match=r"\[10, 20\) cannot be committed at offset 0"):
         book.committed(late)
 
 
-def test_only_what_succeeded_is_committed() -> None:
-    """The first range, while its run works."""
+def test_commit_of_unfinished_range_raises() -> None:
     book = ledger(10)
     with pytest.raises(IllegalStateError, match="is not done"):
         book.committed(book.entries[0])
 
 
-def test_news_from_another_epoch_changes_nothing() -> None:
-    """A completion of an earlier ownership of the same offsets must not count for this one."""
+def test_progress_of_another_epoch_is_ignored() -> None:
     book = ledger(10)
-    assert book.note(EPOCH - 1, span(0, 0, 10), Succeeded("old")) == book
+    assert book.with_progress(EPOCH - 1, span(0, 0, 10), Succeeded("old")) == book
 
 
-def test_news_after_a_success_changes_nothing() -> None:
-    """A later run of the same batch cannot undo a success that may be committed already."""
-    book = ledger(10).note(EPOCH, span(0, 0, 10), Succeeded("r1"))
-    assert book.note(EPOCH, span(0, 0, 10), ToRequest(3)) == book
+def test_progress_after_success_is_ignored() -> None:
+    book = ledger(10).with_progress(EPOCH, span(0, 0, 10), Succeeded("r1"))
+    assert book.with_progress(EPOCH, span(0, 0, 10), ToRequest(3)) == book
 
 
-def test_news_of_another_range_changes_nothing() -> None:
-    """Bounds never change once they are claimed."""
+def test_progress_of_another_range_is_ignored() -> None:
     book = ledger(10)
-    assert book.note(EPOCH, span(0, 0, 9), Succeeded("r1")) == book
+    assert book.with_progress(EPOCH, span(0, 0, 9), Succeeded("r1")) == book
 
 
-def test_the_ledger_knows_its_live_runs_and_those_that_have_not_started() -> None:
-    """What a drain waits for, and what it can cancel at no cost."""
-    book = ledger(10, 20).note(
+def test_ledger_has_live_and_unstarted_runs() -> None:
+    book = ledger(10, 20).with_progress(
         EPOCH, span(0, 0, 10), InFlight(("r1", "r2", "r3"), ("r2",), ("r1",))
     )
     assert book.live_runs == {"r1", "r2", "r3"}
@@ -103,46 +96,38 @@ def test_the_ledger_knows_its_live_runs_and_those_that_have_not_started() -> Non
         (InFlight(("r7",)), InFlight(("r7",))),
     ],
 )
-def test_a_claim_that_changes_hands_counts_its_attempts_by_failures(
-    progress: Progress, after: Progress
-) -> None:
-    """The next run is one above those that failed; one that was heard of meanwhile stays."""
-    book = OffsetLedger(tp(0), EPOCH, 0).claim("b0", 10).note(EPOCH, span(0, 0, 10), progress)
-    (entry,) = book.claimed_again(span(0, 0, 10), "s.r1.1.3", 5.0).entries
+def test_reclaimed_range_numbers_attempts_by_failures(progress: Progress, after: Progress) -> None:
+    book = (
+        OffsetLedger(tp(0), EPOCH, 0).claim("b0", 10).with_progress(EPOCH, span(0, 0, 10), progress)
+    )
+    (entry,) = book.reclaimed(span(0, 0, 10), "s.r1.1.3", 5.0).entries
     assert (entry.progress, entry.batch_id, entry.claimed_at) == (after, "s.r1.1.3", 5.0)
     assert entry.taken_from == book.entries[0].batch_id
-    assert entry.given_to("s.r1.2.4", 6.0).taken_from == "", "the own one before it is over"
+    assert entry.reassigned("s.r1.2.4", 6.0).taken_from == "", "the own one before it is over"
 
 
-def test_a_range_that_is_done_keeps_the_batch_that_it_was_taken_from() -> None:
-    """If its commit fails, the next owner must still find the run of that batch."""
+def test_done_range_keeps_its_former_batch() -> None:
     book = OffsetLedger(tp(0), EPOCH, 0).claim("s.r1.1.1", 10, taken_from="b1")
-    assert book.taken(span(0, 0, 10), ToRequest()).entries[0].taken_from == ""
-    done = book.note(EPOCH, span(0, 0, 10), Succeeded("run1"))
-    assert done.taken(span(0, 0, 10), ToRequest()) == done
+    assert book.taken_over(span(0, 0, 10), ToRequest()).entries[0].taken_from == ""
+    done = book.with_progress(EPOCH, span(0, 0, 10), Succeeded("run1"))
+    assert done.taken_over(span(0, 0, 10), ToRequest()) == done
 
 
-def test_the_first_range_that_is_exhausted_is_named() -> None:
-    """It is what stops the partition."""
+def test_blocked_is_first_exhausted_range() -> None:
     assert ledger(10).blocked is None
-    book = ledger(10, 20).note(EPOCH, span(0, 10, 20), Exhausted(("r7", "r8", "r9")))
+    book = ledger(10, 20).with_progress(EPOCH, span(0, 10, 20), Exhausted(("r7", "r8", "r9")))
     assert book.blocked == (book.entries[1], Exhausted(("r7", "r8", "r9")))
 
 
-def test_a_range_in_the_dead_letter_topic_is_done_and_stays_so() -> None:
-    """The commit of the dead letter may be under way.
-
-    News of a run that started too late must not change what that commit means.
-    """
-    book = ledger(10).note(EPOCH, span(0, 0, 10), DeadLettered("r3"))
-    assert book.note(EPOCH, span(0, 0, 10), InFlight(("r4",))) == book
+def test_dead_lettered_range_stays_done() -> None:
+    book = ledger(10).with_progress(EPOCH, span(0, 0, 10), DeadLettered("r3"))
+    assert book.with_progress(EPOCH, span(0, 0, 10), InFlight(("r4",))) == book
     (entry,) = book.entries
-    assert (book.committable, entry.done_by, entry.is_dead_letter) == (entry, "r3", True)
+    assert (book.committable, entry.completed_by, entry.is_dead_letter) == (entry, "r3", True)
     assert book.committed(entry).next_offset == 10
 
 
-def test_a_new_claim_starts_behind_the_last_one() -> None:
-    """Ranges of a partition are contiguous."""
+def test_new_claim_starts_at_end_of_last_claim() -> None:
     assert ledger().claimed_until == 0
     assert ledger(10, 25).claimed_until == 25
     assert ledger(10, 25).entries[1].range == span(0, 10, 25)

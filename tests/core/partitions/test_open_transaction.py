@@ -26,8 +26,7 @@ def said(world: World, member: Member) -> str:
     return explain_partition(member.engine.partitions[tp(0)], world.now)
 
 
-def test_what_waits_behind_an_open_transaction_is_said() -> None:
-    """The lag is zero, so nothing else shows it."""
+def test_open_transaction_is_explained() -> None:
     world, member = behind_a_transaction()
     assert "30 offsets wait behind a transaction that has been open at offset 0 for 4 s" in said(
         world, member
@@ -37,16 +36,14 @@ def test_what_waits_behind_an_open_transaction_is_said() -> None:
     assert "30 offsets wait" in said(world, member), "the high watermark is not asked for each time"
 
 
-def test_a_transaction_that_ends_is_forgotten() -> None:
-    """With its commit its records are there to be read; an abort leaves none."""
+def test_ended_transaction_is_dropped() -> None:
     world, member = behind_a_transaction()
     world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], high_watermark=0)
     world.wait(5, member)
     assert said(world, member) == "orders-0: idle at the end, offset 0"
 
 
-def test_a_transaction_that_hangs_stops_the_partition_until_it_has_ended() -> None:
-    """No broker lets a transaction live that long: somebody has to abort it."""
+def test_hanging_transaction_stops_partition_until_aborted() -> None:
     world, member = behind_a_transaction()
     world.wait(LONGER_THAN_BROKERS_ALLOW_S, member, step=5)
     (shown,) = member.shown

@@ -9,8 +9,8 @@ import pytest
 from dagster_rebalance.core.batches.settings import ForeignMetadata
 from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, encode
 from dagster_rebalance.core.model.commands import RecordCommit
-from dagster_rebalance.core.model.events import Found, LastRecorded
-from dagster_rebalance.core.model.member_events import Occurred
+from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
+from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import (
     ANY_BOUNDS,
     Bounds,
@@ -21,11 +21,11 @@ from dagster_rebalance.core.model.offsets import (
 from dagster_rebalance.core.model.start_position import StartFrom
 from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
 from dagster_rebalance.core.partitions.recovery import (
-    is_news,
-    judge,
-    moved_offset,
+    check_position,
+    is_new_reason,
+    moved_offset_note,
     position_to_verify,
-    take_in,
+    restore,
 )
 from tests.core.world import span, tp
 
@@ -46,13 +46,12 @@ def taken(
     foreign_metadata: ForeignMetadata = ForeignMetadata.REFUSE,
 ) -> OwnedPartition | Refused:
     """Take in orders-0 in epoch 4."""
-    found = Found(stored, bounds, recorded, topic_id, is_truncated)
+    found = PartitionLookup(stored, bounds, recorded, topic_id, is_truncated)
     owned = OwnedPartition(tp(0), 4, refused=refused)
-    return take_in(owned, found, start_from=start_from, foreign_metadata=foreign_metadata)
+    return restore(owned, found, start_from=start_from, foreign_metadata=foreign_metadata)
 
 
-def test_claims_become_the_ledger() -> None:
-    """Same ranges, same batch ids; nothing is known of their runs yet."""
+def test_restore_builds_ledger_from_claims() -> None:
     owned = taken(
         encode(StoredPartition(120, (Claim(130, "x"), Claim(140, "y")), LAST)),
         LastRecorded(120, "r1"),
@@ -69,18 +68,14 @@ def test_claims_become_the_ledger() -> None:
 @pytest.mark.parametrize(
     ("start_from", "offset"), [(StartFrom.EARLIEST, 30), (StartFrom.LATEST, 500)]
 )
-def test_a_group_without_a_commit_starts_where_the_setting_says(
-    start_from: StartFrom, offset: int
-) -> None:
-    """There is nothing to obey yet."""
+def test_restore_without_commit_starts_at_setting(start_from: StartFrom, offset: int) -> None:
     owned = taken(None, bounds=Bounds(30, 500), start_from=start_from)
     assert isinstance(owned, OwnedPartition)
     assert owned.ledger is not None
     assert owned.ledger.next_offset == offset
 
 
-def test_a_dead_letter_that_was_never_recorded_is_found_as_such() -> None:
-    """Else it would look as if a run had succeeded."""
+def test_unrecorded_dead_letter_is_restored_as_such() -> None:
     owned = taken(encode(StoredPartition(120, (), replace(LAST, is_dead_letter=True))))
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded is not None
@@ -90,11 +85,8 @@ def test_a_dead_letter_that_was_never_recorded_is_found_as_such() -> None:
 @pytest.mark.parametrize(
     "recorded", [None, LastRecorded(100, "r0"), LastRecorded(300, "r0"), LastRecorded(120, "r0")]
 )
-def test_a_commit_that_was_never_recorded_is_found(recorded: LastRecorded | None) -> None:
-    """Its member went away between the commit and the materialisation.
-
-    Behind a rewind, older commits are recorded with higher offsets, or with the same one.
-    """
+def test_unrecorded_commit_is_restored(recorded: LastRecorded | None) -> None:
+    """After a rewind, older commits are recorded with higher or equal offsets."""
     owned = taken(COMMITTED, recorded)
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded == RecordCommit(
@@ -110,25 +102,23 @@ def test_a_commit_that_was_never_recorded_is_found(recorded: LastRecorded | None
 
 
 @pytest.mark.parametrize("run_id", ["r1", ""])
-def test_a_commit_that_was_recorded_is_not_recorded_again(run_id: str) -> None:
-    """One materialisation for each commit; somebody else's tool may have reported it."""
+def test_recorded_commit_is_not_recorded_again(run_id: str) -> None:
     owned = taken(COMMITTED, LastRecorded(120, run_id))
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded is None
 
 
-def test_an_offset_that_somebody_moved_is_obeyed_and_said() -> None:
-    """An operator's reset writes no metadata of ours."""
+def test_moved_offset_is_kept_and_noted() -> None:
     owned = taken(OffsetAndMetadata(50), LastRecorded(120))
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded is None
-    note = moved_offset(owned, LastRecorded(120))
+    note = moved_offset_note(owned, LastRecorded(120))
     assert note is not None
     assert note.text == (
-        "orders-0 continues at offset 50, which was set by somebody else: the last recorded commit "
+        "orders-0 continues at offset 50, which was set externally: the last recorded commit "
         "ended at 120"
     )
-    assert note.what is Occurred.OFFSETS_MOVED
+    assert note.kind is EventKind.OFFSETS_MOVED
     assert note.fields == {"topic": "orders", "partition": 0, "recorded_until": 120, "offset": 50}
 
 
@@ -140,22 +130,19 @@ def test_an_offset_that_somebody_moved_is_obeyed_and_said() -> None:
         (COMMITTED, LastRecorded(100)),
     ],
 )
-def test_an_offset_that_nobody_moved_is_not_spoken_of(
+def test_unmoved_offset_is_not_noted(
     stored: OffsetAndMetadata, recorded: LastRecorded | None
 ) -> None:
-    """A new group, the usual case, and a commit that is still to be recorded."""
     owned = taken(stored, recorded)
     assert isinstance(owned, OwnedPartition)
-    assert moved_offset(owned, recorded) is None
+    assert moved_offset_note(owned, recorded) is None
 
 
-def test_an_offset_of_a_partition_that_is_not_read_yet_was_not_moved() -> None:
-    """There is nothing to compare."""
-    assert moved_offset(OwnedPartition(tp(0), 4), LastRecorded(120)) is None
+def test_moved_offset_note_without_ledger_is_none() -> None:
+    assert moved_offset_note(OwnedPartition(tp(0), 4), LastRecorded(120)) is None
 
 
-def test_offsets_deleted_by_retention_are_refused_with_what_to_do() -> None:
-    """To skip them silently would lose records."""
+def test_offset_deleted_by_retention_is_refused_with_remedy() -> None:
     refused = taken(COMMITTED, bounds=Bounds(200, 500))
     assert isinstance(refused, Refused)
     assert (
@@ -165,13 +152,11 @@ def test_offsets_deleted_by_retention_are_refused_with_what_to_do() -> None:
     assert "dagster-rebalance reset orders:0 --to-earliest --yes" in refused.reason
 
 
-def test_a_reason_does_not_change_while_retention_goes_on() -> None:
-    """Each new reason is shown, and retention deletes something every few minutes."""
+def test_reason_is_stable_while_retention_continues() -> None:
     assert taken(COMMITTED, bounds=Bounds(200, 500)) == taken(COMMITTED, bounds=Bounds(300, 500))
 
 
-def test_an_offset_behind_the_end_is_refused() -> None:
-    """The topic was made again or truncated: what is at these offsets will be other records."""
+def test_offset_beyond_end_is_refused() -> None:
     refused = taken(COMMITTED, bounds=Bounds(0, 119))
     assert isinstance(refused, Refused)
     assert (
@@ -180,8 +165,7 @@ def test_an_offset_behind_the_end_is_refused() -> None:
     assert "--to-offset <that offset>" in refused.reason
 
 
-def test_a_truncated_log_that_has_grown_again_stays_refused() -> None:
-    """The records produced since the truncation have offsets that the group has passed."""
+def test_truncated_log_that_grew_again_stays_refused() -> None:
     refused = taken(COMMITTED, bounds=Bounds(0, 119))
     assert isinstance(refused, Refused)
     assert taken(COMMITTED, bounds=Bounds(0, 500), refused=refused) is refused
@@ -189,19 +173,15 @@ def test_a_truncated_log_that_has_grown_again_stays_refused() -> None:
     assert isinstance(moved, OwnedPartition)
 
 
-def test_what_the_leader_epoch_can_tell_later_is_looked_up_anew() -> None:
-    """A new leader may know the end of the log a moment late.
-
-    The member asks it each time whether the log was truncated.
-    """
+def test_offset_beyond_end_with_leader_epoch_is_checked_again() -> None:
+    """A new leader may learn the end of the log late."""
     stored = encode(StoredPartition(120, (), LAST, Log(leader_epoch=3)))
     refused = taken(stored, bounds=Bounds(0, 119, 4))
     assert isinstance(refused, Refused)
     assert isinstance(taken(stored, bounds=Bounds(0, 120, 4), refused=refused), OwnedPartition)
 
 
-def test_a_log_that_was_truncated_and_has_grown_again_unseen_is_refused() -> None:
-    """Its bounds look as if nothing had happened."""
+def test_unseen_truncation_is_verified_by_leader_epoch() -> None:
     stored = encode(StoredPartition(120, (Claim(130, "b"),), LAST, Log(leader_epoch=3)))
     assert position_to_verify(stored, Bounds(0, 500, 4)) == LogPosition(130, 3)
     refused = taken(stored, bounds=Bounds(0, 500, 4), is_truncated=True)
@@ -211,11 +191,7 @@ def test_a_log_that_was_truncated_and_has_grown_again_unseen_is_refused() -> Non
     )
 
 
-def test_nobody_is_told_to_pass_over_what_is_claimed_and_not_done() -> None:
-    """The log may have been cut off behind the committed offset.
-
-    From the committed offset to the cut all records are left.
-    """
+def test_reset_advice_does_not_skip_claimed_ranges() -> None:
     stored = encode(StoredPartition(120, (Claim(130, "b"),), LAST, Log(leader_epoch=3)))
     refused = taken(stored, bounds=Bounds(0, 500, 4), is_truncated=True)
     assert isinstance(refused, Refused)
@@ -232,23 +208,15 @@ def test_nobody_is_told_to_pass_over_what_is_claimed_and_not_done() -> None:
         (encode(StoredPartition(120, (), LAST, Log(leader_epoch=4))), Bounds(0, 500)),
     ],
 )
-def test_a_leader_is_asked_for_an_earlier_epoch_only(
+def test_only_earlier_leader_epoch_is_verified(
     stored: OffsetAndMetadata | None, bounds: Bounds
 ) -> None:
-    """Nothing was truncated while no other broker has led the partition.
-
-    An offset that was written without an epoch cannot be verified.
-    """
     assert position_to_verify(stored, bounds) is None
 
 
 @pytest.mark.parametrize("start_from", list(StartFrom))
-def test_an_offset_that_vanished_is_no_new_group(start_from: StartFrom) -> None:
-    """A vanished offset must not start the group anew.
-
-    With `latest` it would skip everything since the last commit, with `earliest` it would do the
-    whole topic again.
-    """
+def test_vanished_offset_is_refused(start_from: StartFrom) -> None:
+    """With `latest` it would skip records, with `earliest` repeat the whole topic."""
     refused = taken(None, LastRecorded(300), start_from=start_from)
     assert isinstance(refused, Refused)
     assert (
@@ -259,16 +227,12 @@ def test_an_offset_that_vanished_is_no_new_group(start_from: StartFrom) -> None:
     assert "wipe the materialisations of its offsets asset in Dagster" in refused.reason
 
 
-def test_a_topic_that_was_made_again_is_refused() -> None:
-    """The offsets of the new topic are those of other records.
-
-    Its ranges would replace the output of the old ones.
-    """
+def test_recreated_topic_is_refused() -> None:
     stored = encode(StoredPartition(120, (), LAST, Log("old-id")))
     refused = taken(stored, LastRecorded(120), topic_id="new-id")
     assert isinstance(refused, Refused)
     assert (
-        "the topic was deleted and made again, or the offsets were copied to another cluster"
+        "the topic was deleted and recreated, or the offsets were copied to another cluster"
         in refused.reason
     )
     assert "move the old output away" in refused.reason
@@ -276,8 +240,7 @@ def test_a_topic_that_was_made_again_is_refused() -> None:
     assert isinstance(taken(stored, LastRecorded(120)), OwnedPartition)
 
 
-def test_what_is_known_of_the_log_is_kept_where_kafka_does_not_tell_it() -> None:
-    """A broker that is upgraded later must find what was known before."""
+def test_known_log_is_kept_if_kafka_does_not_report_it() -> None:
     stored = encode(StoredPartition(120, (), LAST, Log("id", 3)))
     owned = taken(stored, LastRecorded(120))
     assert isinstance(owned, OwnedPartition)
@@ -287,35 +250,33 @@ def test_what_is_known_of_the_log_is_kept_where_kafka_does_not_tell_it() -> None
     assert (told.log, told.stored_log) == (Log("id", 5), Log("id", 3))
 
 
-def test_from_outside_a_leader_that_does_not_answer_says_nothing() -> None:
-    """The check must not fail because a broker restarts."""
-    assert judge(tp(0), Found(COMMITTED, ANY_BOUNDS), ForeignMetadata.REFUSE) == StoredPartition(
-        120, (), LAST
-    )
+def test_unknown_bounds_are_not_out_of_range() -> None:
+    assert check_position(
+        tp(0), PartitionLookup(COMMITTED, ANY_BOUNDS), ForeignMetadata.REFUSE
+    ) == StoredPartition(120, (), LAST)
 
 
-def test_foreign_metadata_is_refused_with_what_to_do() -> None:
-    """Another application commits to this group."""
+def test_foreign_metadata_is_refused_with_remedy() -> None:
     refused = taken(OffsetAndMetadata(120, "host-7"))
     assert isinstance(refused, Refused)
     assert refused.reason.startswith(
         "orders-0: the metadata 'host-7' was not written by dagster_rebalance"
     )
-    assert "give this one a group of its own" in refused.reason
+    assert "use a separate group for this one" in refused.reason
     assert "run dagster-rebalance reset orders:0 --to-current --yes" in refused.reason
 
 
-def test_foreign_metadata_is_overwritten_only_when_asked_for() -> None:
-    """The offset beside it is kept."""
+def test_foreign_metadata_is_overwritten_with_policy() -> None:
     owned = taken(OffsetAndMetadata(120, "host-7"), foreign_metadata=ForeignMetadata.OVERWRITE)
     assert isinstance(owned, OwnedPartition)
     assert owned.ledger is not None
     assert (owned.ledger.next_offset, owned.entries) == (120, ())
 
 
-def test_a_number_that_changed_is_no_news() -> None:
-    """Each piece of news costs a look at the whole group."""
+def test_changed_number_is_no_new_reason() -> None:
     before, after = "orders-0: the group is at offset 120", "orders-0: the group is at offset 150"
-    assert not is_news(after, before)
-    assert is_news(before, "")
-    assert is_news(before, "orders-0: 3 runs failed on orders-0 [5, 10), the last one is ab12")
+    assert not is_new_reason(after, before)
+    assert is_new_reason(before, "")
+    assert is_new_reason(
+        before, "orders-0: 3 runs failed on orders-0 [5, 10), the last one is ab12"
+    )

@@ -49,18 +49,14 @@ ILLEGAL = [pair for pair in itertools.product(Phase, Change) if pair not in LEGA
 
 
 @pytest.mark.parametrize(("pair", "following"), LEGAL.items(), ids=str)
-def test_a_legal_change_leads_where_the_table_says(
-    pair: tuple[Phase, Change], following: Phase
-) -> None:
-    """The table is written twice on purpose: a slip in one of them shows."""
+def test_legal_change_leads_to_phase(pair: tuple[Phase, Change], following: Phase) -> None:
     assert after(*pair) is following
 
 
 @pytest.mark.parametrize("pair", ILLEGAL, ids=str)
-def test_an_illegal_change_raises_and_leaves_the_partition_as_it_was(
+def test_illegal_change_raises_and_changes_nothing(
     pair: tuple[Phase, Change],
 ) -> None:
-    """A bug in the caller must not become a wrong state."""
     phase, change = pair
     owned = OwnedPartition(tp(0), epoch=1, phase=phase)
     with pytest.raises(
@@ -71,26 +67,23 @@ def test_an_illegal_change_raises_and_leaves_the_partition_as_it_was(
     assert owned == OwnedPartition(tp(0), epoch=1, phase=phase)
 
 
-def test_the_table_has_no_pair_that_is_not_tested() -> None:
-    """A new transition needs a line here."""
+def test_every_transition_is_tested() -> None:
+    """The table is written twice on purpose."""
     assert TRANSITIONS == LEGAL
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_every_phase_is_documented_and_says_what_it_allows(phase: Phase) -> None:
-    """What may be done is asked of the phase."""
+def test_phases_allow_planning_and_commits(phase: Phase) -> None:
     assert phase.may_plan == (phase is Phase.OWNED)
     assert phase.may_commit == (phase in {Phase.OWNED, Phase.STOPPED, Phase.DRAINING})
     assert phase.is_final == (phase in {Phase.RELEASED, Phase.LOST, Phase.SUPERSEDED})
 
 
-def test_nothing_leads_out_of_a_final_phase() -> None:
-    """A new assignment is a new epoch, never a way back."""
+def test_final_phases_have_no_transition() -> None:
     assert not [pair for pair in TRANSITIONS if pair[0].is_final]
 
 
-def test_the_diagram_shows_every_transition_that_changes_the_phase() -> None:
-    """The documentation is generated from the table."""
+def test_diagram_shows_every_phase_change() -> None:
     lines = diagram().splitlines()
     assert lines[:2] == ["stateDiagram-v2", "    [*] --> RESTORING"]
     assert "    DRAINING --> DRAINED: distrusted, drain finished, deadline passed" in lines

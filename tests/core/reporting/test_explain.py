@@ -20,12 +20,11 @@ from dagster_rebalance.core.model.offsets import (
     Log,
     OffsetAndMetadata,
     TopicPartition,
-    named,
+    names_of,
 )
 from dagster_rebalance.core.model.receipt import Cause
-from dagster_rebalance.core.model.run import RunSeen, RunState
-from dagster_rebalance.core.partitions.open_transaction import OpenTransaction
-from dagster_rebalance.core.partitions.owned import OwnedPartition
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.partitions.owned import OpenTransaction, OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import (
     explain_hold,
@@ -37,12 +36,12 @@ from dagster_rebalance.core.revokes.hold import Forecast, Hold
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
+    FailureKind,
+    FailureStreak,
     InFlight,
     Progress,
-    Setback,
     Succeeded,
     ToRequest,
-    Trouble,
 )
 from dagster_rebalance.core.runs.retry import NEVER
 from tests.core.engine.test_run_requests import owned
@@ -167,7 +166,7 @@ def test_hold_of_a_leave() -> None:
     )
 
 
-FAILED = Trouble(Setback.FAILED, 1, RUN)
+FAILED = FailureStreak(FailureKind.FAILED, 1, RUN)
 
 
 def due(due_at: float, progress: Progress) -> OwnedPartition:
@@ -237,7 +236,7 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             ),
         ),
         (
-            due(35.0, ToRequest(2, 0, Trouble(Setback.REFUSED, 1, RUN, "no claim"))),
+            due(35.0, ToRequest(2, 0, FailureStreak(FailureKind.REFUSED, 1, RUN, "no claim"))),
             "run ab12cd34 for [0, 9) refused itself: no claim; next run (attempt 2) in 25 s",
         ),
         (
@@ -249,7 +248,7 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
                     InFlight(
                         (RUN,),
                         (RUN,),
-                        unsubmitted=RunSeen(
+                        unsubmitted=RunSnapshot(
                             RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1
                         ),
                     ),
@@ -315,7 +314,7 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         (
             replace(
                 owned(4),
-                pending=owned(4, ("b", 9, ToRequest(1))).claim_again_write(span(4, 0, 9), "c", 7.5),
+                pending=owned(4, ("b", 9, ToRequest(1))).reclaim_write(span(4, 0, 9), "c", 7.5),
             ),
             "the claim of [0, 9) for another batch has waited 2.5 s for Kafka's confirmation",
         ),
@@ -386,7 +385,7 @@ def test_run_has_the_age_that_dagster_reports() -> None:
     first = world.member(owns=1)
     (run_id,) = first.tick()
     world.start(run_id)
-    world.dagster.runs[run_id] = replace(world.dagster.runs[run_id], works_for_s=700.0)
+    world.dagster.runs[run_id] = replace(world.dagster.runs[run_id], working_s=700.0)
     second = world.member(owns=1)
     world.wait(1, second)
     assert "1 run working for 70" in summary(second.engine, world.now)[0]
@@ -410,11 +409,11 @@ def test_failures_of_a_streaming_run_are_attempts() -> None:
 
 
 def test_named_joins_consecutive_partitions() -> None:
-    assert named([]) == "no partitions"
-    assert named([tp(1), tp(0)]) == "orders-0, orders-1"
+    assert names_of([]) == "no partitions"
+    assert names_of([tp(1), tp(0)]) == "orders-0, orders-1"
     names = [tp(2), tp(0), tp(1), tp(7), TopicPartition("payments", 8), tp(10), tp(9), tp(8)]
-    assert named(names) == "orders-0..2, orders-7..10, payments-8"
-    assert named(names, most=1) == "orders-0..2 and 5 more"
+    assert names_of(names) == "orders-0..2, orders-7..10, payments-8"
+    assert names_of(names, most=1) == "orders-0..2 and 5 more"
 
 
 def test_summary_of_a_working_member_is_one_line() -> None:
@@ -480,7 +479,7 @@ def test_explain_partition_without_a_member() -> None:
     exhausted = stopped(due(35.0, Exhausted((RUN,))))
     said = explain_partition(exhausted, 10.0, has_members=False)
     assert said == "orders-4: stopped: no way; [0, 9) is tried again by the next member"
-    created = RunSeen(RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1)
+    created = RunSnapshot(RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1)
     partition = owned(4, ("b", 9, InFlight((RUN,), (RUN,), unsubmitted=created)))
     assert explain_partition(partition, 10.0, has_members=False) == (
         "orders-4: run ab12cd34 for [0, 9) is created but not submitted, and waits for the next "

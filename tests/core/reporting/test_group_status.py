@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.model.directives import Action, Directive
-from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.events import PartitionLookup
 from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, OffsetAndMetadata
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
@@ -21,7 +21,13 @@ from dagster_rebalance.core.reporting.group_status import (
     status_of,
     why_no_member,
 )
-from dagster_rebalance.core.runs.progress import Exhausted, InFlight, Setback, ToRequest, Trouble
+from dagster_rebalance.core.runs.progress import (
+    Exhausted,
+    FailureKind,
+    FailureStreak,
+    InFlight,
+    ToRequest,
+)
 from tests.core.engine.test_run_requests import owned
 from tests.core.world import span, tp
 
@@ -56,14 +62,14 @@ def test_owner_is_named_by_its_code_location() -> None:
     [
         (ToRequest(), "[0, 10): waits for the next member, attempt 1"),
         (
-            ToRequest(3, 2, Trouble(Setback.FAILED, 2, RUN)),
+            ToRequest(3, 2, FailureStreak(FailureKind.FAILED, 2, RUN)),
             "[0, 10): waits for the next member, attempt 3 (2 attempts failed)",
         ),
     ],
 )
 def test_claim_without_a_member_waits_for_the_next_one(progress: ToRequest, says: str) -> None:
     partition = owned(0, ("b", 10, progress))
-    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    found = PartitionLookup(OffsetAndMetadata(0), Bounds(0, 10))
     alone = status_of(partition, found, Owners(()), now=0.0)
     assert alone.sentence == f"orders-0: {says}"
     there = status_of(owned(0, ("b", 10, ToRequest())), found, Owners((BLUE,)), now=0.0)
@@ -72,7 +78,7 @@ def test_claim_without_a_member_waits_for_the_next_one(progress: ToRequest, says
 
 def test_status_of_a_streaming_run_names_no_request() -> None:
     owners = Owners((BLUE,), (replace(KNOWN[1], is_run=True),))
-    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    found = PartitionLookup(OffsetAndMetadata(0), Bounds(0, 10))
     said = status_of(owned(0, ("b", 10, ToRequest())), found, owners, now=0.0).sentence
     assert "next, after the current batch" in said
 
@@ -93,14 +99,16 @@ def test_partition_with_another_target_names_it() -> None:
     assert holds(replace(BLUE, is_to_own=frozenset({tp(0)})), number=0) == ""
 
 
-def row(partition: OwnedPartition, found: Found | None, *members: GroupMember) -> PartitionStatus:
+def row(
+    partition: OwnedPartition, found: PartitionLookup | None, *members: GroupMember
+) -> PartitionStatus:
     """The row of a partition."""
     return status_of(partition, found, Owners(members, KNOWN), now=0.0)
 
 
 def test_status_has_offsets_claims_and_runs() -> None:
     partition = owned(0, ("b", 40, InFlight((RUN,))))
-    found = Found(OffsetAndMetadata(0), Bounds(10, 100))
+    found = PartitionLookup(OffsetAndMetadata(0), Bounds(10, 100))
     seen = row(partition, found, BLUE)
     assert (seen.owner, seen.committed, seen.end, seen.lag) == ("blue", 0, 100, 90)
     assert seen.claims == ((span(0, 0, 40), "b"),)
@@ -110,14 +118,14 @@ def test_status_has_offsets_claims_and_runs() -> None:
 
 def test_status_without_a_leader_has_no_lag() -> None:
     refused = OwnedPartition(tp(0), 1)
-    assert row(refused, Found(OffsetAndMetadata(7), ANY_BOUNDS)).lag is None
-    assert row(refused, Found(OffsetAndMetadata(7), Bounds(0, 9))).lag == 2
-    assert row(refused, Found(None, Bounds(0, 9))).lag is None
+    assert row(refused, PartitionLookup(OffsetAndMetadata(7), ANY_BOUNDS)).lag is None
+    assert row(refused, PartitionLookup(OffsetAndMetadata(7), Bounds(0, 9))).lag == 2
+    assert row(refused, PartitionLookup(None, Bounds(0, 9))).lag is None
     assert row(refused, None).committed is None
 
 
 def test_lag_without_a_member_waits_for_one() -> None:
-    found = Found(OffsetAndMetadata(0), Bounds(0, 9))
+    found = PartitionLookup(OffsetAndMetadata(0), Bounds(0, 9))
     partition = owned(0)
     assert row(partition, found).sentence == "orders-0: 9 offsets to read wait for a member"
     claimed = owned(0, ("b", 9, InFlight((RUN,))))
@@ -126,8 +134,8 @@ def test_lag_without_a_member_waits_for_one() -> None:
 
 
 def test_status_has_the_directive() -> None:
-    partition = replace(owned(0), order=Directive(Action.PAUSE, "*", "ada", 0.0, "away"))
-    seen = row(partition, Found(OffsetAndMetadata(0), Bounds(0, 0)))
+    partition = replace(owned(0), directive=Directive(Action.PAUSE, "*", "ada", 0.0, "away"))
+    seen = row(partition, PartitionLookup(OffsetAndMetadata(0), Bounds(0, 0)))
     assert seen.ordered == "paused by ada since 1970-01-01 00:00:00 UTC: away"
 
 
@@ -161,7 +169,7 @@ def test_why_no_member_names_the_state_of_the_sensor(seen: SensorState, said: st
 
 
 def test_explanation_names_the_owner_or_holder() -> None:
-    partition, found = owned(0), Found(OffsetAndMetadata(0), Bounds(0, 0))
+    partition, found = owned(0), PartitionLookup(OffsetAndMetadata(0), Bounds(0, 0))
     assert len(explanation(row(partition, found), has_members=False)) == 1
     assert why_no_member(())[0] == "The group has no member, so nothing new is begun"
     assert why_no_member(())[1].startswith("Turn its sensor on")
@@ -182,11 +190,11 @@ def test_explanation_names_the_owner_or_holder() -> None:
             "stopped: no",
         ),
         (
-            owned(0, ("b", 10, ToRequest(2, 1, Trouble(Setback.FAILED, 1, RUN)))),
+            owned(0, ("b", 10, ToRequest(2, 1, FailureStreak(FailureKind.FAILED, 1, RUN)))),
             "run ab12cd34 for [0, 10) failed; next run (attempt 2)",
         ),
     ],
 )
 def test_status_has_no_delays(partition: OwnedPartition, says: str) -> None:
-    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    found = PartitionLookup(OffsetAndMetadata(0), Bounds(0, 10))
     assert status_of(partition, found, Owners((BLUE,)), now=0.0).sentence == f"orders-0: {says}"

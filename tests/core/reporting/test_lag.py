@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.events import Found
+from dagster_rebalance.core.model.events import PartitionLookup
 from dagster_rebalance.core.model.offsets import (
     ANY_BOUNDS,
     Bounds,
@@ -35,14 +35,14 @@ from tests.core.world import tp
 EVERYTHING = [tp(0), tp(1), tp(2)]
 
 
-def found(committed: int | None, until: int, start: int = 0) -> Found:
+def found(committed: int | None, until: int, start: int = 0) -> PartitionLookup:
     """What Kafka says of a partition."""
     stored = None if committed is None else OffsetAndMetadata(committed)
-    return Found(stored, Bounds(start, until))
+    return PartitionLookup(stored, Bounds(start, until))
 
 
 def lag_of(
-    said: dict[TopicPartition, Found],
+    said: dict[TopicPartition, PartitionLookup],
     standing: GroupState | None = None,
     start_from: StartFrom = StartFrom.EARLIEST,
     late: tuple[TopicPartition, ...] = (),
@@ -79,8 +79,8 @@ def test_lag_without_a_committed_offset_counts_from_the_start_position(
     assert lag_of({tp(0): found(None, 50, 20)}, start_from=start_from).total == lag
 
 
-@pytest.mark.parametrize("said", [{}, {tp(0): Found(OffsetAndMetadata(3), ANY_BOUNDS)}])
-def test_unknown_lag_is_not_zero(said: dict[TopicPartition, Found]) -> None:
+@pytest.mark.parametrize("said", [{}, {tp(0): PartitionLookup(OffsetAndMetadata(3), ANY_BOUNDS)}])
+def test_unknown_lag_is_not_zero(said: dict[TopicPartition, PartitionLookup]) -> None:
     lag = lag_of({**said, tp(1): found(0, 5), tp(2): found(5, 5)})
     assert lag.unknown == (tp(0),)
     assert lag.partitions[0].state == "its leader did not answer in time"

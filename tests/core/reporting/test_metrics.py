@@ -10,7 +10,7 @@ import pytest
 from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.directives import Action, Directive
-from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.reporting.metrics import (
     CAUSE,
@@ -36,8 +36,8 @@ def counted(member: Member, metric: Metric) -> list[tuple[float, dict[str, str]]
     """What a member has added to a metric so far."""
     return [
         (one.value, dict(one.attributes))
-        for occurrence in member.member_events
-        for one in measurements(occurrence)
+        for member_event in member.member_events
+        for one in measurements(member_event)
         if one.metric is metric
     ]
 
@@ -150,41 +150,41 @@ def test_silence_of_a_hanging_member_grows() -> None:
 def test_each_member_event_is_counted() -> None:
     at = {"topic": "orders", "partition": 0}
     letter = {**at, "start": 0, "until": 1, "batch_id": "b", "attempt_run_id": "r"}
-    cases: list[tuple[Occurred, dict[str, Any], Metric, float, dict[str, str]]] = [
-        (Occurred.PARTITION_STOPPED, {**at, "reason": "r"}, Metric.STOPS, 1, {TOPIC: "orders"}),
+    cases: list[tuple[EventKind, dict[str, Any], Metric, float, dict[str, str]]] = [
+        (EventKind.PARTITION_STOPPED, {**at, "reason": "r"}, Metric.STOPS, 1, {TOPIC: "orders"}),
         (
-            Occurred.WRITE_FAILED,
+            EventKind.WRITE_FAILED,
             {**at, "failure": "changed"},
             Metric.WRITES_FAILED,
             1,
             {TOPIC: "orders", REASON: "changed"},
         ),
         (
-            Occurred.DEAD_LETTER_STORED,
+            EventKind.DEAD_LETTER_STORED,
             letter,
             Metric.DEAD_LETTERS,
             1,
             {TOPIC: "orders", OUTCOME: "stored"},
         ),
         (
-            Occurred.DEAD_LETTER_FAILED,
+            EventKind.DEAD_LETTER_FAILED,
             {**letter, "reason": "r"},
             Metric.DEAD_LETTERS,
             1,
             {TOPIC: "orders", OUTCOME: "failed"},
         ),
         (
-            Occurred.RUNS_CANCELLED,
+            EventKind.RUNS_CANCELLED,
             {"run_ids": ("a", "b"), "reason": "r"},
             Metric.RUNS_CANCELLED,
             2,
             {},
         ),
-        (Occurred.RUNS_DEAD, {"run_ids": ("a",)}, Metric.RUNS_DEAD, 1, {}),
+        (EventKind.RUNS_DEAD, {"run_ids": ("a",)}, Metric.RUNS_DEAD, 1, {}),
     ]
     for what, fields, metric, value, attributes in cases:
-        assert list(measurements(Occurrence(what, "", fields))) == [(metric, value, attributes)]
-    assert list(measurements(Occurrence(Occurred.NOTED, "anything"))) == []
+        assert list(measurements(MemberEvent(what, "", fields))) == [(metric, value, attributes)]
+    assert list(measurements(MemberEvent(EventKind.NOTED, "anything"))) == []
 
 
 def test_failed_attempt_and_stop_are_counted() -> None:

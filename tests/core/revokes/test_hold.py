@@ -8,8 +8,8 @@ import pytest
 
 from dagster_rebalance.core.batches.settings import HoldBudget
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.offsets import named
-from dagster_rebalance.core.model.receipt import Cause, Outcome
+from dagster_rebalance.core.model.offsets import names_of
+from dagster_rebalance.core.model.receipt import Cause, HoldOutcome
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.revokes.hold import Forecast, Hold
@@ -34,13 +34,13 @@ def test_deadline_leaves_a_slice_for_the_last_commit() -> None:
 @pytest.mark.parametrize(
     ("hold", "outcome"),
     [
-        (HOLD, Outcome.NOTHING_TO_DO),
-        (replace(HOLD, run_ids=frozenset({"r"})), Outcome.DRAINED),
-        (replace(HOLD, committed={tp(4): 10}), Outcome.DRAINED),
-        (replace(HOLD, run_ids=frozenset({"r"}), is_past_deadline=True), Outcome.DEADLINE),
+        (HOLD, HoldOutcome.NOTHING_TO_DO),
+        (replace(HOLD, run_ids=frozenset({"r"})), HoldOutcome.DRAINED),
+        (replace(HOLD, committed={tp(4): 10}), HoldOutcome.DRAINED),
+        (replace(HOLD, run_ids=frozenset({"r"}), is_past_deadline=True), HoldOutcome.DEADLINE),
     ],
 )
-def test_outcome_of_a_hold(hold: Hold, outcome: Outcome) -> None:
+def test_outcome_of_a_hold(hold: Hold, outcome: HoldOutcome) -> None:
     assert hold.outcome is outcome
     assert hold.receipt((), now=101.0).outcome is outcome
 
@@ -68,11 +68,11 @@ def test_outcome_of_a_hold(hold: Hold, outcome: Outcome) -> None:
                 "for, 1 cancelled"
             ),
         ),
-        (HOLD, Outcome.SUPERSEDED, "lost orders-4, orders-5 to another member after 2.5 s"),
-        (HOLD, Outcome.LOST, "lost orders-4, orders-5 after 2.5 s"),
+        (HOLD, HoldOutcome.SUPERSEDED, "lost orders-4, orders-5 to another member after 2.5 s"),
+        (HOLD, HoldOutcome.LOST, "lost orders-4, orders-5 after 2.5 s"),
     ],
 )
-def test_receipt_as_text(hold: Hold, outcome: Outcome | None, sentence: str) -> None:
+def test_receipt_as_text(hold: Hold, outcome: HoldOutcome | None, sentence: str) -> None:
     assert str(hold.receipt((), 102.5, outcome)) == sentence
 
 
@@ -89,12 +89,12 @@ def test_receipt_names_claims_left_to_the_next_owner() -> None:
 
 
 def test_no_partitions_have_a_name() -> None:
-    assert named([]) == "no partitions"
+    assert names_of([]) == "no partitions"
 
 
 def test_outcome_handed_over_counts_as_drained() -> None:
-    undrained = {outcome for outcome in Outcome if not outcome.is_drained}
-    assert undrained == {Outcome.DEADLINE, Outcome.SUPERSEDED, Outcome.LOST}
+    undrained = {outcome for outcome in HoldOutcome if not outcome.is_drained}
+    assert undrained == {HoldOutcome.DEADLINE, HoldOutcome.SUPERSEDED, HoldOutcome.LOST}
 
 
 @pytest.mark.parametrize(

@@ -6,60 +6,51 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import span
 
-RUN = RunSeen("r1", "b", (span(0, 0, 10),), RunState.STARTED, heartbeat="1")
+RUN = RunSnapshot("r1", "b", (span(0, 0, 10),), RunState.STARTED, heartbeat="1")
 PULSE = Liveness(heartbeat_timeout_s=60, start_timeout_s=300)
 
 
 def dead_after(
-    pulse: Liveness, run: RunSeen, seconds: int, *, first: int = 0
+    liveness: Liveness, run: RunSnapshot, seconds: int, *, first: int = 0
 ) -> tuple[Liveness, list[int]]:
     """Look once a second; returns when the run was called dead."""
     found = []
     for now in range(first, first + seconds):
-        pulse, dead = pulse.observe([run], float(now))
+        liveness, dead = liveness.observe([run], float(now))
         if dead:
             assert dead == ("r1",)
             found.append(now)
-    return pulse, found
+    return liveness, found
 
 
-def test_a_run_without_a_new_sign_is_dead_after_the_timeout() -> None:
-    """The process of the run is gone.
-
-    The pulse names the run again after a quarter of the time-out, in case it could not be ended.
-    """
-    pulse, dead = dead_after(PULSE, RUN, 100)
+def test_run_without_new_heartbeat_is_dead_after_timeout() -> None:
+    liveness, dead = dead_after(PULSE, RUN, 100)
     assert dead == [60, 75, 90]
-    assert pulse.named == {"r1"}
-    assert not dead_after(pulse, replace(RUN, heartbeat="2"), 1, first=101)[0].named
+    assert liveness.reported_dead == {"r1"}
+    assert not dead_after(liveness, replace(RUN, heartbeat="2"), 1, first=101)[0].reported_dead
     assert dead_after(PULSE, replace(RUN, state=RunState.CANCELING), 61)[1] == [60]
 
 
-def test_a_run_that_was_told_a_longer_timeout_is_judged_by_that() -> None:
-    """It gives signs as often, and stops itself as late, as it was told when it began."""
+def test_run_with_longer_timeout_is_dead_after_its_own() -> None:
     told = replace(RUN, heartbeat_timeout_s=100.0)
-    pulse, dead = dead_after(PULSE, told, 110)
+    liveness, dead = dead_after(PULSE, told, 110)
     assert dead == [100]
     over = replace(told, state=RunState.FAILED, is_over=False)
-    pulse, _ = PULSE.observe([over], 0.0)
-    assert pulse.unconfirmed == {"r1": 100.0}
+    liveness, _ = PULSE.observe([over], 0.0)
+    assert liveness.unconfirmed == {"r1": 100.0}
     assert dead_after(PULSE, replace(RUN, heartbeat_timeout_s=20.0), 70)[1] == [60]
 
 
-def test_a_run_that_is_being_launched_gets_more_time() -> None:
-    """A cluster may take minutes to start it."""
+def test_launching_run_has_start_timeout() -> None:
     assert dead_after(PULSE, replace(RUN, state=RunState.STARTING), 310)[1] == [300]
 
 
-def test_a_re_execution_that_nobody_submitted_is_dead_after_the_time_of_a_start() -> None:
-    """The webserver was killed between creating the run and submitting it.
-
-    No sensor requests the run again, and it would count as at work for ever.
-    """
+def test_unsubmitted_re_execution_is_dead_after_start_timeout() -> None:
+    """No sensor requests it again if the webserver was killed before submitting it."""
     created = replace(RUN, state=RunState.CREATED, heartbeat="", parent_id="r0")
     assert dead_after(PULSE, created, 310)[1] == [300]
     assert dead_after(PULSE, replace(created, parent_id="", attempt=1), 310)[1] == [], (
@@ -70,130 +61,107 @@ def test_a_re_execution_that_nobody_submitted_is_dead_after_the_time_of_a_start(
     )
 
 
-def test_a_run_that_has_started_and_not_begun_its_work_gets_the_time_of_a_start() -> None:
-    """The other resources of a run, a cluster for example, start before its first sign of life."""
+def test_started_run_without_heartbeat_has_start_timeout() -> None:
     assert dead_after(PULSE, replace(RUN, heartbeat=""), 310)[1] == [300]
 
 
-def test_a_run_that_is_cancelled_before_it_began_does_not_get_the_time_of_a_start() -> None:
-    """A launcher that deleted a pending pod leaves the run in that state for ever."""
+def test_canceling_run_without_heartbeat_has_heartbeat_timeout() -> None:
     assert dead_after(PULSE, replace(RUN, heartbeat="", state=RunState.CANCELING), 61)[1] == [60]
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELED])
-def test_a_run_that_ended_in_dagster_only_is_dead_after_the_timeout(state: RunState) -> None:
-    """The process of the run may work on after its end was reported in Dagster.
-
-    Its code server, run monitoring or a person reported that end. The process gives signs as long
-    as it works.
-    """
+def test_run_that_ended_in_dagster_only_is_dead_after_timeout(state: RunState) -> None:
+    """Run monitoring or a user may end it in Dagster while its process works."""
     ended = replace(RUN, state=state, is_over=False)
     assert dead_after(PULSE, ended, 61)[1] == [60]
-    pulse, _ = dead_after(PULSE, ended, 59)
-    assert pulse.unconfirmed == {"r1": 2.0}
-    _, dead = pulse.observe([replace(ended, heartbeat="2")], 60.0)
+    liveness, _ = dead_after(PULSE, ended, 59)
+    assert liveness.unconfirmed == {"r1": 2.0}
+    _, dead = liveness.observe([replace(ended, heartbeat="2")], 60.0)
     assert dead == ()
-    assert pulse.observe([replace(ended, is_over=True)], 60.0) == (
-        replace(pulse, signs={}, observed_at=60.0),
+    assert liveness.observe([replace(ended, is_over=True)], 60.0) == (
+        replace(liveness, tracked={}, observed_at=60.0),
         (),
     )
 
 
-def test_the_end_that_dagster_shows_is_no_sign_of_life() -> None:
-    """Its process was silent before; the time counts from its last sign."""
-    pulse, _ = dead_after(PULSE, RUN, 40)
-    assert dead_after(pulse, replace(RUN, state=RunState.FAILED, is_over=False), 30, first=40)[
+def test_end_in_dagster_does_not_reset_age() -> None:
+    liveness, _ = dead_after(PULSE, RUN, 40)
+    assert dead_after(liveness, replace(RUN, state=RunState.FAILED, is_over=False), 30, first=40)[
         1
     ] == [60]
 
 
 @pytest.mark.parametrize("state", [RunState.STARTED, RunState.FAILED])
-def test_a_run_whose_process_is_known_to_be_gone_is_dead_at_once(state: RunState) -> None:
-    """The run said that it is finished, or somebody looked for its process.
-
-    The pulse names it again only after a part of the time-out.
-    """
+def test_run_with_gone_process_is_dead_at_once(state: RunState) -> None:
     gone = replace(RUN, state=state, is_gone=True, is_over=False)
     assert dead_after(PULSE, gone, 32)[1] == [0, 15, 30]
 
 
-def test_a_run_that_is_deleted_while_it_works_is_watched_on() -> None:
-    """Deleting it in the UI ends no process."""
-    pulse, _ = dead_after(PULSE, RUN, 30)
-    assert pulse.batch_ids == {"b"}
-    (watched,) = pulse.completed([], {"b"})
+def test_deleted_working_run_stays_tracked() -> None:
+    liveness, _ = dead_after(PULSE, RUN, 30)
+    assert liveness.batch_ids == {"b"}
+    (watched,) = liveness.with_deleted([], {"b"})
     assert (watched.run_id, watched.is_live, watched.state) == ("r1", True, RunState.DELETED)
-    assert pulse.completed([], {"another"}) == (), "its batch was not asked for"
-    assert pulse.completed([RUN], {"b"}) == (RUN,)
+    assert liveness.with_deleted([], {"another"}) == (), "its batch was not asked for"
+    assert liveness.with_deleted([RUN], {"b"}) == (RUN,)
     for now in range(30, 60):
-        assert dead_after(pulse, watched, 1, first=now)[1] == []
-        pulse, _ = pulse.observe(pulse.completed([], {"b"}), float(now))
-    pulse, dead = pulse.observe(pulse.completed([], {"b"}), 60.0)
+        assert dead_after(liveness, watched, 1, first=now)[1] == []
+        liveness, _ = liveness.observe(liveness.with_deleted([], {"b"}), float(now))
+    liveness, dead = liveness.observe(liveness.with_deleted([], {"b"}), 60.0)
     assert dead == ("r1",)
-    assert pulse.without("r1").completed([], {"b"}) == ()
+    assert liveness.without("r1").with_deleted([], {"b"}) == ()
 
 
-def test_a_run_that_is_deleted_before_it_began_is_forgotten() -> None:
-    """Dagster starts no run that is not there."""
-    pulse, _ = dead_after(PULSE, replace(RUN, state=RunState.STARTING, heartbeat=""), 30)
-    assert pulse.batch_ids == frozenset()
-    assert pulse.completed([], {"b"}) == ()
+def test_run_deleted_before_heartbeat_is_dropped() -> None:
+    liveness, _ = dead_after(PULSE, replace(RUN, state=RunState.STARTING, heartbeat=""), 30)
+    assert liveness.batch_ids == frozenset()
+    assert liveness.with_deleted([], {"b"}) == ()
 
 
-def test_a_run_that_waits_is_never_dead() -> None:
-    """A queue may be long."""
-    pulse, found = dead_after(PULSE, replace(RUN, state=RunState.WAITING), 1000)
+def test_queued_run_is_never_dead() -> None:
+    liveness, found = dead_after(PULSE, replace(RUN, state=RunState.WAITING), 1000)
     assert found == []
-    assert pulse.signs == {}
+    assert liveness.tracked == {}
 
 
-def test_a_new_sign_is_life() -> None:
-    """The pulse only looks whether the sign changes.
-
-    Clocks of different machines need not agree.
-    """
-    pulse, _ = dead_after(PULSE, RUN, 59)
-    pulse, dead = pulse.observe([replace(RUN, heartbeat="2")], 60.0)
+def test_new_heartbeat_resets_age() -> None:
+    liveness, _ = dead_after(PULSE, RUN, 59)
+    liveness, dead = liveness.observe([replace(RUN, heartbeat="2")], 60.0)
     assert dead == ()
-    assert pulse.signs["r1"].age_s == 0
+    assert liveness.tracked["r1"].age_s == 0
 
 
-def test_a_new_state_is_life_before_the_first_sign() -> None:
-    """A run that goes from being launched to started has a process."""
-    pulse, _ = dead_after(PULSE, replace(RUN, state=RunState.STARTING, heartbeat=""), 200)
-    pulse, _ = pulse.observe([replace(RUN, heartbeat="")], 201.0)
-    assert pulse.signs["r1"].age_s == 0
+def test_new_state_before_heartbeat_resets_age() -> None:
+    liveness, _ = dead_after(PULSE, replace(RUN, state=RunState.STARTING, heartbeat=""), 200)
+    liveness, _ = liveness.observe([replace(RUN, heartbeat="")], 201.0)
+    assert liveness.tracked["r1"].age_s == 0
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
-    """Dagster's database was away for an hour: the run could not give a sign either."""
-    pulse, _ = dead_after(PULSE, RUN, 10)
-    pulse, dead = pulse.observe([RUN], 3600.0)
+def test_time_without_observation_does_not_count() -> None:
+    liveness, _ = dead_after(PULSE, RUN, 10)
+    liveness, dead = liveness.observe([RUN], 3600.0)
     assert dead == ()
-    assert pulse.signs["r1"].age_s < 30
-    assert dead_after(pulse, RUN, 60, first=3601)[1] != []
+    assert liveness.tracked["r1"].age_s < 30
+    assert dead_after(liveness, RUN, 60, first=3601)[1] != []
 
 
-def test_a_clock_that_is_set_back_does_not_make_a_dead_run_younger() -> None:
-    """The sensor of streaming runs has no other clock; two code servers may have two."""
-    pulse, _ = dead_after(PULSE, RUN, 50)
-    pulse, _ = pulse.observe([RUN], -3600.0)
-    assert pulse.signs["r1"].age_s >= 49
-    assert dead_after(pulse, RUN, 20, first=-3599)[1] != []
+def test_clock_set_back_does_not_reset_age() -> None:
+    liveness, _ = dead_after(PULSE, RUN, 50)
+    liveness, _ = liveness.observe([RUN], -3600.0)
+    assert liveness.tracked["r1"].age_s >= 49
+    assert dead_after(liveness, RUN, 20, first=-3599)[1] != []
 
 
-def test_a_run_that_ended_is_forgotten() -> None:
-    """The memory stays flat."""
-    pulse, _ = dead_after(PULSE, RUN, 10)
-    pulse, _ = pulse.observe([], 11.0)
-    assert pulse.signs == {}
+def test_ended_run_is_dropped() -> None:
+    liveness, _ = dead_after(PULSE, RUN, 10)
+    liveness, _ = liveness.observe([], 11.0)
+    assert liveness.tracked == {}
 
 
-def test_a_look_goes_on_from_what_an_earlier_one_has_left() -> None:
-    """A sensor lives for one tick, and the next tick may come to another process."""
-    pulse, found = PULSE, []
+def test_liveness_continues_from_serialized_state() -> None:
+    liveness, found = PULSE, []
     for now in range(0, 100, 5):
-        pulse, dead = PULSE.remembering(pulse.memory).observe([RUN], float(now))
+        liveness, dead = PULSE.deserialized(liveness.serialized).observe([RUN], float(now))
         found += [now] * len(dead)
     assert found == [60, 75, 90]
 
@@ -202,14 +170,12 @@ def test_a_look_goes_on_from_what_an_earlier_one_has_left() -> None:
     "memory",
     [None, "", "v1", "[]", "{}", '{"signs": [["r1"]], "observed_at": 1}', '{"signs": 1}'],
 )
-def test_what_cannot_be_read_is_forgotten(memory: str | None) -> None:
-    """People may write into the cursor of a sensor: then the time-out begins anew."""
-    assert PULSE.remembering(memory) == PULSE
+def test_unreadable_cursor_is_ignored(memory: str | None) -> None:
+    assert PULSE.deserialized(memory) == PULSE
 
 
-def test_a_memory_may_have_a_sentence_before_it() -> None:
-    """The list of ticks shows the cursor of a sensor."""
+def test_cursor_may_have_text_before_state() -> None:
     found, _ = PULSE.observe([RUN], 10.0)
-    for memory in (found.memory, f"1 of 1 streaming runs live\n{found.memory}"):
-        assert PULSE.remembering(memory).signs.keys() == found.signs.keys()
-    assert PULSE.remembering("1 stopped, 6 owned") == PULSE
+    for memory in (found.serialized, f"1 of 1 streaming runs live\n{found.serialized}"):
+        assert PULSE.deserialized(memory).tracked.keys() == found.tracked.keys()
+    assert PULSE.deserialized("1 stopped, 6 owned") == PULSE

@@ -9,28 +9,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.runs.progress import (
     Exhausted,
+    FailureKind,
+    FailureStreak,
     InFlight,
     Progress,
-    Setback,
     Succeeded,
     ToRequest,
-    Trouble,
     progress_of,
-    unclaimed_workers,
+    unclaimed_runs,
 )
 from tests.core.world import span
 
 RANGE = span(0, 0, 10)
 S = RunState
-F, N, R, T = Setback.FAILED, Setback.NOT_STARTED, Setback.REFUSED, Setback.INTERRUPTED
+F, N, R, T = (
+    FailureKind.FAILED,
+    FailureKind.NOT_STARTED,
+    FailureKind.REFUSED,
+    FailureKind.INTERRUPTED,
+)
 
 
-def run(run_id: str, state: RunState, **more: object) -> RunSeen:
+def run(run_id: str, state: RunState, **more: object) -> RunSnapshot:
     """A run of batch b on RANGE and on another partition."""
-    return replace(RunSeen(run_id, "b", (RANGE, span(1, 5, 9)), state), **more)  # type: ignore[arg-type]
+    return replace(RunSnapshot(run_id, "b", (RANGE, span(1, 5, 9)), state), **more)  # type: ignore[arg-type]
 
 
 CREATED = run("r1", S.CREATED, attempt=1)
@@ -45,10 +50,10 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([run("r1", S.STARTED)], InFlight(("r1",), started=("r1",))),
         ([run("r1", S.CANCELING)], InFlight(("r1",))),
         ([run("r1", S.SUCCEEDED)], Succeeded("r1")),
-        ([run("r1", S.FAILED)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
-        ([run("r1", S.CANCELED)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
+        ([run("r1", S.FAILED)], ToRequest(2, 1, FailureStreak(F, 1, "r1"))),
+        ([run("r1", S.CANCELED)], ToRequest(2, 1, FailureStreak(F, 1, "r1"))),
         # A person who cancels a run in the queue does not want it.
-        ([run("r1", S.CANCELED, has_started=False)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
+        ([run("r1", S.CANCELED, has_started=False)], ToRequest(2, 1, FailureStreak(F, 1, "r1"))),
         (
             [run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)],
             Exhausted(("r1", "r2", "r3"), is_cancelled=True, attempt=4),
@@ -58,10 +63,10 @@ CREATED = run("r1", S.CREATED, attempt=1)
             Exhausted(("r1", "r2", "r3"), attempt=4),
         ),
         # What never started is no attempt, however often.
-        ([run("r1", S.FAILED, has_started=False)], ToRequest(2, 0, Trouble(N, 1, "r1"))),
+        ([run("r1", S.FAILED, has_started=False)], ToRequest(2, 0, FailureStreak(N, 1, "r1"))),
         (
             [run(f"r{n}", S.FAILED, has_started=False) for n in range(9)],
-            ToRequest(10, 0, Trouble(N, 9, "r8")),
+            ToRequest(10, 0, FailureStreak(N, 9, "r8")),
         ),
         (
             [
@@ -70,7 +75,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
                 run("r3", S.FAILED, has_started=False),
                 run("r4", S.FAILED),
             ],
-            ToRequest(5, 2, Trouble(F, 2, "r4")),
+            ToRequest(5, 2, FailureStreak(F, 2, "r4")),
         ),
         # Created, and never submitted: the run itself is asked for again, unless it is not one of
         # ours.
@@ -80,8 +85,8 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([run("r1", S.CREATED)], InFlight(("r1",), ("r1",))),
         # Another location's sensor has created it, and this one's run with the same key has ended:
         # Dagster starts nothing for that key.
-        ([CREATED, run("r2", S.FAILED, attempt=1, is_taken_back=True)], ToRequest(2)),
-        ([CREATED, run("r2", S.FAILED, attempt=1)], ToRequest(2, 1, Trouble(F, 1, "r2"))),
+        ([CREATED, run("r2", S.FAILED, attempt=1, is_cancelled_by_member=True)], ToRequest(2)),
+        ([CREATED, run("r2", S.FAILED, attempt=1)], ToRequest(2, 1, FailureStreak(F, 1, "r2"))),
         (
             [CREATED, run("r2", S.STARTED, attempt=1)],
             InFlight(("r1", "r2"), ("r1",), started=("r2",)),
@@ -91,24 +96,24 @@ CREATED = run("r1", S.CREATED, attempt=1)
             InFlight(("r1",), ("r1",), unsubmitted=CREATED),
         ),
         # Somebody deleted runs: the next number is above that of each run that is left.
-        ([run("r3", S.FAILED, attempt=3)], ToRequest(4, 1, Trouble(F, 1, "r3"))),
+        ([run("r3", S.FAILED, attempt=3)], ToRequest(4, 1, FailureStreak(F, 1, "r3"))),
         (
             [run("r1", S.FAILED, attempt=1), run("r3", S.FAILED, attempt=3)],
-            ToRequest(4, 2, Trouble(F, 2, "r3")),
+            ToRequest(4, 2, FailureStreak(F, 2, "r3")),
         ),
         # Refused and taken back: not an attempt, but the next run key must still be a new one.
         (
             [run("r1", S.FAILED, is_refused=True, refusal="no claim")],
-            ToRequest(2, 0, Trouble(R, 1, "r1", "no claim")),
+            ToRequest(2, 0, FailureStreak(R, 1, "r1", "no claim")),
         ),
-        ([run("r1", S.CANCELED, is_taken_back=True)] * 5, ToRequest(6)),
+        ([run("r1", S.CANCELED, is_cancelled_by_member=True)] * 5, ToRequest(6)),
         # A signal from outside is none either, but it is counted, so that it does not go on for
         # ever without a word.
         (
             [run("r1", S.FAILED), *(run(f"r{n}", S.FAILED, is_interrupted=True) for n in (2, 3))],
-            ToRequest(4, 1, Trouble(T, 2, "r3")),
+            ToRequest(4, 1, FailureStreak(T, 2, "r3")),
         ),
-        ([run("r1", S.FAILED, is_interrupted=True, is_taken_back=True)], ToRequest(2)),
+        ([run("r1", S.FAILED, is_interrupted=True, is_cancelled_by_member=True)], ToRequest(2)),
         # Of different kinds as well: on machines that come and go, runs that are told to end take
         # turns with runs that do not start.
         (
@@ -118,24 +123,24 @@ CREATED = run("r1", S.CREATED, attempt=1)
                 run("r3", S.FAILED, is_refused=True),
                 run("r4", S.FAILED, is_interrupted=True),
             ],
-            ToRequest(5, 0, Trouble(T, 4, "r4")),
+            ToRequest(5, 0, FailureStreak(T, 4, "r4")),
         ),
         (
             [run("r1", S.FAILED), run("r2", S.FAILED, is_refused=True), run("r3", S.FAILED)],
-            ToRequest(4, 2, Trouble(F, 2, "r3")),
+            ToRequest(4, 2, FailureStreak(F, 2, "r3")),
         ),
         (
             [
                 run("r1", S.FAILED, is_refused=True),
-                run("r2", S.CANCELED, is_taken_back=True),
+                run("r2", S.CANCELED, is_cancelled_by_member=True),
                 run("r3", S.FAILED, is_refused=True),
             ],
-            ToRequest(4, 0, Trouble(R, 2, "r3")),
+            ToRequest(4, 0, FailureStreak(R, 2, "r3")),
         ),
         (
             [
                 run("r1", S.FAILED),
-                run("r2", S.CANCELED, is_taken_back=True),
+                run("r2", S.CANCELED, is_cancelled_by_member=True),
                 run("r3", S.FAILED),
                 run("r4", S.FAILED),
             ],
@@ -153,7 +158,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
                 run("r2", S.FAILED, parent_id="r1"),
                 run("r3", S.FAILED, parent_id="r1"),
             ],
-            ToRequest(2, 1, Trouble(F, 1, "r1")),
+            ToRequest(2, 1, FailureStreak(F, 1, "r1")),
         ),
         # A refused run that has not ended is waited for: it may be the one whose start the other
         # saw.
@@ -186,7 +191,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
                 run("r1", S.FAILED),
                 run("r2", S.FAILED, parent_id="r1", is_refused=True, is_automatic=True),
             ],
-            ToRequest(2, 1, Trouble(F, 1, "r1")),
+            ToRequest(2, 1, FailureStreak(F, 1, "r1")),
         ),
         (
             [
@@ -219,20 +224,17 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ),
         # A member ended it, since its process was gone or silent: whatever it says later, somebody
         # else may be at work by now.
-        ([run("r1", S.SUCCEEDED, is_written_off=True)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
-        ([run("r1", S.SUCCEEDED, is_written_off=True, is_taken_back=True)], ToRequest(2)),
+        ([run("r1", S.SUCCEEDED, is_written_off=True)], ToRequest(2, 1, FailureStreak(F, 1, "r1"))),
+        ([run("r1", S.SUCCEEDED, is_written_off=True, is_cancelled_by_member=True)], ToRequest(2)),
         (
             [run("r1", S.SUCCEEDED, is_written_off=True), run("r2", S.STARTED)],
             InFlight(("r2",), started=("r2",)),
         ),
         # Taken back too late.
-        ([run("r1", S.SUCCEEDED, is_taken_back=True)], Succeeded("r1")),
+        ([run("r1", S.SUCCEEDED, is_cancelled_by_member=True)], Succeeded("r1")),
     ],
 )
-def test_progress_is_read_from_all_runs_of_the_batch(
-    runs: list[RunSeen], progress: Progress
-) -> None:
-    """Each row is a state of affairs that an owner may find."""
+def test_progress_follows_from_runs_of_batch(runs: list[RunSnapshot], progress: Progress) -> None:
     assert progress_of(RANGE, "b", runs, max_attempts=3) == progress
 
 
@@ -244,8 +246,7 @@ def test_progress_is_read_from_all_runs_of_the_batch(
         replace(run("r1", S.SUCCEEDED), ranges=(span(1, 0, 10),)),
     ],
 )
-def test_a_run_counts_only_for_its_batch_and_exactly_its_ranges(other: RunSeen) -> None:
-    """A success on other bounds says nothing about these."""
+def test_run_counts_only_for_its_batch_and_exact_range(other: RunSnapshot) -> None:
     assert progress_of(RANGE, "b", [other], max_attempts=3) == ToRequest(1)
 
 
@@ -263,12 +264,12 @@ def test_a_run_counts_only_for_its_batch_and_exactly_its_ranges(other: RunSeen) 
         (S.STARTED, span(0, 100, 110), "b", False),
     ],
 )
-def test_a_run_at_work_without_a_claim_is_found(
+def test_working_run_without_claim_is_found(
     *, state: RunState, range_: object, batch_id: str, blocks: bool
 ) -> None:
-    """An operator moved the offset under it: nothing may start there until it ended."""
-    worker = RunSeen("r1", batch_id, (range_,), state)  # type: ignore[arg-type]
-    assert unclaimed_workers([span(0, 0, 50)], [(span(0, 0, 10), "b")], [worker]) == (
+    """An operator may move the offset while the run works."""
+    worker = RunSnapshot("r1", batch_id, (range_,), state)  # type: ignore[arg-type]
+    assert unclaimed_runs([span(0, 0, 50)], [(span(0, 0, 10), "b")], [worker]) == (
         ("r1",) if blocks else ()
     )
 
@@ -280,7 +281,7 @@ def part(
     undone: str = "",
     left_out: str = "",
     **more: object,
-) -> RunSeen:
+) -> RunSnapshot:
     """A run of a job with the assets a, b and c."""
     return run(
         run_id,
@@ -337,13 +338,7 @@ FIRST = replace(part("r1", S.FAILED, done="a", undone="b"), parent_id="")
         ([FIRST, part("r2", S.SUCCEEDED, done="a", left_out="bc"), run("r3", S.SUCCEEDED)], ""),
     ],
 )
-def test_a_range_is_done_when_every_asset_has_succeeded_for_it(
-    runs: list[RunSeen], lacking: str
-) -> None:
-    """A person may execute any part of a run again.
-
-    The assets that such a run left out would be missing for ever.
-    """
+def test_range_is_done_once_every_asset_succeeded(runs: list[RunSnapshot], lacking: str) -> None:
     found = progress_of(RANGE, "b", runs, max_attempts=3)
     assert isinstance(found, Succeeded) == (not lacking)
     assert not isinstance(found, ToRequest) or found.left_out == tuple(lacking)
@@ -353,7 +348,7 @@ _LIVES: dict[str, dict[str, Any]] = {
     "failed": {},
     "canceled": {"state": S.CANCELED},
     "refused": {"is_refused": True},
-    "taken back": {"state": S.CANCELED, "is_taken_back": True},
+    "taken back": {"state": S.CANCELED, "is_cancelled_by_member": True},
     "interrupted": {"is_interrupted": True},
     "not started": {"has_started": False},
     "created": {"state": S.CREATED},
@@ -368,12 +363,9 @@ _LIVES: dict[str, dict[str, Any]] = {
     ),
     st.data(),
 )
-def test_deleting_any_runs_never_stalls_a_range(lives: list[str], data: st.DataObject) -> None:
-    """People and clean-up jobs delete runs in any state.
-
-    The next request must have a key that no run has. A run that is executed again has the key of
-    the first one.
-    """
+def test_progress_with_deleted_runs_requests_unused_run_key(
+    lives: list[str], data: st.DataObject
+) -> None:
     all_runs = [
         replace(run(f"r{n}", S.FAILED, attempt=n), **_LIVES[life])
         for n, life in enumerate(lives, 1)

@@ -15,41 +15,37 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import summary
 from dagster_rebalance.core.runs.progress import (
     Exhausted,
+    FailureKind,
+    FailureStreak,
     InFlight,
-    Setback,
     Succeeded,
     ToRequest,
-    Trouble,
     blocking,
 )
-from dagster_rebalance.core.runs.retry import NEVER, RetryPace, why_blocked
+from dagster_rebalance.core.runs.retry import NEVER, RetryBackoff, why_blocked
 from tests.core.world import Member, World, span, tp
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.runs.batch_request import BatchRequest
 
-PACE = RetryPace()
+PACE = RetryBackoff()
 NOTHING: tuple[BatchRequest, ...] = ()
 ONE_RUN = BatchLimits(max_ranges_per_run=3, max_runs_in_flight=1)
 RUN = "ab12cd34"
-STOP = Trouble(Setback.REFUSED, 5, RUN, "Kafka is away")
+STOP = FailureStreak(FailureKind.REFUSED, 5, RUN, "Kafka is away")
 
 
-def failed(count: int, kind: Setback = Setback.FAILED) -> ToRequest:
+def failed(count: int, kind: FailureKind = FailureKind.FAILED) -> ToRequest:
     """A range whose newest runs ended in one way."""
     return ToRequest(
         count + 1,
-        count if kind is Setback.FAILED else 0,
-        Trouble(kind, count, RUN, "Kafka is away"),
+        count if kind is FailureKind.FAILED else 0,
+        FailureStreak(kind, count, RUN, "Kafka is away"),
     )
 
 
-@pytest.mark.parametrize("kind", list(Setback))
-def test_the_delay_grows_with_each_setback_up_to_its_limit(kind: Setback) -> None:
-    """An outage of minutes must not use up the attempts.
-
-    Nobody wants ten thousand failed runs a day.
-    """
+@pytest.mark.parametrize("kind", list(FailureKind))
+def test_delay_grows_with_consecutive_failures_up_to_limit(kind: FailureKind) -> None:
     waits = [
         PACE.wait_s(failed(count, kind), has_dead_letters=False)
         for count in (1, 2, 3, 4, 5, 10_000)
@@ -57,42 +53,33 @@ def test_the_delay_grows_with_each_setback_up_to_its_limit(kind: Setback) -> Non
     assert waits == [5.0, 30.0, 180.0, 900.0, 900.0, 900.0]
 
 
-def test_what_was_no_setback_does_not_wait() -> None:
-    """A deploy takes runs back and deletes nothing: its batches go on at once."""
+def test_progress_without_failure_has_no_delay() -> None:
     assert PACE.wait_s(ToRequest(4), has_dead_letters=False) == 0.0
     assert PACE.wait_s(InFlight(("r",)), has_dead_letters=False) == 0.0
 
 
-def test_a_range_that_failed_too_often_is_tried_again_unless_its_settings_or_a_person_say_no() -> (
-    None
-):
-    """After an outage at night nobody should have to re-execute each run.
-
-    A range in the dead-letter topic is done with.
-    """
+def test_exhausted_range_is_retried_unless_disabled_or_cancelled() -> None:
     exhausted = Exhausted(("r1", "r2", "r3"), attempt=4)
     assert PACE.wait_s(exhausted, has_dead_letters=False) == 180.0
     assert PACE.wait_s(exhausted, has_dead_letters=True) == NEVER
     assert PACE.wait_s(Exhausted(("r1",), is_cancelled=True), has_dead_letters=False) == NEVER
-    assert RetryPace(retry_stopped=False).wait_s(exhausted, has_dead_letters=False) == NEVER
+    assert RetryBackoff(retry_stopped=False).wait_s(exhausted, has_dead_letters=False) == NEVER
 
 
 @pytest.mark.parametrize(("first_s", "limit_s"), [(-1.0, 5.0), (10.0, 5.0)])
-def test_delays_that_make_no_sense_are_refused(first_s: float, limit_s: float) -> None:
-    """With what to change."""
+def test_invalid_backoff_is_refused(first_s: float, limit_s: float) -> None:
     with pytest.raises(ConfigurationError, match="retry_delay_s"):
-        RetryPace(first_s, limit_s)
+        RetryBackoff(first_s, limit_s)
 
 
-def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() -> None:
-    """One of them is noise; for a failed run the number of attempts decides."""
-    for kind in (Setback.NOT_STARTED, Setback.REFUSED, Setback.INTERRUPTED):
+def test_partition_is_blocked_after_five_consecutive_non_attempts() -> None:
+    for kind in (FailureKind.NOT_STARTED, FailureKind.REFUSED, FailureKind.INTERRUPTED):
         assert blocking(failed(4, kind)) is None
-        assert blocking(failed(5, kind)) == failed(5, kind).trouble
+        assert blocking(failed(5, kind)) == failed(5, kind).streak
     assert blocking(failed(99)) is None
     assert blocking(ToRequest(9)) is None
     assert blocking(Succeeded("r")) is None
-    assert blocking(InFlight(("r",), despite=STOP)) == STOP
+    assert blocking(InFlight(("r",), stop_cause=STOP)) == STOP
 
 
 @pytest.mark.parametrize(
@@ -100,7 +87,7 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
     [
         (Exhausted((RUN,)), ("orders-0: run ab12cd34 failed on orders-0 [0, 10). Fix",)),
         (
-            Exhausted((RUN,), why="ValueError: no price"),
+            Exhausted((RUN,), reason="ValueError: no price"),
             ("run ab12cd34 failed on orders-0 [0, 10): ValueError: no price. Fix",),
         ),
         (
@@ -114,11 +101,16 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
         (Exhausted((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
         (
             Exhausted(("r1", RUN), is_cancelled=True),
-            ("was cancelled by a person, so no retry is automatic. Fix the cause",),
+            ("A user cancelled one of them, so it is not retried automatically. Fix the cause",),
         ),
         (
-            Trouble(Setback.NOT_STARTED, 5, RUN),
-            ("do not start", RUN, "no attempt", "`dagster-rebalance retry orders:0` tries it now"),
+            FailureStreak(FailureKind.NOT_STARTED, 5, RUN),
+            (
+                "do not start",
+                RUN,
+                "not attempts",
+                "`dagster-rebalance retry orders:0` tries it now",
+            ),
         ),
         (
             STOP,
@@ -129,24 +121,23 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
                 "`dagster-rebalance retry orders:0` tries it now",
             ),
         ),
-        (Trouble(Setback.REFUSED, 5, RUN), ("it does not say why",)),
+        (FailureStreak(FailureKind.REFUSED, 5, RUN), ("no reason given",)),
         (
-            Trouble(Setback.INTERRUPTED, 5, RUN),
+            FailureStreak(FailureKind.INTERRUPTED, 5, RUN),
             (
-                "5 runs",
-                "told to end",
+                "5 consecutive runs",
+                "ended by a signal",
                 RUN,
-                "no attempt",
+                "not attempts",
                 "drained",
                 "`dagster-rebalance retry orders:0` tries it now",
             ),
         ),
     ],
 )
-def test_a_stop_says_what_happened_and_what_to_do(
-    blocked: Exhausted | Trouble, words: tuple[str, ...]
+def test_stop_reason_names_cause_and_remedy(
+    blocked: Exhausted | FailureStreak, words: tuple[str, ...]
 ) -> None:
-    """Somebody reads it at night."""
     text = why_blocked(span(0, 0, 10), blocked, "b")
     assert text.startswith("orders-0: ")
     assert all(word in text for word in words)
@@ -159,10 +150,9 @@ def started(world: World, member: Member) -> str:
     return run_id
 
 
-def test_the_next_attempt_is_offered_after_the_delay_and_the_skip_reason_says_when() -> None:
-    """Three attempts within 20 s were over before most outages are."""
+def test_next_attempt_is_requested_after_delay() -> None:
     world = World(records=10)
-    member = world.member(owns=1, pace=PACE)
+    member = world.member(owns=1, backoff=PACE)
     world.dagster.move(started(world, member), RunState.FAILED)
     world.wait(1, member)
     assert member.engine.batch_requests == NOTHING
@@ -174,41 +164,36 @@ def test_the_next_attempt_is_offered_after_the_delay_and_the_skip_reason_says_wh
     assert [batch_request.attempt for batch_request in member.engine.batch_requests] == [2]
 
 
-def test_a_new_owner_tries_a_failed_range_at_once() -> None:
-    """A deploy may have fixed the cause, and the delay has begun before the new owner came."""
+def test_new_owner_retries_failed_range_at_once() -> None:
     world = World(records=10)
-    first = world.member(owns=1, pace=PACE)
+    first = world.member(owns=1, backoff=PACE)
     world.dagster.move(started(world, first), RunState.FAILED)
     world.wait(1, first)
-    second = world.member(owns=1, pace=PACE)
+    second = world.member(owns=1, backoff=PACE)
     world.wait(1, second)
     assert [batch_request.attempt for batch_request in second.engine.batch_requests] == [2]
 
 
-def test_a_new_owner_waits_for_runs_that_do_not_start() -> None:
-    """A rebalance says nothing about the launcher."""
+def test_new_owner_delays_runs_that_do_not_start() -> None:
     world = World(records=10)
-    first = world.member(owns=1, pace=PACE)
+    first = world.member(owns=1, backoff=PACE)
     (run_id,) = first.tick()
     world.dagster.move(run_id, RunState.FAILED, has_started=False)
     world.wait(1, first)
-    second = world.member(owns=1, pace=PACE)
+    second = world.member(owns=1, backoff=PACE)
     world.wait(1, second)
     assert second.engine.batch_requests == NOTHING
     world.wait(5, second)
     assert [batch_request.attempt for batch_request in second.engine.batch_requests] == [2]
 
 
-def test_launches_that_fail_stop_the_partition_and_never_give_its_range_up() -> None:
-    """With `dead_letter` an outage of the launcher would commit good data away.
-
-    It goes on when a run starts.
-    """
+def test_failed_launches_stop_partition_without_dead_letter() -> None:
+    """An outage of the launcher must not commit good data as a dead letter."""
     world = World(records=10)
     member = world.member(
         owns=1,
         settings=EngineSettings(max_attempts=1, dead_letter_topic="dead"),
-        pace=RetryPace(1.0, 1.0),
+        backoff=RetryBackoff(1.0, 1.0),
     )
     for _ in range(5):
         (run_id,) = member.tick()
@@ -225,10 +210,9 @@ def test_launches_that_fail_stop_the_partition_and_never_give_its_range_up() -> 
     assert world.kafka.offset(0) == 10
 
 
-def test_refusals_stop_the_partition_with_their_reason_until_the_cause_is_gone() -> None:
-    """A host that cannot reach Kafka made a failed run every ten seconds, behind a green check."""
+def test_repeated_refusals_stop_partition_with_reason() -> None:
     world = World(records=10)
-    member = world.member(owns=1, pace=RetryPace(1.0, 1.0))
+    member = world.member(owns=1, backoff=RetryBackoff(1.0, 1.0))
     for _ in range(5):
         (run_id,) = member.tick()
         world.dagster.move(
@@ -247,10 +231,11 @@ def test_refusals_stop_the_partition_with_their_reason_until_the_cause_is_gone()
     assert world.kafka.offset(0) == 10
 
 
-def test_a_stopped_range_is_tried_again_and_its_stop_stays_shown_meanwhile() -> None:
-    """A check that turns green with each try would wake people with each failure."""
+def test_stop_stays_shown_while_stopped_range_is_retried() -> None:
     world = World(records=10)
-    member = world.member(owns=1, settings=EngineSettings(max_attempts=1), pace=RetryPace(2.0, 2.0))
+    member = world.member(
+        owns=1, settings=EngineSettings(max_attempts=1), backoff=RetryBackoff(2.0, 2.0)
+    )
     world.dagster.move(started(world, member), RunState.FAILED)
     world.wait(1, member)
     assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
@@ -265,13 +250,12 @@ def test_a_stopped_range_is_tried_again_and_its_stop_stays_shown_meanwhile() -> 
     assert (world.kafka.offset(0), member.shown[-1]) == (10, (tp(0), ""))
 
 
-def test_one_bad_range_stops_only_its_own_partition() -> None:
-    """Each of eight partitions stood still for one bad record."""
+def test_bad_range_stops_only_its_partition() -> None:
     world = World(records=10, partitions=3)
     member = world.member(
         owns=3,
         settings=EngineSettings(max_attempts=2, limits=ONE_RUN),
-        pace=RetryPace(0.5, 0.5, retry_stopped=False),
+        backoff=RetryBackoff(0.5, 0.5, retry_stopped=False),
     )
     (first,) = member.tick()
     world.start(first)
@@ -292,13 +276,10 @@ def test_one_bad_range_stops_only_its_own_partition() -> None:
     } == {tp(1)}
 
 
-def test_a_request_that_dagster_ignores_is_shown_and_made_again() -> None:
-    """A run whose tags were changed is not seen, but Dagster still knows its key.
-
-    Dagster would skip that key for ever, behind a green check.
-    """
+def test_ignored_run_request_is_shown_and_repeated() -> None:
+    """Dagster skips the key of a run whose tags were changed."""
     world = World(records=10)
-    member = world.member(owns=1, settings=EngineSettings(unanswered_s=60.0))
+    member = world.member(owns=1, settings=EngineSettings(stalled_after_s=60.0))
     (batch_request,) = member.engine.batch_requests
     world.dagster.keys.add(batch_request.run_key)
     for _ in range(13):
@@ -313,10 +294,9 @@ def test_a_request_that_dagster_ignores_is_shown_and_made_again() -> None:
     assert member.shown[-1] == (tp(0), "")
 
 
-def test_time_without_ticks_does_not_count_as_waiting_for_dagster() -> None:
-    """Nobody was there to start the run."""
+def test_time_without_ticks_is_not_counted_as_stalled() -> None:
     world = World(records=10)
-    member = world.member(owns=1, settings=EngineSettings(unanswered_s=60.0, lease_s=1000.0))
+    member = world.member(owns=1, settings=EngineSettings(stalled_after_s=60.0, lease_s=1000.0))
     member.feed(events.TickArrived())
     world.wait(100, member)
     member.feed(events.TickArrived())
@@ -324,8 +304,7 @@ def test_time_without_ticks_does_not_count_as_waiting_for_dagster() -> None:
     assert member.engine.partitions[tp(0)].phase is Phase.OWNED
 
 
-def test_a_run_that_was_created_but_not_submitted_is_requested_until_it_is_queued() -> None:
-    """Dagster's daemon submits that very run; nobody else does."""
+def test_unsubmitted_run_is_requested_until_queued() -> None:
     world = World(records=10)
     member = world.member(owns=1)
     (batch_request,) = member.engine.batch_requests
@@ -339,11 +318,7 @@ def test_a_run_that_was_created_but_not_submitted_is_requested_until_it_is_queue
     assert member.engine.batch_requests == NOTHING
 
 
-def test_offsets_are_not_committed_before_every_asset_has_them() -> None:
-    """A person executed only a part of the failed run again.
-
-    After a commit, the other assets would never get these offsets.
-    """
+def test_partial_re_execution_does_not_commit_offsets() -> None:
     world = World(records=10)
     member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
     first = started(world, member)

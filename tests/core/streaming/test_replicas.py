@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.streaming.replicas import Leave, Replicas, StreamingRun, reconcile
 
 NOW = 100_000.0
-TWO = Replicas(2, "v1", pace=RetryPace(5.0, 900.0))
+TWO = Replicas(2, "v1", backoff=RetryBackoff(5.0, 900.0))
 
 
 def run(name: str, slot: int | None, **said: object) -> StreamingRun:

@@ -9,7 +9,7 @@ import pytest
 from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.batch_request import BatchRequest
-from dagster_rebalance.core.runs.stream_batch import Outcome
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from dagster_rebalance.core.streaming import stream_worker
 from dagster_rebalance.core.streaming.stream_worker import ReaderReuse, Worker, WorkerAction
 from tests.core.world import span, tp
@@ -50,7 +50,7 @@ def test_worker_begins_no_batch_twice() -> None:
     work = Worker("r1")
     stale = BatchRequest(FIRST, 1, (RANGE,))
     work.begin([stale], {FIRST}, LOGS.__getitem__)
-    work.end(Outcome.SUCCEEDED)
+    work.end(BatchOutcome.SUCCEEDED)
     assert work.begin([stale], {FIRST}, LOGS.__getitem__) is None
     later = BatchRequest(FIRST, 1, (OTHER,))  # Kafka has stored this claim later
     begun = work.begin([stale, later], {FIRST}, LOGS.__getitem__)
@@ -59,7 +59,7 @@ def test_worker_begins_no_batch_twice() -> None:
 
 
 def test_end_without_a_batch_changes_nothing() -> None:
-    assert Worker("r1").end(Outcome.SUCCEEDED) is None
+    assert Worker("r1").end(BatchOutcome.SUCCEEDED) is None
 
 
 def test_heartbeat_changes_with_each_read() -> None:
@@ -80,10 +80,10 @@ def test_read_of_an_unbegun_claim_has_only_earlier_attempts() -> None:
 def test_unclaimed_batch_is_forgotten_after_its_report() -> None:
     work = Worker("r1")
     begin(work)
-    work.end(Outcome.SUCCEEDED)
+    work.end(BatchOutcome.SUCCEEDED)
     work.abandon([(FIRST, RANGE)])
     work.begin([], set(), LOGS.__getitem__)
-    assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED}
+    assert work.unreported == {(FIRST, RANGE): BatchOutcome.SUCCEEDED}
     work.mark_reported([(FIRST, RANGE)])
     work.begin([], set(), LOGS.__getitem__)
     assert work.unreported == {}
@@ -95,7 +95,7 @@ def test_batch_begun_in_parts_is_known_by_all_parts() -> None:
     work = Worker("r1")
     claims = [(FIRST, RANGE), (FIRST, OTHER)]
     begin(work)
-    work.end(Outcome.SUCCEEDED)
+    work.end(BatchOutcome.SUCCEEDED)
     assert [run.ranges for run in work.read([FIRST], claims)] == [(RANGE,)]
     begin(work, OTHER)
     assert [(run.ranges, run.state) for run in work.read([FIRST], claims)] == [
@@ -103,18 +103,24 @@ def test_batch_begun_in_parts_is_known_by_all_parts() -> None:
         ((OTHER,), RunState.STARTED),
     ]
     work.abandon(claims)
-    assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED}
-    work.end(Outcome.DROPPED)
-    assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED, (FIRST, OTHER): Outcome.DROPPED}
+    assert work.unreported == {(FIRST, RANGE): BatchOutcome.SUCCEEDED}
+    work.end(BatchOutcome.DROPPED)
+    assert work.unreported == {
+        (FIRST, RANGE): BatchOutcome.SUCCEEDED,
+        (FIRST, OTHER): BatchOutcome.DROPPED,
+    }
 
 
 def test_abandoned_claim_is_unreported_until_its_batch_ends() -> None:
     work = Worker("r1")
     begin(work)
     work.abandon([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
-    assert work.unreported == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
-    work.end(Outcome.SUCCEEDED)
-    assert work.unreported[(FIRST, RANGE)] is Outcome.SUCCEEDED
+    assert work.unreported == {
+        (SECOND, OTHER): BatchOutcome.DROPPED,
+        (FIRST, OTHER): BatchOutcome.DROPPED,
+    }
+    work.end(BatchOutcome.SUCCEEDED)
+    assert work.unreported[(FIRST, RANGE)] is BatchOutcome.SUCCEEDED
 
 
 def test_running_batch_cannot_be_marked_as_reported() -> None:
@@ -122,8 +128,8 @@ def test_running_batch_cannot_be_marked_as_reported() -> None:
     begin(work)
     work.abandon([(FIRST, RANGE)])
     work.mark_reported([(FIRST, RANGE)])
-    work.end(Outcome.SUCCEEDED)
-    assert work.unreported == {(FIRST, RANGE): Outcome.SUCCEEDED}
+    work.end(BatchOutcome.SUCCEEDED)
+    assert work.unreported == {(FIRST, RANGE): BatchOutcome.SUCCEEDED}
 
 
 def test_oldest_reported_outcomes_are_forgotten() -> None:
@@ -138,8 +144,8 @@ def test_oldest_reported_outcomes_are_forgotten() -> None:
 def test_failure_is_unreported_at_once() -> None:
     work = Worker("r1")
     begin(work)
-    work.end(Outcome.FAILED)
-    assert work.unreported == {(FIRST, RANGE): Outcome.FAILED}
+    work.end(BatchOutcome.FAILED)
+    assert work.unreported == {(FIRST, RANGE): BatchOutcome.FAILED}
 
 
 def begun(**limits: float) -> Worker:
@@ -155,18 +161,18 @@ def test_late_batch_is_interrupted_and_a_failed_attempt() -> None:
     assert work.next_action(160.0) is WorkerAction.INTERRUPT
     assert work.next_action(160.5) is WorkerAction.NOTHING
     assert work.next_action(161.5) is WorkerAction.INTERRUPT, "the first signal may be lost"
-    ended = work.end(Outcome.INTERRUPTED)
+    ended = work.end(BatchOutcome.INTERRUPTED)
     assert ended is not None
-    assert (ended.outcome, ended.is_late) == (Outcome.FAILED, True)
+    assert (ended.outcome, ended.is_late) == (BatchOutcome.FAILED, True)
     assert work.next_action(500.0) is WorkerAction.NOTHING
 
 
 def test_late_batch_that_succeeds_is_a_success() -> None:
     work = begun(limit_s=60.0)
     work.next_action(160.0)
-    ended = work.end(Outcome.SUCCEEDED)
+    ended = work.end(BatchOutcome.SUCCEEDED)
     assert ended is not None
-    assert ended.outcome is Outcome.SUCCEEDED
+    assert ended.outcome is BatchOutcome.SUCCEEDED
 
 
 def test_batch_that_ignores_its_interruption_ends_the_process() -> None:
@@ -178,9 +184,9 @@ def test_batch_that_ignores_its_interruption_ends_the_process() -> None:
     assert work.next_action(140.0) is WorkerAction.END_PROCESS, (
         "it counts from the first interruption"
     )
-    ended = work.end(Outcome.INTERRUPTED)
+    ended = work.end(BatchOutcome.INTERRUPTED)
     assert ended is not None
-    assert ended.outcome is Outcome.INTERRUPTED
+    assert ended.outcome is BatchOutcome.INTERRUPTED
 
 
 def test_interrupt_without_a_batch_does_nothing() -> None:

@@ -198,7 +198,7 @@ def test_batch_with_suppressed_interrupt_is_repeated(
     stage.produce(0, 3)
     run_id = stage.run()
     assert stage.batches == [(span(0, 0, 3),)] * 2
-    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
+    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
     assert stage.committed(0) == 3
     assert jobs.asked == [run_id], "a batch that succeeded has nothing left"
     shown = {said.get("batch") for said in stage.shown(dg.AssetKey("orders"))}
@@ -225,7 +225,7 @@ def test_client_that_cannot_end_its_job_is_no_failed_attempt(
     stage = Stage(instance, body)
     stage.produce(0, 3)
     stage.run()
-    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
+    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
     assert stage.committed(0) == 3
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 Status = dg.DagsterRunStatus
@@ -116,7 +116,7 @@ class Stage:
         said = " ".join(str(event.event_specific_data) for event in failures)
         return result.success, said, result.run_id
 
-    def seen(self) -> RunSeen:
+    def seen(self) -> RunSnapshot:
         (seen,) = RunLedger(self.instance, self.kafka.group_id).read([self.batch_request.batch_id])
         return seen
 
@@ -219,7 +219,7 @@ def test_run_that_lost_its_lease_after_its_assets_fails(
     succeeded, _, _ = stored_stage.run()
     assert not succeeded
     seen = stored_stage.seen()
-    assert (seen.state, seen.is_taken_back, seen.is_gone) == (RunState.FAILED, True, True)
+    assert (seen.state, seen.is_cancelled_by_member, seen.is_gone) == (RunState.FAILED, True, True)
 
 
 def test_run_beside_process_of_deleted_run_refuses_itself(stored_stage: Stage) -> None:
@@ -341,10 +341,10 @@ def test_began_is_recorded_before_the_start_check(
         ledger: RunLedger,
         batch_ids: Iterable[str],
         *,
-        live_too: bool = False,
+        with_live: bool = False,
         claims: Iterable[Claimed] = (),
-    ) -> tuple[RunSeen, ...]:
-        runs = real(ledger, batch_ids, live_too=live_too, claims=claims)
+    ) -> tuple[RunSnapshot, ...]:
+        runs = real(ledger, batch_ids, with_live=with_live, claims=claims)
         seen.extend((run.has_begun, run_events_of(stage.instance, run.run_id)) for run in runs)
         return runs
 

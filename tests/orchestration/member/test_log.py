@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.model import events
-from dagster_rebalance.core.model.member_events import KINDS, Occurred, Occurrence
+from dagster_rebalance.core.model.member_events import EVENT_SPECS, EventKind, MemberEvent
 from dagster_rebalance.orchestration.member.dependencies import MemberLog
 from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import tp
@@ -62,10 +62,10 @@ def test_each_thing_that_a_member_does_is_one_record(
         bench.until(bench.materialised)
     found = {line["event_name"]: line for line in lines(caplog)}
     assert [*found][:2] == [
-        Occurred.PARTITIONS_ASSIGNED.value,
-        Occurred.BATCH_CLAIMED.value,
+        EventKind.PARTITIONS_ASSIGNED.value,
+        EventKind.BATCH_CLAIMED.value,
     ]
-    committed = found[Occurred.OFFSETS_COMMITTED.value]
+    committed = found[EventKind.OFFSETS_COMMITTED.value]
     assert {**committed, "claim_to_commit_s": 0} == {
         "level": "DEBUG",
         "text": "orders-0 [0, 10) is committed",
@@ -84,7 +84,7 @@ def test_each_thing_that_a_member_does_is_one_record(
     }
     for line in lines(caplog):
         fields = line.keys() - {"level", "text", "event_name", *OF_EACH}
-        assert fields == set(KINDS[Occurred(line["event_name"])].fields)
+        assert fields == set(EVENT_SPECS[EventKind(line["event_name"])].fields)
 
 
 def test_what_is_the_rule_is_logged_only_for_those_who_want_it(
@@ -106,5 +106,5 @@ def test_what_is_the_rule_is_logged_only_for_those_who_want_it(
 def test_the_sentence_of_an_occurrence_is_no_format(caplog: pytest.LogCaptureFixture) -> None:
     """A topic or an error may have a percent sign."""
     with caplog.at_level(logging.INFO, LOGGER):
-        MemberLog().write(Occurrence(Occurred.NOTED, "100 % of %s"))
+        MemberLog().write(MemberEvent(EventKind.NOTED, "100 % of %s"))
     assert [line["text"] for line in lines(caplog)] == ["100 % of %s"]

@@ -113,7 +113,7 @@ def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
 ) -> None:
     """A look reads all live runs together: more of them cost no more calls."""
     GroupJobs(instance, "etl", JobName("r", idle_job.name)).add_own()
-    patient = replace(SETTINGS, pulse=Liveness(heartbeat_timeout_s=1e9))
+    patient = replace(SETTINGS, liveness=Liveness(heartbeat_timeout_s=1e9))
     bench = Bench(instance, partitions=4, settings=patient)
     bench.batch_requests(4)
     calls = counted_calls(instance, monkeypatch)

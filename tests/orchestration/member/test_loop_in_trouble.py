@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.orchestration.ports import RunError
     from dagster_rebalance.testing.postgres import Postgres
 
@@ -103,7 +103,7 @@ def test_the_notes_say_what_is_stopped_and_that_it_goes_on(instance: dg.DagsterI
     assert any(" stopped: orders-0: " in note for note in bench.mailbox.take_notes())
     bench.group.committed[tp(0)] = OffsetAndMetadata(0)
     bench.until(lambda: bench.mailbox.mail.batch_requests)
-    assert any(note.endswith(" orders-0 goes on") for note in bench.mailbox.take_notes())
+    assert any(note.endswith(" orders-0 continues") for note in bench.mailbox.take_notes())
 
 
 def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(
@@ -211,8 +211,8 @@ def test_a_stopped_partition_that_is_given_up_is_not_said_to_go_on(
     bench.mailbox.tell(events.LeaveRequested("its process ends", 30.0))
     bench.until(lambda: bench.member_loop._left)
     notes = bench.mailbox.take_notes()
-    assert not [note for note in notes if note.endswith("goes on")]
-    assert [note for note in notes if note.endswith("orders-0 was stopped when it was given up")]
+    assert not [note for note in notes if note.endswith("continues")]
+    assert [note for note in notes if note.endswith("orders-0 was stopped when it was released")]
 
 
 def test_the_name_of_the_check_stays() -> None:
@@ -286,7 +286,7 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
     let_go, hanging = threading.Event(), threading.Event()
     real = bench.member_loop.dependencies.runs.read
 
-    def hangs(*asked: Any, **further: Any) -> tuple[RunSeen, ...]:  # noqa: ANN401 - handed on
+    def hangs(*asked: Any, **further: Any) -> tuple[RunSnapshot, ...]:  # noqa: ANN401 - handed on
         hanging.set()
         assert let_go.wait(60)
         return real(*asked, **further)

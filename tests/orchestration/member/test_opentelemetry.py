@@ -16,7 +16,7 @@ from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from dagster_rebalance.core.model.member_events import Occurred, Occurrence
+from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
 from dagster_rebalance.core.reporting.metrics import (
     GROUP,
     MEMBER,
@@ -33,7 +33,7 @@ from tests.orchestration.scrape import settle
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CLAIMED = Occurrence(Occurred.BATCH_CLAIMED, "")
+CLAIMED = MemberEvent(EventKind.BATCH_CLAIMED, "")
 OF_EACH = {SYSTEM: "kafka", GROUP: "etl", MEMBER: "blue:sensor"}
 
 
@@ -135,7 +135,7 @@ def test_a_meter_that_raises_harms_nobody_and_is_told(
     held = {"cause": "revoke", "outcome": "drained", "seconds": 1.0}
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            meter.add([CLAIMED, Occurrence(Occurred.HOLD_ENDED, "", held)])
+            meter.add([CLAIMED, MemberEvent(EventKind.HOLD_ENDED, "", held)])
             meter.show(MemberState(), time.monotonic)
         meter.leave()
     assert meters._thread is not None

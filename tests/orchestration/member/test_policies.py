@@ -311,10 +311,10 @@ def test_a_letter_that_was_stored_while_dagster_was_asked_once_more_is_not_sent_
     bench, _ = exhausted(instance)
     bench.until(lambda: bench.producer.sent)
     (owned,) = bench.engine.partitions.values()
-    assert owned.letter is not None
+    assert owned.dead_letter is not None
     bench.producer.end()
     bench.turn()
-    bench.member_loop._store(owned.letter.command, "why")  # the second answer
+    bench.member_loop._store(owned.dead_letter.command, "why")  # the second answer
     assert len(bench.producer.sent) == 1
 
 

@@ -264,7 +264,7 @@ def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
     assert [(one.action, one.partitions) for one in retries] == [(Action.RETRY, "orders:0")]
     refused = launch(instance, kafka, config)
     (failed,) = [event for event in refused.all_events if event.is_step_failure]
-    assert "say who you are" in str(failed.event_specific_data)
+    assert "give your name" in str(failed.event_specific_data)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def of_members() -> Iterator[dg.DagsterInstance]:
 @pytest.fixture
 def bench(of_members: dg.DagsterInstance) -> Iterator[Bench]:
     """A member of a group whose partitions go on when the test is over."""
-    settings = dataclasses.replace(SETTINGS, orders_s=0.5)
+    settings = dataclasses.replace(SETTINGS, directives_s=0.5)
     yield Bench(of_members, partitions=2, settings=settings)
     name = GroupAssets.of("etl").directives_name
     for text in of_members.get_dynamic_partitions(name):
@@ -338,7 +338,7 @@ def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
     """A pause is no failure that pages somebody, but nobody may forget it."""
     bench.batch_requests(2)
     issue_directive(bench.instance, "etl", wanted(Action.PAUSE, "orders:0"))
-    bench.until(lambda: bench.engine.partitions[tp(0)].order is not None)
+    bench.until(lambda: bench.engine.partitions[tp(0)].directive is not None)
     assert [
         batch_request.ranges[0].partition for batch_request in bench.mailbox.mail.batch_requests
     ] == [1]
@@ -364,7 +364,7 @@ def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
     Catalogue(bench.instance, bench.assets, NO_MEMBER).add_partitions([tp(0), tp(1)])
     issue_directive(bench.instance, "etl", wanted(Action.STOP, "*"))
     bench.turn(100)
-    assert all(owned.order is not None for owned in bench.engine.partitions.values())
+    assert all(owned.directive is not None for owned in bench.engine.partitions.values())
     assert len(bench.engine.partitions) == 2
     assert bench.mailbox.mail.batch_requests == ()
     assert [claims_of(bench, number) for number in (0, 1)] == [(), ()]

@@ -535,7 +535,7 @@ def test_a_run_of_a_cancelled_rerun_refuses_itself(ground: Ground) -> None:
     ground.reruns.cancel(rerun_id)
     succeeded, said, run_id = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert not succeeded
-    assert "no rerun is to process these ranges" in said
+    assert "no rerun has these ranges" in said
     assert "dagster_rebalance/refused" in tags_of(ground.instance, run_id)
     assert ground.worked == []
 
@@ -605,7 +605,7 @@ def test_a_run_of_a_rerun_is_not_the_work_of_a_claim(ground: Ground) -> None:
     )
     ledger = RunLedger(ground.instance, ground.group_id)
     assert ledger.read(["b-1"], claims=[("b-1", span(0, 0, 10))]) == ()
-    assert [run.batch_id for run in ledger.read(["b-1"], live_too=True)] == ["r.abc.1"]
+    assert [run.batch_id for run in ledger.read(["b-1"], with_live=True)] == ["r.abc.1"]
 
 
 # The job

@@ -11,7 +11,7 @@ import pytest
 from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
 from dagster_rebalance.core.model.events import LastRecorded
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
+from dagster_rebalance.core.model.receipt import Cause, HoldOutcome, Receipt
 from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
@@ -37,7 +37,7 @@ COMMIT = RecordCommit(
     drain_s=4.5678,
 )
 RECEIPT = Receipt(
-    outcome=Outcome.DEADLINE,
+    outcome=HoldOutcome.DEADLINE,
     cause=Cause.REVOKE,
     partitions=(tp(0), tp(1)),
     seconds=9.87654,
@@ -284,7 +284,7 @@ def test_the_newest_event_shows_who_owns_what_and_which_holds_are_open(shown: Sh
     (hold,) = shown.table("open_holds")
     assert (hold["member"], hold["holds"]) == ("blue", "orders-2, orders-3")
     assert hold["waits for"] == "run run-1"
-    receipt = replace(RECEIPT, outcome=Outcome.DRAINED, partitions=(tp(2), tp(3)))
+    receipt = replace(RECEIPT, outcome=HoldOutcome.DRAINED, partitions=(tp(2), tp(3)))
     shown.catalogue.record_receipt(receipt)
     green.record_assigned([tp(2), tp(3)], "member-8")
     assert [(row["member"], row["owns"]) for row in shown.table("members")] == [
@@ -307,7 +307,7 @@ def test_the_runs_of_holds_are_linked(shown: Shown) -> None:
     record = shown.instance.fetch_observations(shown.assets.group, limit=1).records[0]
     assert record.asset_observation is not None
     assert record.asset_observation.description == (
-        "leave of orders-0: held for 1 run at work, for at most 10 s"
+        "leave of orders-0: waiting for 1 run, at most 10 s"
     )
     assert record.asset_observation.metadata["run 3f61351e"] == dg.MetadataValue.dagster_run(
         "3f61351e-1"

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.model.receipt import Cause, Outcome, Receipt
+from dagster_rebalance.core.model.receipt import Cause, HoldOutcome, Receipt
 from dagster_rebalance.core.operators.reset_offsets import Move
 from dagster_rebalance.core.reporting.members import Kind, MemberRecord
 from dagster_rebalance.orchestration.reporting import checks, member_tables
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COMMIT = RecordCommit(span(0), 1, "b", "3f61351e-1", lag=0, claim_to_commit_s=None, drain_s=None)
 RECEIPT = Receipt(
-    outcome=Outcome.DRAINED,
+    outcome=HoldOutcome.DRAINED,
     cause=Cause.REVOKE,
     partitions=(tp(0),),
     seconds=2.0,
@@ -154,7 +154,7 @@ def test_an_undrained_hold_is_not_told_again_by_other_members(
 ) -> None:
     """Theirs drain; each dead letter is an event of the group, too."""
     assets = GroupAssets.of("etl")
-    member(instance, assets).record_receipt(replace(RECEIPT, outcome=Outcome.LOST))
+    member(instance, assets).record_receipt(replace(RECEIPT, outcome=HoldOutcome.LOST))
     for _ in range(events):
         instance.report_runless_asset_event(dg.AssetObservation(assets.group))
     member(instance, assets, "green").record_receipt(RECEIPT)
@@ -222,14 +222,14 @@ def test_what_people_report_is_no_commit(instance: dg.DagsterInstance) -> None:
     )
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", HoldOutcome)
 def test_a_hold_that_did_not_drain_is_a_warning_that_links_its_runs(
-    instance: dg.DagsterInstance, outcome: Outcome
+    instance: dg.DagsterInstance, outcome: HoldOutcome
 ) -> None:
     """Nothing is lost: the claims say what is left."""
     assets = GroupAssets.of("etl")
     member(instance, assets).record_receipt(replace(RECEIPT, outcome=outcome))
-    is_bad = outcome in {Outcome.DEADLINE, Outcome.LOST, Outcome.SUPERSEDED}
+    is_bad = outcome in {HoldOutcome.DEADLINE, HoldOutcome.LOST, HoldOutcome.SUPERSEDED}
     assert told(instance, assets.group, DRAINED_CHECK) == [not is_bad]
     said = by_hand(instance, "etl", DRAINED_CHECK)
     assert (said.passed, said.severity) == (not is_bad, dg.AssetCheckSeverity.WARN)
@@ -244,10 +244,15 @@ def test_holds_that_drain_are_told_once_and_each_that_did_not(
     """A rebalance of many members is no flood of evaluations."""
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
-    for outcome in (Outcome.DRAINED, Outcome.DRAINED, Outcome.LOST, Outcome.DRAINED):
+    for outcome in (
+        HoldOutcome.DRAINED,
+        HoldOutcome.DRAINED,
+        HoldOutcome.LOST,
+        HoldOutcome.DRAINED,
+    ):
         catalogue.record_receipt(replace(RECEIPT, outcome=outcome))
     assert told(instance, assets.group, DRAINED_CHECK) == [True, False]
-    catalogue.record_receipt(replace(RECEIPT, outcome=Outcome.LOST))
+    catalogue.record_receipt(replace(RECEIPT, outcome=HoldOutcome.LOST))
     assert told(instance, assets.group, DRAINED_CHECK) == [True, False, False]
 
 

@@ -110,7 +110,7 @@ def test_runs_are_found_by_the_tag_of_any_group(
         instance, batch_request("b-1"), dg.DagsterRunStatus.STARTED, group_id=group_id
     )
     make_run(instance, batch_request("b-2"), dg.DagsterRunStatus.STARTED, group_id=f"{group_id}%")
-    assert [run.run_id for run in RunLedger(instance, group_id).read([], live_too=True)] == [
+    assert [run.run_id for run in RunLedger(instance, group_id).read([], with_live=True)] == [
         wanted.run_id
     ]
 

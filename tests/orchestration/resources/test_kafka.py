@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.start_position import StartTime
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
@@ -312,9 +312,9 @@ def test_settings_reach_the_engine() -> None:
         retry_stopped=False,
         lag_every_s=30.0,
     ).engine_settings()
-    pulse = settings.pulse
-    assert (pulse.heartbeat_timeout_s, pulse.start_timeout_s) == (30.0, 600.0)
-    assert settings.pace == RetryPace(0.0, 60.0, retry_stopped=False)
+    liveness = settings.liveness
+    assert (liveness.heartbeat_timeout_s, liveness.start_timeout_s) == (30.0, 600.0)
+    assert settings.backoff == RetryBackoff(0.0, 60.0, retry_stopped=False)
     assert settings.lag_every_s == 30
     assert resource(lag_every_s=0).engine_settings().lag_every_s == 0
 

@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.runs.progress import Setback, setback_of
+from dagster_rebalance.core.runs.progress import FailureKind, failure_kind
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
@@ -99,7 +99,7 @@ def test_heartbeat_has_the_timeout_that_the_run_began_with(
     heartbeat.begin()
     (seen,) = RunLedger(instance, "etl").read({batch_id})
     assert seen.heartbeat_timeout_s == timeout_s
-    assert seen.may_work_on == frozenset(partitions)
+    assert seen.active_partitions == frozenset(partitions)
 
 
 def test_heartbeat_interval_is_a_sixth_of_the_timeout(
@@ -428,7 +428,7 @@ def test_run_ended_by_a_signal_is_no_failed_attempt(
         RunEvent.FINISHED,
     }
     (seen,) = RunLedger(instance, "etl").read({batch_id})
-    assert (seen.is_interrupted, setback_of(seen)) == (True, Setback.INTERRUPTED)
+    assert (seen.is_interrupted, failure_kind(seen)) == (True, FailureKind.INTERRUPTED)
 
 
 def test_run_cancelled_by_a_person_is_not_interrupted(

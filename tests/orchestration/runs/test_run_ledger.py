@@ -43,7 +43,7 @@ from tests.orchestration.parts import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
     from dagster_rebalance.testing.postgres import Postgres
 
 Status = dg.DagsterRunStatus
@@ -55,7 +55,7 @@ def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
     return found
 
 
-def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
+def look(instance: dg.DagsterInstance, batch_id: str) -> RunSnapshot:
     (seen,) = RunLedger(instance, "etl").read([batch_id])
     return seen
 
@@ -127,7 +127,7 @@ class WatchedInstance:
 def test_queries_have_at_most_one_tag(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Two tags in one filter took 11 s on SQLite with 10,000 runs."""
     watched = WatchedInstance(instance)
-    RunLedger(watched, "etl").read([batch_id], live_too=True)  # type: ignore[arg-type]
+    RunLedger(watched, "etl").read([batch_id], with_live=True)  # type: ignore[arg-type]
     assert len(watched.filters) == 2
     assert [len(filters.tags) for filters in watched.filters] == [1, 0], (
         "the live ones by their status, whose number stays small"
@@ -143,12 +143,12 @@ def test_live_too_adds_live_runs_of_the_group(instance: dg.DagsterInstance, batc
     )
     mine = make_run(instance, batch_request(batch_id), Status.QUEUED, group_id=group)
     ledger = RunLedger(instance, group)
-    assert [run.run_id for run in ledger.read([batch_id], live_too=True)] == [
+    assert [run.run_id for run in ledger.read([batch_id], with_live=True)] == [
         old.run_id,
         mine.run_id,
     ]
     assert [run.run_id for run in ledger.read([batch_id])] == [mine.run_id]
-    assert [run.run_id for run in ledger.read([], live_too=True)] == [old.run_id, mine.run_id]
+    assert [run.run_id for run in ledger.read([], with_live=True)] == [old.run_id, mine.run_id]
 
 
 def test_written_off_finds_runs_without_claims(
@@ -204,8 +204,8 @@ def test_events_and_tags_of_run_do_not_count_for_its_retry(
     found = instance.get_run_by_id(first.run_id)
     make_run(instance, batch_request(batch_id), Status.FAILURE, parent=found)
     before, after = RunLedger(instance, "etl").read([batch_id])
-    assert (before.is_refused, before.is_taken_back) == (True, True)
-    assert (after.is_refused, after.is_taken_back, after.is_retry) == (False, False, True)
+    assert (before.is_refused, before.is_cancelled_by_member) == (True, True)
+    assert (after.is_refused, after.is_cancelled_by_member, after.is_retry) == (False, False, True)
 
 
 def test_events_of_ended_run_are_read_once(
@@ -237,7 +237,7 @@ def test_run_events_survive_a_rewrite_of_the_tags(
     with storage.connect() as connection:
         written = sqlalchemy.text("UPDATE runs SET run_body = :body WHERE run_id = :run_id")
         connection.execute(written, {"body": dg.serialize_value(read_before), "run_id": run.run_id})
-    assert look(instance, batch_id).is_taken_back
+    assert look(instance, batch_id).is_cancelled_by_member
 
 
 def test_attempt_parent_and_start_are_read(instance: dg.DagsterInstance, batch_id: str) -> None:
@@ -522,7 +522,7 @@ def test_unstarted_run_is_cancelled_and_recorded_as_taken_back(
     run = make_run(instance, batch_request(batch_id), status)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=only_unstarted)
     assert status_of(instance, run) is Status.CANCELED
-    assert look(instance, batch_id).is_taken_back
+    assert look(instance, batch_id).is_cancelled_by_member
 
 
 @pytest.mark.parametrize(
@@ -956,7 +956,7 @@ def test_live_too_reads_no_ended_runs(
         return found
 
     monkeypatch.setattr(instance, "get_run_records", get_run_records)
-    seen = RunLedger(instance, "etl").read([], live_too=True)
+    seen = RunLedger(instance, "etl").read([], with_live=True)
     assert live.run_id in read
     assert live.run_id in {run.run_id for run in seen}
     assert not {run.run_id for run in ended} & set(read)

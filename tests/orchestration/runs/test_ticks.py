@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.ticks import end_dead_runs
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
 DEAD = [
-    RunSeen(f"r{number}", "b", (), RunState.STARTED, heartbeat="1", is_gone=True)
+    RunSnapshot(f"r{number}", "b", (), RunState.STARTED, heartbeat="1", is_gone=True)
     for number in range(6)
 ]
 

@@ -59,7 +59,7 @@ def test_run_of_another_job_is_ignored(
     """It would commit offsets, stop a partition, or hold it back."""
     make_run(instance, batch_request(batch_id), status, group_id=group_id)
     assert progress(instance, group_id, batch_id, mine) == ToRequest(1)
-    assert RunLedger(instance, group_id, own_job=mine).read([], live_too=True) == ()
+    assert RunLedger(instance, group_id, own_job=mine).read([], with_live=True) == ()
 
 
 def test_run_of_another_group_is_ignored(

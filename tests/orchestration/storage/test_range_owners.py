@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage import key_values
@@ -26,9 +26,9 @@ def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
 
 def look(
     instance: dg.DagsterInstance, batch_id: str, ledger: RunLedger | None = None, *partitions: int
-) -> tuple[RunSeen, ...]:
+) -> tuple[RunSnapshot, ...]:
     claims = [(batch_id, span(number)) for number in partitions or (0,)]
-    return (ledger or RunLedger(instance, "etl")).read([batch_id], live_too=True, claims=claims)
+    return (ledger or RunLedger(instance, "etl")).read([batch_id], with_live=True, claims=claims)
 
 
 def at_work(

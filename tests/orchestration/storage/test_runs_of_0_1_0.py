@@ -13,13 +13,13 @@ from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_
 from tests.orchestration.parts import batch_request, make_run
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
 
 Status = dg.DagsterRunStatus
 HEARTBEAT = "dagster_rebalance/heartbeat"
 
 
-def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
+def look(instance: dg.DagsterInstance, batch_id: str) -> RunSnapshot:
     return RunLedger(instance, "etl").read([batch_id])[-1]
 
 
@@ -62,6 +62,6 @@ def test_retry_ignores_copied_heartbeat_tag_of_0_1_0(
 
 def test_taken_back_tag_of_0_1_0_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     run = make_run(instance, batch_request(batch_id), Status.CANCELED)
-    assert not look(instance, batch_id).is_taken_back
+    assert not look(instance, batch_id).is_cancelled_by_member
     instance.add_run_tags(run.run_id, {"dagster_rebalance/taken_back": run.run_id})
-    assert look(instance, batch_id).is_taken_back
+    assert look(instance, batch_id).is_cancelled_by_member

@@ -19,7 +19,7 @@ from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, OffsetR
 from dagster_rebalance.core.reporting.group_status import RecordedAssignment
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
-from dagster_rebalance.core.runs.stream_batch import Outcome
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
@@ -159,7 +159,11 @@ def test_refusal_in_tags_is_read(instance: dg.DagsterInstance) -> None:
         },
     )
     (run,) = RunLedger(instance, "etl").read(["b-3"])
-    assert (run.is_refused, run.is_taken_back, run.refusal) == (True, True, "orders-3 is paused")
+    assert (run.is_refused, run.is_cancelled_by_member, run.refusal) == (
+        True,
+        True,
+        "orders-3 is paused",
+    )
 
 
 @pytest.mark.parametrize(("word", "event"), RUN_EVENTS.items())
@@ -187,7 +191,7 @@ def test_heartbeat_of_a_streaming_run_is_read_by_its_number(instance: dg.Dagster
     assert {(run.heartbeat, run.heartbeat_timeout_s) for run in runs} == {
         ("8/30.5 orders:3,4;payments:0 boot:3:4", 30.5)
     }
-    assert {run.may_work_on for run in runs} == {
+    assert {run.active_partitions for run in runs} == {
         frozenset(
             {
                 TopicPartition("orders", 3),
@@ -212,7 +216,7 @@ def test_range_owners_are_read_and_written(instance: dg.DagsterInstance) -> None
 
 def test_outcomes_of_abandoned_claims_are_read_and_written(instance: dg.DagsterInstance) -> None:
     claims = AbandonedClaims(instance)
-    outcomes = dict(zip(STREAMED, (Outcome.SUCCEEDED, Outcome.INTERRUPTED), strict=True))
+    outcomes = dict(zip(STREAMED, (BatchOutcome.SUCCEEDED, BatchOutcome.INTERRUPTED), strict=True))
     assert claims.read(STREAMED) == outcomes
     assert claims.start_times([STREAM]) == {f"s.{STREAM}.5.1": 1764000000.0}
     written = {key: KEY_VALUES[key] for key in KEY_VALUES if "/left/" in key or "/begun/" in key}

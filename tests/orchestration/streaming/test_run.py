@@ -17,7 +17,7 @@ from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process as run_process
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
@@ -298,11 +298,11 @@ def test_a_range_that_fails_is_tried_again_alone_and_then_stops(
     assert stage.committed(1) == 3
     claims = decode(stage.group.committed[tp(0)]).ranges(tp(0))
     ((range_, batch_id),) = claims
-    batch = StreamBatch.read(batch_id)
+    batch = StreamBatch.parse(batch_id)
     assert batch is not None
     assert (batch.run_id, batch.attempt) == (run_id, 4)
     assert AbandonedClaims(instance).read([(batch_id, range_)]) == {
-        (batch_id, range_): Outcome.FAILED
+        (batch_id, range_): BatchOutcome.FAILED
     }
 
 
@@ -327,7 +327,7 @@ def test_a_batch_whose_partitions_are_lost_is_interrupted(instance: dg.DagsterIn
     stage.run()
     assert ends == ["BatchInterruptedError"]
     assert stage.batches == [(span(0, 0, 3),)] * 2
-    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
+    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
     assert stage.committed(0) == 3
 
 
@@ -351,7 +351,7 @@ def test_what_a_body_fails_with_after_its_interruption_is_no_attempt(
     stage = Stage(instance, body)
     stage.produce(0, 3)
     run_id = stage.run()
-    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
+    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
     assert stage.committed(0) == 3
     said = [entry.user_message for entry in instance.all_logs(run_id)]
     ended = f"batch {stage.ids[0]} ended with ConnectionError: the connection is closed"
@@ -373,7 +373,7 @@ def test_a_batch_that_does_not_return_is_a_failed_attempt_after_its_limit(
     stage = Stage(instance, body, batch_timeout_s=1.0, retry_delay_s=0.0)
     stage.produce(0, 3)
     stage.run()
-    first, last = (StreamBatch.read(batch_id) for batch_id in (stage.ids[0], stage.ids[-1]))
+    first, last = (StreamBatch.parse(batch_id) for batch_id in (stage.ids[0], stage.ids[-1]))
     assert first is not None
     assert last is not None
     assert (first.attempt, last.interruptions) == (1, 0)
@@ -434,7 +434,7 @@ def test_a_report_that_dagster_refuses_is_a_failed_attempt(
     )
     stage.produce(0, 3)
     stage.run()
-    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
+    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
     assert stage.committed(0) == 3
 
 
@@ -484,7 +484,7 @@ def test_refusals_over_an_open_connection_are_a_failed_attempt(
     )
     stage.produce(0, 3)
     stage.run()
-    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
+    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
 
 
 class NamelessError(Exception):
@@ -522,7 +522,7 @@ def test_a_body_that_ends_the_process_or_panics_has_failed(
     stage = Stage(instance, body, retry_delay_s=0.01, retry_delay_limit_s=0.05)
     stage.produce(0, 3)
     stage.run()
-    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
+    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
     assert stage.committed(0) == 3
 
 
@@ -814,7 +814,7 @@ class Checked:
     @property
     def attempts(self) -> list[int]:
         """Which attempt each batch was."""
-        found = [StreamBatch.read(batch_id) for batch_id in self.ids]
+        found = [StreamBatch.parse(batch_id) for batch_id in self.ids]
         return [batch.attempt for batch in found if batch is not None]
 
     def said(self, name: str) -> list[bool]:

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
-from dagster_rebalance.core.runs.stream_batch import Outcome, StreamBatch
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
@@ -27,7 +27,7 @@ from tests.orchestration.parts import (
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
-    from dagster_rebalance.core.model.run import RunSeen
+    from dagster_rebalance.core.model.run import RunSnapshot
 
 Status = dg.DagsterRunStatus
 GONE = "elsewhere:1:1"
@@ -55,7 +55,7 @@ class Other:
         give_sign(instance, self.run, f"1 {GONE}")
         self.claim: Claimed = (str(StreamBatch(self.run.run_id, 7, attempt)), span(0))
 
-    def seen(self) -> tuple[RunSeen, ...]:
+    def seen(self) -> tuple[RunSnapshot, ...]:
         """What another member reads of its claim."""
         return RunLedger(self.instance, "etl").read([self.claim[0]], claims=[self.claim])
 
@@ -78,13 +78,13 @@ def test_its_batch_is_at_work_as_long_as_the_run_may_work(other: Other) -> None:
 @pytest.mark.parametrize(
     ("outcome", "state"),
     [
-        (Outcome.SUCCEEDED, RunState.SUCCEEDED),
-        (Outcome.FAILED, RunState.FAILED),
-        (Outcome.INTERRUPTED, RunState.CANCELED),
+        (BatchOutcome.SUCCEEDED, RunState.SUCCEEDED),
+        (BatchOutcome.FAILED, RunState.FAILED),
+        (BatchOutcome.INTERRUPTED, RunState.CANCELED),
     ],
 )
 def test_its_word_on_the_claim_counts_while_it_lives(
-    other: Other, outcome: Outcome, state: RunState
+    other: Other, outcome: BatchOutcome, state: RunState
 ) -> None:
     """It goes on with other partitions."""
     AbandonedClaims(other.instance).record({other.claim: outcome})
@@ -120,7 +120,11 @@ def test_a_cancelled_run_has_dropped_its_claim(other: Other) -> None:
     other.instance.report_run_canceled(other.run)
     record_run_event(other.instance, other.run, RunEvent.OVER)
     last = other.seen()[-1]
-    assert (last.state, last.is_taken_back, last.is_live) == (RunState.CANCELED, True, False)
+    assert (last.state, last.is_cancelled_by_member, last.is_live) == (
+        RunState.CANCELED,
+        True,
+        False,
+    )
 
 
 def test_a_run_that_was_deleted_while_it_works_is_waited_for(
@@ -164,11 +168,16 @@ def test_notes_of_several_claims_in_one_place_do_not_mix(
     monkeypatch.setattr("dagster_rebalance.orchestration.storage.key_values.SLOTS", 1)
     notes = AbandonedClaims(instance)
     first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))
-    notes.record({first: Outcome.FAILED, second: Outcome.FAILED})
-    notes.record({second: Outcome.INTERRUPTED})
-    assert notes.read([first, second]) == {first: Outcome.FAILED, second: Outcome.INTERRUPTED}
-    notes.record({first: Outcome.DROPPED})
-    assert notes.read([first]) == {first: Outcome.FAILED}, "a batch that was not begun has no note"
+    notes.record({first: BatchOutcome.FAILED, second: BatchOutcome.FAILED})
+    notes.record({second: BatchOutcome.INTERRUPTED})
+    assert notes.read([first, second]) == {
+        first: BatchOutcome.FAILED,
+        second: BatchOutcome.INTERRUPTED,
+    }
+    notes.record({first: BatchOutcome.DROPPED})
+    assert notes.read([first]) == {first: BatchOutcome.FAILED}, (
+        "a batch that was not begun has no note"
+    )
     notes.record_start("r1", "s.r1.1.1", 1e9)
     assert notes.start_times(["r1"]) == {"s.r1.1.1": 1e9}
     assert notes.start_times(["r2"]) == {}, "the place belongs to another run"

@@ -9,7 +9,7 @@ import pytest
 from dagster_rebalance.core.model.offsets import Log
 from dagster_rebalance.core.model.run import RunState
 from dagster_rebalance.core.runs.batch_request import BatchRequest
-from dagster_rebalance.core.runs.stream_batch import Outcome
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from tests.core.world import span, tp
 
@@ -35,10 +35,10 @@ class Others:
             cast("RunsPort", self),
             wake=lambda: None,
             interrupt=lambda: None,
-            beat=lambda: self.heard.append(self.work.may_work_on),
+            beat=lambda: self.heard.append(self.work.active_partitions),
         )
 
-    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Note it, unless the storage is away."""
         if self.is_away:
             message = "database is locked"
@@ -59,14 +59,14 @@ def others() -> Others:
     )
     others.work.say([tp(0)])
     others.work.leave([CLAIM])
-    others.work.end(Outcome.SUCCEEDED)
+    others.work.end(BatchOutcome.SUCCEEDED)
     return others
 
 
 def test_how_work_ended_is_told_before_the_partition_is_let_go(others: Others) -> None:
     """Whoever hears the second and not the first does the work again."""
     others.work.say([tp(1)])
-    assert others.heard == [{tp(0)}, {CLAIM: Outcome.SUCCEEDED}, {tp(1)}]
+    assert others.heard == [{tp(0)}, {CLAIM: BatchOutcome.SUCCEEDED}, {tp(1)}]
     others.work.say([tp(1)])
     assert others.heard[3:] == [{tp(1)}]
 
@@ -77,7 +77,7 @@ def test_a_partition_is_not_let_go_while_that_cannot_be_told(others: Others) -> 
     with pytest.raises(OSError, match="locked"):
         others.work.say([])
     assert others.heard == [{tp(0)}]
-    assert others.work.untold == {CLAIM: Outcome.SUCCEEDED}
+    assert others.work.untold == {CLAIM: BatchOutcome.SUCCEEDED}
 
 
 class Clock:
@@ -122,7 +122,7 @@ def test_a_batch_above_its_limit_is_interrupted_and_then_its_run_is_given_up() -
     clock.now = 90.0
     work.watch()
     assert done == ["interrupt", "give up"]
-    work.end(Outcome.INTERRUPTED)
+    work.end(BatchOutcome.INTERRUPTED)
     assert not work.is_late
     (news,) = work.ended()
     assert news.runs[-1].state is RunState.FAILED
@@ -135,10 +135,10 @@ def test_a_stop_by_a_person_is_no_interruption_of_a_batch() -> None:
     _, work = at_work(Clock(), done)
     work.stop(["r1"])
     work.cancel("r1")
-    work.end(Outcome.INTERRUPTED)
+    work.end(BatchOutcome.INTERRUPTED)
     (news,) = work.ended()
     assert done == ["interrupt"]
-    assert (news.runs[-1].is_interrupted, news.runs[-1].is_taken_back) == (False, True)
+    assert (news.runs[-1].is_interrupted, news.runs[-1].is_cancelled_by_member) == (False, True)
 
 
 def test_a_stop_of_the_work_of_another_run_leaves_the_own_batch_alone() -> None:
@@ -148,7 +148,7 @@ def test_a_stop_of_the_work_of_another_run_leaves_the_own_batch_alone() -> None:
     work.stop(["r2"])
     clock.now = 60.0
     work.watch()
-    work.end(Outcome.INTERRUPTED)
+    work.end(BatchOutcome.INTERRUPTED)
     (news,) = work.ended()
     assert news.runs[-1].state is RunState.FAILED
 
@@ -172,7 +172,7 @@ def test_partitions_are_said_again_after_a_sign_of_life_that_may_have_arrived() 
     arrived: list[frozenset[TopicPartition]] = []
 
     def beat() -> None:
-        arrived.append(work.may_work_on)
+        arrived.append(work.active_partitions)
         if len(arrived) == 2:
             msg = "the storage did not answer"
             raise ConnectionError(msg)

@@ -17,12 +17,12 @@ from dagster_rebalance.core.model import directives as control_module
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.receipt import Cause
-from dagster_rebalance.core.model.run import RunSeen, RunState
+from dagster_rebalance.core.model.run import RunSnapshot, RunState
 from dagster_rebalance.core.model.start_position import StartFrom
 from dagster_rebalance.core.partitions import recovery as restoring_module
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
-from dagster_rebalance.core.partitions.recovery import take_in
+from dagster_rebalance.core.partitions.recovery import restore
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting import explain as explain_module
 from dagster_rebalance.core.revokes import hold as holds_module
@@ -30,8 +30,8 @@ from dagster_rebalance.core.revokes.hold import Hold
 from dagster_rebalance.core.revokes.holds import HandoverBackoff, HeldPartitions
 from dagster_rebalance.core.runs import progress as runs_module
 from dagster_rebalance.core.runs import start_check as start_check_module
-from dagster_rebalance.core.runs.liveness import Liveness, Sign
-from dagster_rebalance.core.runs.progress import InFlight, Setback, Succeeded, ToRequest
+from dagster_rebalance.core.runs.liveness import Liveness, TrackedRun
+from dagster_rebalance.core.runs.progress import FailureKind, InFlight, Succeeded, ToRequest
 from dagster_rebalance.orchestration.member import loop as pump_module
 from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.storage_worker import StorageWorker
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 
-def _age(pulse: Liveness, run: RunSeen) -> float:
-    return pulse.signs[run.run_id].age_s if run.run_id in pulse.signs else 0.0
+def _age(liveness: Liveness, run: RunSnapshot) -> float:
+    return liveness.tracked[run.run_id].age_s if run.run_id in liveness.tracked else 0.0
 
 
 def no_start_check(patch: pytest.MonkeyPatch) -> None:
@@ -99,15 +99,15 @@ def drop_the_claims_on_a_commit(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
     """On assignment only the committed offset is taken over."""
-    real = restoring_module.take_in
+    real = restoring_module.restore
 
-    def take_in(*arguments, **options):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202 - likewise
+    def restore(*arguments, **options):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202 - likewise
         taken = real(*arguments, **options)
         if not isinstance(taken, OwnedPartition) or taken.ledger is None:
             return taken
         return replace(taken, ledger=replace(taken.ledger, entries=()))
 
-    patch.setattr(driver_module, "take_in", take_in)
+    patch.setattr(driver_module, "restore", restore)
 
 
 def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def commit_out_of_order(patch: pytest.MonkeyPatch) -> None:
     """Any range that is done may be committed next."""
 
     def committable(self: OffsetLedger) -> object:
-        return next((entry for entry in self.entries if entry.done_by is not None), None)
+        return next((entry for entry in self.entries if entry.completed_by is not None), None)
 
     patch.setattr(OffsetLedger, "committable", property(committable))
 
@@ -158,7 +158,7 @@ def deaf_pulse(patch: pytest.MonkeyPatch) -> None:
         Liveness,
         "_aged",
         lambda self, run, step_s: replace(
-            self.signs.get(run.run_id, Sign(run)), age_s=_age(self, run) + step_s
+            self.tracked.get(run.run_id, TrackedRun(run)), age_s=_age(self, run) + step_s
         ),
     )
 
@@ -215,10 +215,10 @@ def without_a_word(patch: pytest.MonkeyPatch) -> None:
 
 def begin_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """A new group passes over what is there."""
-    real = take_in
+    real = restore
     patch.setattr(
         driver_module,
-        "take_in",
+        "restore",
         lambda *seen, **said: real(*seen, **{**said, "start_from": StartFrom.LATEST}),
     )
 
@@ -239,7 +239,7 @@ def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
 
 def believe_dagster(patch: pytest.MonkeyPatch) -> None:
     """A run is over as soon as Dagster shows it as ended, whoever said so."""
-    patch.setattr(RunSeen, "is_over", property(lambda _: True, lambda *_: None))
+    patch.setattr(RunSnapshot, "is_over", property(lambda _: True, lambda *_: None))
 
 
 def no_lease(patch: pytest.MonkeyPatch) -> None:
@@ -249,26 +249,26 @@ def no_lease(patch: pytest.MonkeyPatch) -> None:
 
 def a_part_is_the_whole(patch: pytest.MonkeyPatch) -> None:
     """A run that succeeded counts for all assets, whatever it left out."""
-    patch.setattr(runs_module, "lacking", lambda *_: ())
+    patch.setattr(runs_module, "missing_assets", lambda *_: ())
 
 
 def keep_what_a_later_run_has_spoilt(patch: pytest.MonkeyPatch) -> None:
     """The output of a part of a job counts, even if a later run tried it again and failed."""
-    real = runs_module.lacking
+    real = runs_module.missing_assets
 
-    def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
+    def lacking(succeeded: RunSnapshot, runs: Sequence[RunSnapshot]) -> tuple[str, ...]:
         return tuple(asset for asset in real(succeeded, runs) if asset in succeeded.left_out)
 
-    patch.setattr(runs_module, "lacking", lacking)
-    patch.setattr(start_check_module, "lacking", lacking)
+    patch.setattr(runs_module, "missing_assets", lacking)
+    patch.setattr(start_check_module, "missing_assets", lacking)
 
 
 def begin_anew_where_offsets_vanished(patch: pytest.MonkeyPatch) -> None:
     """A group without a committed offset is a new group, whatever Dagster has recorded."""
-    real = restoring_module.judge
+    real = restoring_module.check_position
     patch.setattr(
         restoring_module,
-        "judge",
+        "check_position",
         lambda partition, found, foreign: real(partition, replace(found, recorded=None), foreign),
     )
 
@@ -296,10 +296,10 @@ def wait_for_ever_for_the_storage(patch: pytest.MonkeyPatch) -> None:
 
 def believe_the_end_of_the_log(patch: pytest.MonkeyPatch) -> None:
     """A log that has grown again looks as if it had always been there."""
-    real = restoring_module.judge
+    real = restoring_module.check_position
     patch.setattr(
         restoring_module,
-        "judge",
+        "check_position",
         lambda partition, found, foreign: real(
             partition, replace(found, is_truncated=False), foreign
         ),
@@ -308,7 +308,7 @@ def believe_the_end_of_the_log(patch: pytest.MonkeyPatch) -> None:
 
 def forget_deleted_runs(patch: pytest.MonkeyPatch) -> None:
     """A run that was deleted while it works is not known to anybody."""
-    patch.setattr(Liveness, "completed", lambda _self, runs, _batch_ids: tuple(runs))
+    patch.setattr(Liveness, "with_deleted", lambda _self, runs, _batch_ids: tuple(runs))
     patch.setattr(
         SimulatedDagster,
         "_shown_deleted",
@@ -332,11 +332,13 @@ def one_refused_partition_ends_the_member(patch: pytest.MonkeyPatch) -> None:
 
 def a_refusal_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
     """A run that could not ask whether it may begin counts as one that failed."""
-    real = runs_module.setback_of
+    real = runs_module.failure_kind
     patch.setattr(
         runs_module,
-        "setback_of",
-        lambda run: Setback.FAILED if run.is_refused and not run.is_taken_back else real(run),
+        "failure_kind",
+        lambda run: (
+            FailureKind.FAILED if run.is_refused and not run.is_cancelled_by_member else real(run)
+        ),
     )
 
 
@@ -366,17 +368,19 @@ def begin_before_orders_are_known(patch: pytest.MonkeyPatch) -> None:
 
 def paused_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A partition that was paused does not go on."""
-    real = OwnedPartition.under
-    patch.setattr(OwnedPartition, "under", lambda owned, order: real(owned, order or owned.order))
+    real = OwnedPartition.with_directive
+    patch.setattr(
+        OwnedPartition, "with_directive", lambda owned, order: real(owned, order or owned.directive)
+    )
 
 
 def a_launch_that_fails_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
     """A run that never came to its process counts as one that failed at the records."""
-    real = runs_module.setback_of
+    real = runs_module.failure_kind
     patch.setattr(
         runs_module,
-        "setback_of",
-        lambda run: Setback.FAILED if real(run) is Setback.NOT_STARTED else real(run),
+        "failure_kind",
+        lambda run: FailureKind.FAILED if real(run) is FailureKind.NOT_STARTED else real(run),
     )
 
 
@@ -444,14 +448,14 @@ def believe_the_clock_of_a_run(patch: pytest.MonkeyPatch) -> None:
     """The age of a sign is taken from the time in it, by the clock of the member."""
     real = Liveness.observe
 
-    def observe(self: Liveness, runs: Iterable[RunSeen], now: float) -> object:
+    def observe(self: Liveness, runs: Iterable[RunSnapshot], now: float) -> object:
         known = list(runs)
         aged = {
-            run.run_id: Sign(run, age_s=now - int(run.heartbeat) * run_process.BEAT_S)
+            run.run_id: TrackedRun(run, age_s=now - int(run.heartbeat) * run_process.BEAT_S)
             for run in known
             if run.heartbeat
         }
-        return real(replace(self, signs={**self.signs, **aged}), known, now)
+        return real(replace(self, tracked={**self.tracked, **aged}), known, now)
 
     patch.setattr(Liveness, "observe", observe)
 

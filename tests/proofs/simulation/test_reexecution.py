@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.runs.retry import RetryPace
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.world import World
 
@@ -28,7 +28,9 @@ def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_ref
     world.weather.runs_fail, world.weather.runs_retry = 1.0, 0.0
     (process,) = world.processes
     # Later attempts have a run for each range, and ask for it by themselves.
-    once = replace(world.weather.settings, max_attempts=1, pace=RetryPace(retry_stopped=False))
+    once = replace(
+        world.weather.settings, max_attempts=1, backoff=RetryBackoff(retry_stopped=False)
+    )
     world.weather.settings = process.engine.settings = once
     while [owned.phase for owned in process.engine.partitions.values()] != [
         Phase.STOPPED,

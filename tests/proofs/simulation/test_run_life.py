@@ -26,7 +26,7 @@ def at_work(world: World) -> str:
     """A run that has begun and works on a range that nobody else has."""
     dagster = world.dagster
     run_id = dagster.create("b", (RANGE,))
-    dagster.runs[run_id] = world.dagster.seen(["b"], live_too=False)[-1]
+    dagster.runs[run_id] = world.dagster.seen(["b"], with_live=False)[-1]
     dagster._move(run_id, RunState.STARTED, has_started=True)
     dagster.processes[run_id].has_begun = dagster.processes[run_id].is_working = True
     return run_id
@@ -62,7 +62,7 @@ def test_a_run_that_is_cut_off_and_ends_its_output_in_silence_has_not_succeeded(
 def test_a_run_that_is_cut_off_stops_before_anybody_takes_it_for_dead(world: World) -> None:
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 100)
-    world.clockwork.run(world.weather.settings.pulse.heartbeat_timeout_s)
+    world.clockwork.run(world.weather.settings.liveness.heartbeat_timeout_s)
     assert not world.dagster.processes[run_id].is_working
 
 
@@ -80,15 +80,15 @@ def test_a_run_that_others_have_ended_in_dagster_is_live_until_its_process_has_s
     run_id = at_work(world)
     world.weather.runs_retry = 0.0
     world.dagster.mark_ended(run_id, state)
-    (seen,) = world.dagster.seen(["b"], live_too=False)
+    (seen,) = world.dagster.seen(["b"], with_live=False)
     assert seen.is_live
     assert world.dagster.processes[run_id].is_working
     world.clockwork.run(3)
     assert not world.dagster.processes[run_id].is_working
-    (seen,) = world.dagster.seen(["b"], live_too=False)
+    (seen,) = world.dagster.seen(["b"], with_live=False)
     assert seen.is_gone
     end(world, run_id)
-    (seen,) = world.dagster.seen(["b"], live_too=False)
+    (seen,) = world.dagster.seen(["b"], with_live=False)
     assert not seen.is_live
 
 
@@ -104,11 +104,11 @@ def test_a_run_that_was_deleted_is_known_by_the_note_of_its_work(world: World) -
     claim = ("b", RANGE)
     world.dagster.notes[claim] = run_id
     world.dagster.delete(run_id)
-    (seen,) = world.dagster.seen(["b"], live_too=False, claims=[claim])
+    (seen,) = world.dagster.seen(["b"], with_live=False, claims=[claim])
     assert (seen.run_id, seen.state, seen.is_over) == (run_id, RunState.DELETED, False)
     world.dagster.processes[run_id].is_working = False
     end(world, run_id)
-    assert world.dagster.seen(["b"], live_too=False, claims=[claim]) == ()
+    assert world.dagster.seen(["b"], with_live=False, claims=[claim]) == ()
 
 
 def test_ending_a_run_that_works_and_cannot_say_so_is_seen(world: World) -> None:
@@ -158,7 +158,7 @@ def test_a_launch_that_fails_begins_nothing(world: World) -> None:
 def test_a_run_may_take_longer_to_its_first_sign_than_a_member_waits(world: World) -> None:
     world.weather.stalls = 0.2
     seconds = [world.weather.reaching_its_check() for _ in range(200)]
-    assert max(seconds) > world.weather.settings.pulse.start_timeout_s
+    assert max(seconds) > world.weather.settings.liveness.start_timeout_s
     assert sorted(seconds)[50] < 1
 
 

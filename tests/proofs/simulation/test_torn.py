@@ -51,7 +51,7 @@ def test_a_run_that_is_killed_between_its_output_and_its_status_has_not_succeede
         seen.add((len(run.done), len(run.undone), process.has_finished))
         assert (run.state, process.is_gone) == (RunState.STARTED, True)
         (shown,) = [
-            one for one in world.dagster.seen(["b"], live_too=False) if one.run_id == run_id
+            one for one in world.dagster.seen(["b"], with_live=False) if one.run_id == run_id
         ]
         assert shown.is_live
         ended(world, run_id)
@@ -67,29 +67,29 @@ def test_a_process_that_is_killed_behind_its_first_sign_has_not_begun(world: Wor
     run_id = world.dagster.create("b", (RANGE,))
     world.dagster._move(run_id, RunState.STARTED)
     world.dagster._make_check(run_id)
-    (shown,) = world.dagster.seen(["b"], live_too=False)
+    (shown,) = world.dagster.seen(["b"], with_live=False)
     assert shown.has_begun, "a sign is there"
     world.dagster.mark_ended(run_id, RunState.FAILED)
-    (shown,) = world.dagster.seen(["b"], live_too=False)
+    (shown,) = world.dagster.seen(["b"], with_live=False)
     assert (shown.has_started, shown.is_over) == (False, True)
 
 
 def test_the_mark_of_a_refusal_is_read_once_its_run_has_ended(world: World) -> None:
     run_id = at_work(world)
     world.dagster.processes[run_id].has_refused = True
-    (shown,) = world.dagster.seen(["b"], live_too=False)
+    (shown,) = world.dagster.seen(["b"], with_live=False)
     assert not shown.is_refused
     world.dagster.mark_ended(run_id, RunState.FAILED)
-    (shown,) = world.dagster.seen(["b"], live_too=False)
+    (shown,) = world.dagster.seen(["b"], with_live=False)
     assert (shown.is_refused, shown.refusal) == (True, "")
 
 
 def test_a_member_that_marks_a_run_and_never_cancels_it_has_taken_it_back(world: World) -> None:
     run_id = at_work(world)
     world.dagster.take_back(run_id, only_unstarted=True)
-    assert not world.dagster.runs[run_id].is_taken_back, "it has started meanwhile"
+    assert not world.dagster.runs[run_id].is_cancelled_by_member, "it has started meanwhile"
     world.dagster.take_back(run_id, only_unstarted=False)
-    assert world.dagster.runs[run_id].is_taken_back
+    assert world.dagster.runs[run_id].is_cancelled_by_member
     assert world.dagster.runs[run_id].state is RunState.STARTED
 
 
