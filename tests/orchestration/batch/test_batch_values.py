@@ -58,7 +58,7 @@ class Folder(dg.ConfigurableIOManager):
 
 
 class Factory(dg.ConfigurableIOManagerFactory[dg.IOManager]):
-    """Another form: the resource makes the IO manager, which asks for its config at each value."""
+    """A resource that makes the IO manager, which reads its config for each value."""
 
     path: str
 
@@ -67,7 +67,7 @@ class Factory(dg.ConfigurableIOManagerFactory[dg.IOManager]):
 
 
 class ByConfig(dg.IOManager):
-    """Takes the folder from the config of its resource, as that of DuckDB takes its database."""
+    """Reads its folder from the config of its resource, as the DuckDB IO manager does."""
 
     def _file(self, config: Any, name: Sequence[str]) -> Path:  # noqa: ANN401 - Dagster's type
         return Path(config["path"], "-".join(name))
@@ -85,7 +85,7 @@ class ByConfig(dg.IOManager):
 
 @dg.io_manager(config_schema={"path": str})
 def made_by_function(_context: dg.InitResourceContext) -> dg.IOManager:
-    """The form without classes, with a generator around its life."""
+    """An IO manager made by a generator function."""
     return ByConfig()
 
 
@@ -96,7 +96,7 @@ def with_another_resource(context: dg.InitResourceContext) -> dg.IOManager:
 
 @dg.io_manager(config_schema={"path": str})  # type: ignore[arg-type]
 def closed_behind(context: dg.InitResourceContext) -> Iterator[dg.IOManager]:
-    """It lives as long as its run."""
+    """An IO manager that is closed at the end of its run."""
     path = context.resource_config["path"]
     yield Folder(path=path)
     Path(path, "closed").touch()
@@ -133,7 +133,7 @@ def kafka(group_id: str = "etl") -> KafkaConsumerResource:
 
 
 class Stage:
-    """A job in which one asset takes the value of another, and two batches for it."""
+    """A job in which one asset loads the value of another, and two batches for it."""
 
     def __init__(self, instance: dg.DagsterInstance, resources: dict[str, Any]) -> None:
         self.instance = instance

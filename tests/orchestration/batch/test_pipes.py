@@ -90,10 +90,7 @@ def test_extra_with_name_of_the_batch_is_refused() -> None:
 
 
 class Polite:
-    """Plays a Pipes client that ends its job when interrupted, and returns as if all was well.
-
-    So does `PipesDatabricksClient.run` of dagster-databricks 0.29.
-    """
+    """A Pipes client that suppresses interrupts, as `PipesDatabricksClient.run` of 0.29."""
 
     def __init__(self, number: signal.Signals) -> None:
         self.number = number

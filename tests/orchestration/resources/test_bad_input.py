@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 
 @dg.asset(required_resource_keys={"kafka_batch"})
 def work() -> None:
-    """Never executed: nothing here gets as far as a run."""
+    """Never executed: no test here starts a run."""
 
 
 class Location:

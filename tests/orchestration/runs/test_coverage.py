@@ -51,7 +51,7 @@ def is_fine() -> dg.AssetCheckResult:
 
 
 def _any_batch(_context: dg.InitResourceContext) -> None:
-    """Takes what a `KafkaBatch` takes, and checks nothing."""
+    """A resource with the config of a `KafkaBatch`, without its check."""
 
 
 def whole_job() -> dg.JobDefinition:

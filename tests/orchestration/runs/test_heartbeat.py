@@ -52,7 +52,7 @@ be heard."""
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks and beats come often, however long a run has before it is taken for dead."""
+    """Check and send heartbeats often, whatever the time-out is."""
     monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 100_000)
     monkeypatch.setattr(heartbeat_module, "_BEATS_PER_TIMEOUT", 100_000)
 
@@ -251,7 +251,7 @@ def test_run_cancelled_after_its_steps_is_not_interrupted(
 
 
 class HangingStorage:
-    """Signs of life that are not answered until somebody lets them go on."""
+    """A storage in which heartbeats block until the test releases them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hangs, self.goes_on = threading.Event(), threading.Event()
@@ -339,10 +339,7 @@ def test_run_that_ended_in_dagster_with_its_steps_does_not_succeed(
 
 
 def _deaf_run(ref: dg.InstanceRef, run_id: str) -> None:
-    """A run in a process of its own that does not hear of interrupts.
-
-    The process is in a call that does not return.
-    """
+    """Execute a run that ignores SIGTERM, in another process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with dg.DagsterInstance.from_ref(ref) as instance:
         run = instance.get_run_by_id(run_id)

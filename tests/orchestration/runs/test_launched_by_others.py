@@ -36,7 +36,7 @@ RESOURCE_OVERRIDES: list[dict[str, Any]] = [
 
 
 class Stage:
-    """A job with a standing claim, whose asset keeps what it was given."""
+    """A job with a claimed batch, whose asset records its resources."""
 
     def __init__(self, instance: dg.DagsterInstance, batch_id: str) -> None:
         self.instance = instance

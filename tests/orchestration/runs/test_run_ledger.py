@@ -110,7 +110,7 @@ def test_many_batches_are_read_in_several_queries_in_order(
 
 
 class WatchedInstance:
-    """Notes the filters that runs are looked up with, and passes on everything."""
+    """Records the filters of run queries, and delegates all calls."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
@@ -550,10 +550,7 @@ def test_run_that_cannot_be_cancelled_is_not_changed(
 
 
 def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run begin while its mark is written.
-
-    Storage is locked for seconds, and the daemon launches the run.
-    """
+    """Let a run start while its run event is written, as with a locked storage."""
 
     def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent) -> None:
         record_run_event(within, run, mark)
@@ -590,10 +587,7 @@ def test_run_that_succeeds_during_cancel_stays_a_success(
 
 
 class LauncherOfPods:
-    """A launcher that can stop what it launches, also before that has started.
-
-    With `may_stop=False` it stops nothing: it may not do so, or not yet.
-    """
+    """A launcher that can stop runs, even during their launch, unless `may_stop` is False."""
 
     def __init__(self, *, may_stop: bool, shows_it: Callable[[str], object] = str) -> None:
         self.asked: list[str] = []
@@ -609,7 +603,7 @@ class LauncherOfPods:
 def launcher_that_fails(
     instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
 ) -> LauncherOfPods:
-    """A launcher that shows a run as canceling, as Dagster's do, and then does not stop it."""
+    """Return a launcher that sets CANCELING, as Dagster's do, and then does not stop the run."""
     launcher = LauncherOfPods(may_stop=False, shows_it=lambda _: instance.report_run_canceling(run))
     with_launcher(instance, launcher, monkeypatch)
     return launcher
@@ -647,7 +641,7 @@ def test_failing_launcher_is_not_asked_each_second(
 
 
 class DagsterUserCodeProcessError(Exception):
-    """Its text is what Dagster makes of an error of a code server: with the stack trace."""
+    """An error of a code server, whose text has a stack trace in Dagster."""
 
 
 def test_cancel_refused_by_code_server_has_reason_in_one_line(

@@ -11,7 +11,7 @@ from dagster_rebalance.orchestration.storage.failure_notes import text_of_error
 
 
 class NoTextError(Exception):
-    """An error that cannot be shown, as one of a JVM that has died."""
+    """An error whose `str()` raises, like a Py4J error after the end of its JVM."""
 
     def __str__(self) -> str:
         raise ConnectionError
