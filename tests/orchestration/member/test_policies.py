@@ -143,7 +143,7 @@ def test_the_words_of_the_settings_reach_the_core(
         ({"on_failure": "dead_letter", "dead_letter_topic": "orders"}, "is one of topics"),
         (
             {"on_failure": "dead_letter", "dead_letter_topic": "dead", "topics": ["^d"]},
-            "fits a pattern there",
+            "matches a pattern there",
         ),
         (
             {"on_failure": "dead_letter", "dead_letter_topic": "no topic"},

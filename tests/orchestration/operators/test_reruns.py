@@ -338,7 +338,7 @@ def test_a_page_that_cannot_be_read_is_an_error(ground: Ground) -> None:
     with pytest.raises(ConfigurationError, match="a newer version may have written it"):
         ground.book.read()
     said = ground.tick().skip_message
-    assert said.startswith("it rests; reruns could not be looked after: the batch"), (
+    assert said.startswith("it rests; reruns could not be looked after: the rerun batch"), (
         "the rest goes on"
     )
 
