@@ -1,8 +1,7 @@
 """Tokens of the user's `oauth_cb`, shared by all clients of one configuration.
 
-Reports a wrong result before a client is created. The client itself would wait for 10 s and then
-report that it got no token, or end with an error that cannot be caught (confluent-kafka 2.16.1,
-with an `error_cb`). While the issuer is unavailable, the last token is used as long as it is valid.
+Reports a wrong result before a client is created: the client itself would wait for 10 s and then
+report no token, or end with an error that cannot be caught (confluent-kafka 2.16.1, `error_cb`).
 A token never appears in a message.
 """
 

@@ -98,10 +98,8 @@ class GroupAdmin(AdminConnection):
         Kafka has no conditional write, so a commit in the milliseconds between the two requests is
         overwritten.
 
-        Args:
-            offsets: The offsets to store.
-            shown: The offsets that must be stored before: those that the operator has seen.
-            timeout_s: How long Kafka may take for each of the two requests, in seconds.
+        `shown` has the offsets that must be stored before, those that the operator has seen.
+        `timeout_s` limits each of the two requests.
 
         Raises:
             BrokerError: Other offsets than those of `shown` are stored, and nothing was moved;

@@ -1,10 +1,8 @@
 """Verify with the leaders that their logs still reach offsets of earlier leader epochs (KIP-320).
 
-After an unclean election and new records, the bounds of a truncated log look unchanged. Only the
-leader knows at which offset each epoch ended. librdkafka has no call for that query
-(OffsetsForLeaderEpoch), but its consumer sends it before it reads from a position with a leader
-epoch: the first record, or the end, verifies the position, and an error reports a truncation.
-Measured with confluent-kafka 2.16.1 and three brokers: 1,000 partitions in 0.1 to 0.2 s.
+After an unclean election and new records, the bounds of a truncated log look unchanged. librdkafka
+has no call for OffsetsForLeaderEpoch, but its consumer sends it before it reads from a position
+with a leader epoch: a record, or the end, verifies it. 1,000 partitions take 0.1 to 0.2 s.
 """
 
 from __future__ import annotations

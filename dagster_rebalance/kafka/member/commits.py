@@ -1,9 +1,8 @@
 """The commits of one membership: send them in order, and track the group's committed offsets.
 
-One request is in flight at a time. Offsets that arrive in between go out together with the next
-request, and each partition has its own answer. The client itself would retry a commit that failed
-for a transient reason behind newer ones, and overwrite a newer offset with an older one. Must never
-commit a partition that is not owned: the broker checks only the member.
+One request is in flight at a time, and the next one joins all offsets that arrive in between. The
+client itself would retry a failed commit behind newer ones, and overwrite a newer offset with an
+older one. Must never commit a partition that is not owned: the broker checks only the member.
 """
 
 from __future__ import annotations

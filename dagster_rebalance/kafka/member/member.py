@@ -1,10 +1,8 @@
-"""The member of the group, as its caller sees it. It takes part in the group and reads no records.
+"""The member of the group, as its caller sees it: the caller's side of a `Session`.
 
-The member is the caller's side of a `Session`, which has a separate thread. The assigned, held and
-lost partitions are those of the events that `poll` has returned, so the caller never has to react
-to an event that it has not seen. A failed hold (fenced, superseded, expired) or a fatal error of
-the client ends the membership: the member reports all of its partitions lost exactly once, and
-rejoins with a new client. Must only be used by one thread at a time.
+The assigned, held and lost partitions are those of the events that `poll` has returned. A failed
+hold (fenced, superseded, expired) or a fatal error of the client ends the membership: the member
+reports all of its partitions lost exactly once, and rejoins with a new client.
 """
 
 from __future__ import annotations
@@ -82,7 +80,9 @@ for a broker."""
 
 
 class Member:
-    """A member of a consumer group that can hold a revoke (implements `GroupMember`).
+    """A member of a consumer group that can hold a revoke; for one thread at a time.
+
+    Implements `GroupMember`.
 
     Args:
         probe_interval_s: How often to probe for fencing during a hold.

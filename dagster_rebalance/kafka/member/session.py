@@ -1,12 +1,8 @@
 """One membership in the group: a confluent Consumer with a separate thread, from join to leave.
 
 To hold a revoke, the thread stays in the client's `on_revoke` callback until the member releases
-the partitions. librdkafka heartbeats during that time, the thread commits from inside the callback,
-and the group gives the partitions to no other member. Then the callback unassigns them and returns.
-`docs/held-revoke.md` has the measurements.
-
-Only this thread calls the client: a commit from another thread was seen to hang during a `poll`.
-All partitions stay paused, because records are read elsewhere. Callbacks never raise.
+the partitions. librdkafka heartbeats, the thread commits from inside the callback, and the group
+gives the partitions to no other member (docs/held-revoke.md). Callbacks never raise.
 """
 
 from __future__ import annotations
@@ -75,7 +71,9 @@ notices a rebalance."""
 
 
 class Session:
-    """One confluent Consumer in the group.
+    """One confluent Consumer in the group, with all partitions paused: records are read elsewhere.
+
+    Only its thread calls the client: a commit from another thread was seen to hang during a `poll`.
 
     Attributes:
         consumer: The client, for this session's thread only.

@@ -1,9 +1,8 @@
 """Keep the client subscribed to the wanted topics, and let it find new topics and partitions.
 
-Runs only between holds, and not before the rebalance of a release is over. In the classic protocol,
-a change of topics or partitions during a hold would supersede it without a callback; during the
-rebalance, the client would rejoin in the middle of it. A member was once seen to take no part in
-the next rebalance after that, and the group waited for it (confluent-kafka 2.16.1).
+Only between holds: in the classic protocol, a change of topics during a hold would supersede it
+without a callback, and one during the rebalance of a release makes the client rejoin in the middle.
+A member then once took no part in the next rebalance, and the group waited for it (2.16.1).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Read the member's partitions with a second consumer, outside the group.
 
 During a hold librdkafka pauses every partition of the member's client. With a separate client,
-retained partitions kept 100 % of their steady rate through a whole hold in a measurement. The
-fetcher's client is assigned at given offsets, never subscribes, never commits, and never looks an
-offset up (`start_positions`).
+retained partitions kept 100 % of their rate through a hold. The fetcher's client is assigned at
+given offsets, and never subscribes, commits, or looks an offset up (`start_positions`).
 """
 
 from __future__ import annotations
@@ -92,13 +91,9 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a partition.
+    """The position of a partition: the next offset to be returned, None until it was looked up.
 
-    Attributes:
-        offset: The next offset to be returned; None until it was looked up.
-        start: Where reading has to start, until it has started.
-        leader_epoch: The leader epoch of the last returned record, if known.
-        is_read: Whether a record was returned, or the caller has chosen the offset.
+    `is_read` tells whether a record was returned, or the caller has chosen the offset.
     """
 
     offset: int | None
@@ -126,26 +121,23 @@ class Fetcher:
         self._looked_up: set[TopicPartition] = set()
         self._look_up_at = clock()
         self._unanswered_since: float | None = None
-        # Positions behind the last records that reached the user, and records that may not have.
+        # Positions behind the last records that the user has, and records that may not be.
         self._position_request: list[confluent_kafka.TopicPartition] | None = None
         self._positions_seen: dict[TopicPartition, OffsetAndMetadata] = {}
         self._client_positions: list[confluent_kafka.TopicPartition] = []
         self._unseen: list[Message] = []
-        # The last batch is too large to keep, and the client's positions are used instead.
-        self._is_full = False
+        self._is_full = False  # the last batch is too large to keep
         self.is_open = False
         """Whether a poll is in progress, or was interrupted before the user saw its records; the
         poll resets it when it returns."""
         self._withheld: set[TopicPartition] = set()
         self._problem: Exception | None = None
-        # Offsets out of range: those that may not be reset; those whose error may be of an earlier
-        # assignment, with the offset in the error; and those reassigned because of it.
+        # Out of range: without reset; doubted, with the offset in the error; reassigned for it.
         self._out_of_range: dict[TopicPartition, KafkaError] = {}
         self._report_at = clock()
         self._doubted: dict[TopicPartition, int | None] = {}
         self._reassigned: dict[TopicPartition, int | None] = {}
-        # Unreadable batches: errors to be raised, partitions that pause after one, and partitions
-        # that have returned no record since.
+        # Unreadable batches: errors to raise, partitions that pause, and those without progress.
         self._unreadable: dict[TopicPartition, KafkaError] = {}
         self._resting: set[TopicPartition] = set()
         self._damaged: set[TopicPartition] = set()
@@ -165,10 +157,7 @@ class Fetcher:
         self._login = Login(settings.credentials, self._consumer)
 
     def stage(self, partitions: Iterable[TopicPartition]) -> None:
-        """Prepare to read partitions from their committed offset on.
-
-        A `seek` before the next `read` takes effect before their first record.
-        """
+        """Prepare to read partitions from their committed offset on, unless a `seek` follows."""
         staged: dict[TopicPartition, Start] = dict.fromkeys(partitions, "committed")
         self._missing.mark_found(staged)
         self._staged.update(staged)
@@ -227,11 +216,7 @@ class Fetcher:
             self._staged[partition] = offset
 
     def withhold(self, partitions: frozenset[TopicPartition]) -> None:
-        """Return no records of these partitions, and of no others.
-
-        Their buffered records are dropped, and read again once the partitions are not withheld any
-        more.
-        """
+        """Return no records of these partitions only; buffered ones are read again afterwards."""
         silenced, freed = partitions - self._withheld, self._withheld - partitions
         self._consumer.pause([to_confluent(tp) for tp in silenced.intersection(self._started)])
         self._consumer.resume([to_confluent(tp) for tp in freed.intersection(self._started)])
@@ -376,10 +361,7 @@ class Fetcher:
         self.is_open = False
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """Return the number of offsets from the position to the end of the last fetch.
-
-        Returns None until both are known.
-        """
+        """Return the offsets from the position to the end of the last fetch; None if unknown."""
         reached = self.position(partition).offset
         if reached is None or partition not in self._started:
             return None
@@ -496,10 +478,7 @@ class Fetcher:
         self._statistics = raw
 
     def _without_withheld(self, batch: list[Message]) -> list[Message]:
-        """Remove records of withheld partitions, which are read again after the resume.
-
-        librdkafka drops its buffered records at a pause, so this is rare.
-        """
+        """Remove the rare records of withheld partitions: a pause drops the client's buffer."""
         withheld = [message for message in batch if partition_of(message) in self._withheld]
         if not withheld:
             return batch

@@ -1,9 +1,8 @@
 """Read the records of exact ranges, as plain messages of confluent-kafka.
 
 A read ends with the last offset of its ranges, or with an error that names the missing offsets. The
-clients are assigned and never subscribe, never commit, and never reset an offset. They stay open
-between reads with nothing assigned, because connecting takes longer than reading a few records.
-Concurrent reads have one client each.
+clients never subscribe, commit or reset an offset. They stay open between reads, because connecting
+takes longer than reading a few records. Concurrent reads have one client each.
 """
 
 from __future__ import annotations

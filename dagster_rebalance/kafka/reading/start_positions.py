@@ -1,10 +1,8 @@
 """Look up where reading of a partition starts: at the committed offset, or at an end of the log.
 
-The client must not look offsets up itself. If its answer arrives after the partition was given up,
-the client starts a timer of 0.5 s, which moves the partition to an end of the log whatever its next
-assignment (`rd_kafka_toppar_handle_Offset`, "outdated offset response"; seen with librdkafka
-2.16.0). Records would be read again or, with `auto.offset.reset` `latest`, skipped. With an open
-transaction, its source treats the answer as "nothing committed" if another assignment arrives.
+The client must not do this. If its answer arrives after the partition was given up, it later moves
+the partition to an end of the log whatever its next assignment (`rd_kafka_toppar_handle_Offset`,
+"outdated offset response"; seen with 2.16.0): records would be read again or skipped.
 """
 
 from __future__ import annotations
