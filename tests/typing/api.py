@@ -36,7 +36,7 @@ from dagster_rebalance import (
     UnsupportedOperationError,
 )
 from dagster_rebalance.kafka.consumer.operations import ConsumerGroupMetadata
-from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.kafka.group_ports import CommitResult, OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -249,6 +249,14 @@ async def use_consumer_for_asyncio() -> None:
             await consumer.delay_revoke(await consumer.get_to_be_revoked_partitions()), bool
         )
         await consumer.commit_async(OFFSETS, committed)
+        await consumer.commit_sync(OFFSETS, timeout_s=5.0)
+        assert_type(
+            await consumer.committed([TP], timeout_s=1.0),
+            dict[TopicPartition, OffsetAndMetadata | None],
+        )
+        assert_type(await consumer.commit_offsets(OFFSETS), CommitResult)
+        assert_type(await consumer.current_lag(TP), int | None)
+        await consumer.pause_topics(["orders"])
 
 
 def errors_by_who_must_act(problem: DagsterRebalanceError) -> str:
