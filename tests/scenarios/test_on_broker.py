@@ -100,7 +100,7 @@ def test_a_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor)
     assert blue.member.commit(dict.fromkeys(held, OffsetAndMetadata(1))).committed == held
     blue.member.release()
     play(lambda: green.owns == held, blue, green, what="the handover")
-    assert not blue.all_told(PartitionsLost)
+    assert not blue.partitions_of(PartitionsLost)
 
 
 @IN_BOTH
@@ -112,7 +112,7 @@ def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(
     held = blue.member.held
     red = actor(stage).subscribe()
     pass_time(blue, green, red, polls=12)
-    assert [event.partitions for event in blue.told if isinstance(event, RevokeRequested)] == [
+    assert [event.partitions for event in blue.events if isinstance(event, RevokeRequested)] == [
         tuple(sorted(held))
     ]
     assert blue.member.held == held
@@ -126,7 +126,7 @@ def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(
         red,
         what="all three to have a share",
     )
-    assert not blue.all_told(PartitionsLost)
+    assert not blue.partitions_of(PartitionsLost)
 
 
 @IN_BOTH
@@ -149,7 +149,7 @@ def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(
     late = blue.member.commit(dict.fromkeys(owned, OffsetAndMetadata(5)))
     assert {type(error) for error in late.failed.values()} == {PartitionLostError}
     assert late.failed.keys() == owned
-    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be told")
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be told")
     assert set(green.member.committed(owned, 5.0).values()) == {OffsetAndMetadata(9)}
 
 
@@ -273,7 +273,7 @@ def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
         green,
         what="every partition that exists to have one owner",
     )
-    assert not blue.all_told(PartitionsLost)
+    assert not blue.partitions_of(PartitionsLost)
 
 
 @pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)

@@ -532,5 +532,5 @@ def poll_timeout_s(timeout_s: float | None, timeout: float | None) -> float:
     if timeout_s is not None and timeout is not None:
         msg = "give timeout_s or timeout, not both: they mean the same"
         raise TypeError(msg)
-    given: object = timeout if timeout_s is None else timeout_s
-    return parse_seconds("poll", DEFAULT_POLL_S if given is None else given)
+    value: object = timeout if timeout_s is None else timeout_s
+    return parse_seconds("poll", DEFAULT_POLL_S if value is None else value)

@@ -158,9 +158,9 @@ class CarriedPauses:
         if not self._member.settle(limit_s):
             self._back_off()
             return
-        found = self._committed(stale, deadline - self._clock())
-        committed = {tp: offset for tp, offset in found.items() if offset is not None}
-        uncommitted = found.keys() - committed.keys()
+        answers = self._committed(stale, deadline - self._clock())
+        committed = {tp: offset for tp, offset in answers.items() if offset is not None}
+        uncommitted = answers.keys() - committed.keys()
         # Without a commit there is no mark to remove.
         stored.update(dict.fromkeys(uncommitted - marked, False))
         refused = self._store(committed, deadline)

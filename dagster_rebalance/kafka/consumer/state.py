@@ -96,12 +96,12 @@ class ConsumerState:
         if known is not None and known.offset is not None:
             return known.offset
         start = known.start if known else "committed"
-        found, error = self._starts.find({partition: start}, limit_s)
+        starts, error = self._starts.find({partition: start}, limit_s)
         if error is not None:
             raise error
         if self.fetcher:
-            self.fetcher.pin(partition, found[partition].offset)
-        return found[partition].offset
+            self.fetcher.pin(partition, starts[partition].offset)
+        return starts[partition].offset
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the position of every assigned partition that was read."""

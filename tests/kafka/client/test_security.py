@@ -540,7 +540,7 @@ def test_hold_survives_a_withdrawn_right_on_one_topic(
         result = owner.member.commit(dict.fromkeys(owner.owns, OffsetAndMetadata(2)))
         assert result.committed == mine
         assert {error.topics for error in result.failed.values()} == {frozenset({closed})}
-        assert not owner.all_told(PartitionsLost)
+        assert not owner.partitions_of(PartitionsLost)
         with pytest.raises(BrokerError, match="ACL READ") if not sees else nullcontext() as refused:
             owner.member.committed(mine | theirs, 5.0)
         if refused is not None:
@@ -553,7 +553,7 @@ def test_hold_survives_a_withdrawn_right_on_one_topic(
 
         owner.member.release()
         play(is_released, owner, other, what="an owner of each partition of the other topic")
-        assert not mine.intersection(owner.all_told(PartitionsLost))
+        assert not mine.intersection(owner.partitions_of(PartitionsLost))
     finally:
         for each in (owner, other):
             each.member.close(5.0)

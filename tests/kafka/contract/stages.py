@@ -172,14 +172,14 @@ class Actor:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.member = stage.new_member()
-        self.told: list[MemberEvent] = []
+        self.events: list[MemberEvent] = []
 
     def subscribe(self, *more: str) -> Actor:
         self.member.subscribe([self.stage.topic, *more])
         return self
 
     def poll(self) -> None:
-        self.told += self.member.poll(0.05)
+        self.events += self.member.poll(0.05)
 
     @property
     def owns(self) -> frozenset[TopicPartition]:
@@ -190,11 +190,11 @@ class Actor:
         """All partitions of the topic of the stage."""
         return frozenset(TopicPartition(self.stage.topic, number) for number in range(4))
 
-    def all_told(
+    def partitions_of(
         self, kind: type[PartitionsAssigned | RevokeRequested | PartitionsLost]
     ) -> list[TopicPartition]:
         """Every partition that events of a kind named, in order and with repetitions."""
-        return [tp for event in self.told if isinstance(event, kind) for tp in event.partitions]
+        return [tp for event in self.events if isinstance(event, kind) for tp in event.partitions]
 
 
 def play(until: Callable[[], object], *actors: Actor, what: str) -> None:

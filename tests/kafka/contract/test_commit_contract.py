@@ -41,7 +41,9 @@ def stored(owner: Actor, partitions: Collection[TopicPartition]) -> dict[TopicPa
 
 def answers(owner: Actor) -> Mapping[int, CommitResult]:
     """The results of `commit_async` by ticket."""
-    return {event.ticket: event.result for event in owner.told if isinstance(event, CommitAnswered)}
+    return {
+        event.ticket: event.result for event in owner.events if isinstance(event, CommitAnswered)
+    }
 
 
 def test_refused_partition_fails_alone(stage: Stage, actor: NewActor) -> None:
@@ -130,9 +132,9 @@ def test_topic_deleted_during_a_hold_does_not_end_it(
     if made_again:
         stage.add_topic(gone)
     pass_time(owner, other, polls=60)
-    assert not owner.all_told(PartitionsLost)
+    assert not owner.partitions_of(PartitionsLost)
     assert partitions_of(stage.topic) <= owner.owns
-    assert set(owner.all_told(RevokeRequested)) >= owner.member.held
+    assert set(owner.partitions_of(RevokeRequested)) >= owner.member.held
     assert not owner.member.commit(
         dict.fromkeys(partitions_of(stage.topic), OffsetAndMetadata(3))
     ).failed
@@ -147,8 +149,8 @@ def test_probe_detects_fencing_after_a_topic_was_deleted(stage: Stage, actor: Ne
     stage.delete_topic(gone)
     pass_time(owner, other, polls=10)
     stage.evict(owner.member)
-    play(lambda: owner.all_told(PartitionsLost), owner, other, what="the loss")
-    assert partitions_of(stage.topic) <= set(owner.all_told(PartitionsLost))
+    play(lambda: owner.partitions_of(PartitionsLost), owner, other, what="the loss")
+    assert partitions_of(stage.topic) <= set(owner.partitions_of(PartitionsLost))
 
 
 def test_commits_of_a_deleted_topic_fail_with_partition_lost(stage: Stage, actor: NewActor) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def test_single_member_is_assigned_everything(blue: Actor) -> None:
-    assert sorted(blue.all_told(PartitionsAssigned)) == sorted(blue.everything)
+    assert sorted(blue.partitions_of(PartitionsAssigned)) == sorted(blue.everything)
     assert blue.member.member_id
 
 
@@ -34,7 +34,7 @@ def test_held_partitions_stay_assigned_while_polling(blue: Actor, green: Actor) 
     assert blue.owns == blue.everything
     assert not green.owns
     assert len(blue.member.held) == 2
-    assert frozenset(blue.all_told(RevokeRequested)) == blue.member.held
+    assert frozenset(blue.partitions_of(RevokeRequested)) == blue.member.held
 
 
 def test_commits_succeed_during_a_hold(blue: Actor, green: Actor) -> None:
@@ -54,7 +54,7 @@ def test_release_hands_the_held_partitions_over(blue: Actor, green: Actor) -> No
     assert {
         tp: (offset.offset, offset.metadata) for tp, offset in found.items() if offset
     } == dict.fromkeys(held, (7, "drained"))
-    assert not blue.all_told(PartitionsLost)
+    assert not blue.partitions_of(PartitionsLost)
 
 
 def test_released_partitions_return_when_the_other_member_leaves(blue: Actor, green: Actor) -> None:
@@ -67,7 +67,7 @@ def test_released_partitions_return_when_the_other_member_leaves(blue: Actor, gr
         blue,
         what="blue to own everything again",
     )
-    assert sorted(blue.all_told(PartitionsAssigned)) == sorted([*blue.everything, *held])
+    assert sorted(blue.partitions_of(PartitionsAssigned)) == sorted([*blue.everything, *held])
 
 
 def test_metadata_of_a_commit_is_read_back(blue: Actor) -> None:
@@ -91,7 +91,9 @@ def test_commit_of_a_partition_that_is_not_assigned_is_refused(stage: Stage, blu
 
 def answers(blue: Actor) -> dict[int, CommitResult]:
     """The results of asynchronous commits, by ticket."""
-    return {event.ticket: event.result for event in blue.told if isinstance(event, CommitAnswered)}
+    return {
+        event.ticket: event.result for event in blue.events if isinstance(event, CommitAnswered)
+    }
 
 
 def test_asynchronous_commits_are_answered_in_order(stage: Stage, blue: Actor) -> None:
@@ -164,19 +166,19 @@ def test_release_and_leave_wait_for_commits_in_flight(
 def test_asynchronous_commit_detects_fencing_during_a_hold(stage: Stage, blue: Actor) -> None:
     stage.evict(blue.member)
     ticket = blue.member.commit_async(dict.fromkeys(blue.everything, OffsetAndMetadata(1)))
-    play(lambda: blue.all_told(PartitionsLost), blue, what="the loss to be noticed")
+    play(lambda: blue.partitions_of(PartitionsLost), blue, what="the loss to be noticed")
     assert {type(error) for error in answers(blue)[ticket].failed.values()} == {PartitionLostError}
     assert not answers(blue)[ticket].committed
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
+    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
 
 
 def test_probe_detects_fencing_during_a_hold(stage: Stage, blue: Actor, green: Actor) -> None:
     """The client calls no callback. Each partition is reported once."""
     blue.member.commit({tp: OffsetAndMetadata(1) for tp in blue.everything})
     stage.evict(blue.member)
-    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
-    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
+    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
+    assert [event.reason for event in blue.events if isinstance(event, PartitionsLost)] == [
         LostReason.FENCED
     ]
     assert not blue.member.held
@@ -188,10 +190,10 @@ def test_probe_detects_fencing_without_a_committed_offset(
     """The probe must not leave an offset behind."""
     pass_time(blue, green, polls=15)
     assert set(blue.member.committed(blue.everything, 5.0).values()) == {None}
-    assert not blue.all_told(PartitionsLost)
+    assert not blue.partitions_of(PartitionsLost)
     stage.evict(blue.member)
-    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
+    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
     assert set(green.member.committed(blue.everything, 5.0).values()) == {None}
 
 
@@ -205,7 +207,7 @@ def test_commit_after_fencing_fails_with_partition_lost(stage: Stage, blue: Acto
 
 def test_fenced_member_rejoins(stage: Stage, blue: Actor, green: Actor) -> None:
     stage.evict(blue.member)
-    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
 
     def shared() -> bool:
         for each in (blue, green):
@@ -214,14 +216,14 @@ def test_fenced_member_rejoins(stage: Stage, blue: Actor, green: Actor) -> None:
         return len(blue.owns) == len(green.owns) == 2 and not blue.owns & green.owns
 
     play(shared, blue, green, what="both to share the partitions again")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
+    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
 
 
 def test_fencing_without_a_hold_is_reported_once(stage: Stage, blue: Actor) -> None:
     stage.evict(blue.member)
-    play(lambda: blue.all_told(PartitionsLost), blue, what="the loss")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(blue.everything)
-    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+    play(lambda: blue.partitions_of(PartitionsLost), blue, what="the loss")
+    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
+    assert [event.reason for event in blue.events if isinstance(event, PartitionsLost)] == [
         LostReason.SESSION
     ]
 
@@ -282,6 +284,6 @@ def test_new_pattern_without_a_match_revokes_the_old_topics(blue: Actor) -> None
     blue.member.release()
     pass_time(blue)
     assert blue.owns == frozenset()
-    assert blue.all_told(PartitionsLost) == []
+    assert blue.partitions_of(PartitionsLost) == []
     blue.subscribe()
     play(lambda: blue.owns == blue.everything, blue, what="the topic to be read again")

@@ -81,8 +81,8 @@ def test_eager_hold_covers_all_partitions_and_accepts_commits(
     assert {
         offset.offset for offset in green.member.committed(green.owns, 5.0).values() if offset
     } == {7}
-    assert blue.all_told(PartitionsAssigned)[4:] == sorted(blue.owns)
-    assert not blue.all_told(PartitionsLost)
+    assert blue.partitions_of(PartitionsAssigned)[4:] == sorted(blue.owns)
+    assert not blue.partitions_of(PartitionsLost)
 
 
 def test_eager_hold_delays_the_whole_group(stage: KafkaStage, actor: Callable[[], Actor]) -> None:
@@ -110,9 +110,9 @@ def test_fencing_in_an_eager_hold_is_reported_once(
     blue, green = holding(stage, actor)
     blue.member.commit(dict.fromkeys(everything(stage), OffsetAndMetadata(1)))
     stage.evict(blue.member)
-    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
-    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
+    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(everything(stage))
+    assert [event.reason for event in blue.events if isinstance(event, PartitionsLost)] == [
         LostReason.FENCED
     ]
     play(all_share(stage, blue, green), blue, green, what="both to share the partitions")

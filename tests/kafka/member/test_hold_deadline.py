@@ -53,8 +53,8 @@ def both_share(blue: Actor, green: Actor) -> Callable[[], bool]:
 def test_hold_past_its_deadline_is_lost_and_reassigned(pair: tuple[Actor, Actor]) -> None:
     """In classic the broker never ends a hold; in the consumer protocol both end it."""
     blue, green = pair
-    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the hold to be lost")
-    (loss,) = [event for event in blue.told if isinstance(event, PartitionsLost)]
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the hold to be lost")
+    (loss,) = [event for event in blue.events if isinstance(event, PartitionsLost)]
     assert len(set(loss.partitions)) == len(loss.partitions) == 4
     assert loss.reason in {LostReason.EXPIRED, LostReason.FENCED}
     play(both_share(blue, green), blue, green, what="both to share the partitions")
@@ -65,6 +65,8 @@ def test_member_that_stops_polling_in_a_hold_loses_all_once(pair: tuple[Actor, A
     resumes_at = time.monotonic() + POLL_LIMIT_S + 0.7
     while time.monotonic() < resumes_at:
         green.poll()
-    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert len(blue.all_told(PartitionsLost)) == len(set(blue.all_told(PartitionsLost))) == 4
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
+    assert (
+        len(blue.partitions_of(PartitionsLost)) == len(set(blue.partitions_of(PartitionsLost))) == 4
+    )
     play(both_share(blue, green), blue, green, what="both to share the partitions")

@@ -132,8 +132,8 @@ def test_close_after_a_release_leaves_no_callback(pair: tuple[Actor, Actor]) -> 
 def test_rejoin_after_fencing_in_a_hold_leaves_no_callback(pair: tuple[Actor, Actor]) -> None:
     blue, green = pair
     blue.stage.evict(blue.member)
-    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
+    assert [event.reason for event in blue.events if isinstance(event, PartitionsLost)] == [
         LostReason.FENCED
     ]
     blue.member.close(5.0)

@@ -78,8 +78,8 @@ def test_classic_hold_survives_new_partitions_until_its_release(scene: Scene) ->
         return scene.owned() == scene.everything()
 
     play(shared, blue, green, what="the new partitions to be owned")
-    assert not blue.all_told(PartitionsLost)
-    assert not green.all_told(PartitionsLost)
+    assert not blue.partitions_of(PartitionsLost)
+    assert not green.partitions_of(PartitionsLost)
 
 
 @pytest.mark.parametrize("scene", ["consumer"], indirect=True)
@@ -98,4 +98,4 @@ def test_consumer_protocol_assigns_new_partitions_during_a_hold(scene: Scene) ->
         return scene.owned() == scene.everything()
 
     play(shared, blue, green, what="every partition to have one owner")
-    assert not blue.all_told(PartitionsLost)
+    assert not blue.partitions_of(PartitionsLost)
