@@ -117,10 +117,7 @@ def allowed(
     query: Callable[[list[TopicPartition]], dict[TopicPartition, _Answer]],
     partitions: Iterable[TopicPartition],
 ) -> tuple[dict[TopicPartition, _Answer], dict[TopicPartition, str]]:
-    """Query partitions, without those of topics that Kafka refuses.
-
-    Returns:
-        The answers, and the reasons of the refused partitions.
+    """Query partitions, and return the answers and the reasons of refused topics' partitions.
 
     Raises:
         BrokerError: Kafka refuses everything, or does not answer.
@@ -139,11 +136,9 @@ def allowed(
 def committed(
     consumer: RebalanceAwareConsumer, partitions: Iterable[TopicPartition], timeout_s: float
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, str]]:
-    """Read the group's committed offsets.
+    """Return the group's committed offsets, and the reasons of the partitions without an answer.
 
-    Returns:
-        The offsets, and the reasons of the other partitions: those of refused topics, and those
-        with an offset in an open transaction.
+    These are partitions of refused topics, or with an offset in an open transaction.
 
     Raises:
         BrokerError: Kafka refuses everything, or does not answer.
@@ -186,13 +181,8 @@ def _not_older(
 class BoundsReader:
     """Reads bounds for a caller that cannot wait for every leader.
 
-    Args:
-        note: Receives a sentence if a leader does not answer.
-        start: Where the group starts in a partition without a committed offset.
-        bounds_patience_s: How long leaders may take to report the bounds.
-
-    Attributes:
-        refused: The partitions that Kafka refused in the last query, each with the reason.
+    `note` receives a sentence if a leader does not answer within `bounds_patience_s`. `refused` has
+    the partitions that Kafka refused in the last query, each with the reason.
     """
 
     def __init__(

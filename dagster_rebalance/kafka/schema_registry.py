@@ -74,13 +74,7 @@ class Registry:
         )
 
     def by_id(self, kind: SchemaType, schema_id: int, subject: str | None = None) -> SchemaText:
-        """Return the schema with an id.
-
-        Args:
-            kind: The expected format.
-            schema_id: The id.
-            subject: The subject of the records, whose context has the id; by default, the default
-                context.
+        """Return the schema with an id of the subject's context, or else of the default context.
 
         Raises:
             BrokerError: The registry could not be queried.

@@ -405,8 +405,7 @@ def with_timeout(
 ) -> _Answer:
     """Call with a time limit, but stop after a second if Kafka refused the client.
 
-    The client itself would retry with a wrong password until the end. An infinite time-out is 23
-    days.
+    The client itself would retry with a wrong password. An infinite time-out is 23 days.
 
     Raises:
         KafkaException: The call failed or timed out.

@@ -64,16 +64,10 @@ _LATEST = frozenset({"latest", "largest", "end"})
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Validated settings.
+    """Validated settings; `user` is the user's mapping, secrets included.
 
-    Attributes:
-        user: The user's mapping, secrets included.
-        group_protocol: `consumer` (KIP-848) or `classic`.
-        strategy: The assignment strategy of a classic group: `cooperative-sticky`, or eager ones,
-            separated by commas.
-        hold_limit_s: How long a revoke may be held by intention.
-        max_poll_interval_s: When the broker ends a hold.
-        credentials: User and password, if a function returns them.
+    `strategy` is that of a classic group: `cooperative-sticky`, or eager ones, separated by commas.
+    `hold_limit_s` limits a hold by intention; the broker ends it at `max_poll_interval_s`.
     """
 
     user: Mapping[str, Any] = field(repr=False)

@@ -177,11 +177,7 @@ class Cluster(AdminConnection):
         return self._ids(self._descriptions(topics, timeout_s))
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Request the ids of topics without waiting.
-
-        Returns:
-            A function that returns the ids as `topic_ids` does, or None before the answer.
-        """
+        """Request the ids of topics; the returned function has them, or None before the answer."""
         answers = self._admin.describe_topics(
             TopicCollection(sorted(topics)), request_timeout=_TOPIC_IDS_TIMEOUT_S
         )
@@ -231,11 +227,7 @@ class Cluster(AdminConnection):
             self._check_rights(subscription, timeout_s)
 
     def _check_rights(self, topics: Collection[str], timeout_s: float) -> None:
-        """Check that the principal may read the topics.
-
-        Without this check, a principal that may only see a topic would fail at its first commit,
-        with a claim already planned.
-        """
+        """Check for READ, without which the first commit would fail, its claim already planned."""
         for topic, answer in self._descriptions(topics, timeout_s, with_rights=True).items():
             try:
                 allowed = answer.result().authorized_operations
@@ -332,9 +324,7 @@ class Cluster(AdminConnection):
         timeout_s: float,
         level: IsolationLevel | None = None,
     ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-        """List offsets, all in one request.
-
-        Retries partitions whose leader is away, is moving, or is not known yet.
+        """List offsets in one request, and retry while a leader is away, moving or not known yet.
 
         Raises:
             BrokerError: Some partitions have no answer; the error names all of them.

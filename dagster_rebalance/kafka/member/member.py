@@ -174,10 +174,7 @@ class Member:
         self._session.leave()
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
-        """Take part in the group for at most `timeout_s`, and return the events in their order.
-
-        Returns early with an event, and after `wake`.
-        """
+        """Take part in the group, and return the events, early if there are any or after `wake`."""
         self._check_usable("poll")
         if self._session.leave_requested:  # after a fatal error, or without a new client
             self._try_rejoin()
@@ -208,10 +205,7 @@ class Member:
         self._held = frozenset()
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Store next offsets and metadata, and wait for the result of each partition.
-
-        A partition that is not assigned fails without a request.
-        """
+        """Store next offsets; a partition that is not assigned fails without a request."""
         self._check_usable("commit", nested=True)
         ticket = next(self._tickets)
         self._awaited[ticket] = None
@@ -230,10 +224,7 @@ class Member:
         return ticket
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no commit is in flight, and return whether that was in time.
-
-        The next poll returns the events that arrive in between.
-        """
+        """Wait until no commit is in flight, and return whether that was in time."""
         self._check_usable("a commit with a time-out")
         return self._wait(lambda: not self._in_flight, self._clock() + timeout_s)
 

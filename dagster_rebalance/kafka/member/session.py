@@ -74,18 +74,7 @@ class Session:
     """One confluent Consumer in the group, with all partitions paused: records are read elsewhere.
 
     Only its thread calls the client: a commit from another thread was seen to hang during a `poll`.
-
-    Attributes:
-        consumer: The client, for this session's thread only.
-        member_id: The id of this member at the broker; empty until the broker knows it.
-        hold: The revoke that was requested and is not released yet.
-        fatal_error: The fatal error of the client that ended the membership.
-        leave_requested: Whether `leave` was called.
-        polled_at: The time of the caller's last poll, kept up to date by the caller.
-        events_taken: The number of events that the caller has taken.
-
-    Raises:
-        ConfigurationError: The client refuses a setting; the message names it.
+    `polled_at`, the time of the caller's last poll, is kept up to date by the caller.
     """
 
     def __init__(

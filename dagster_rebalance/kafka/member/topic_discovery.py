@@ -44,13 +44,8 @@ _RETRY_S = 5.0
 class Discovery:
     """Keeps one session subscribed to the wanted topics that exist.
 
-    Args:
-        interval_s: How often to look for new topics and partitions.
-        only_visible: Whether to leave out topics that the principal may not see. In the consumer
-            protocol, the broker refuses a member that subscribes to such a topic.
-
-    Attributes:
-        subscription: The wanted topics, or a pattern; empty while the member takes no part.
+    With `only_visible`, topics that the principal may not see are left out: in the consumer
+    protocol, the broker refuses a member that subscribes to one.
     """
 
     def __init__(

@@ -208,10 +208,7 @@ class Fetcher:
             self._problem = problem
 
     def pin(self, partition: TopicPartition, offset: int) -> None:
-        """Start a staged partition at the offset that the caller received as its position.
-
-        The log may grow until reading starts.
-        """
+        """Start a staged partition at the offset that the caller received: the log may grow."""
         if partition in self._staged:
             self._staged[partition] = offset
 

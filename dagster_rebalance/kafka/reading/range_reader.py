@@ -341,10 +341,7 @@ class _Read:
         return str(problem) if problem else self._errors.reason or NO_REASON
 
     def _check_logs(self) -> bool:
-        """Find offsets that no longer exist.
-
-        Returns:
-            Whether the leaders have answered.
+        """Find offsets that no longer exist, and return whether the leaders have answered.
 
         Raises:
             BrokerError: Some offsets are gone, or Kafka refuses.
