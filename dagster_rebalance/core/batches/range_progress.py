@@ -92,13 +92,13 @@ class UnreadOffsets:
         Args:
             bounds: First offset and high watermark (`until`) of each log.
         """
-        found = {}
+        reasons = {}
         for partition, position in self.positions.items():
             log, end = bounds.get(partition), self.ends[partition]
             if log is None:
                 continue
             if log.start > position:
-                found[partition] = (
+                reasons[partition] = (
                     f"the log of {partition} begins at {log.start}: the offsets [{position}, "
                     f"{min(log.start, end)}) were deleted (retention, or by hand) before they were "
                     "processed. Nothing was committed. To continue without them, set the group's "
@@ -107,11 +107,11 @@ class UnreadOffsets:
                     "above the longest backlog"
                 )
             elif log.until < end:
-                found[partition] = (
+                reasons[partition] = (
                     f"the log of {partition} ends at {log.until}, before {end}: it was truncated "
                     "(unclean leader election), or the topic was recreated. Nothing was committed. "
                     "New records will take these offsets: to continue, set the group's committed "
                     f"offset of this partition to {log.until} or, if the topic is new, to its "
                     "beginning (dagster-rebalance reset)"
                 )
-        return found
+        return reasons

@@ -100,14 +100,14 @@ class EngineSettings:
             hold.
         bounds_s: Interval of reading end offsets.
         idle_bounds_s: The same after a while without new records.
-        orders_s: Interval of reading directives.
+        directives_s: Interval of reading directives.
         retry_s: Delay before a command without an answer is repeated.
         recheck_s: Interval of checking a stopped partition.
-        pace: Backoff between runs on a range.
+        backoff: Backoff between runs on a range.
         record_every_s: Commits of a partition within this time share one record in Dagster.
         lag_every_s: Interval of observing the lag of the group; 0 for never.
-        unanswered_s: When to report a requested run that does not start, or a dead run that cannot
-            be ended.
+        stalled_after_s: When to report a requested run that does not start, or a dead run that
+            cannot be ended.
         worker: The streaming run of the member; empty for per-batch runs.
         code_version: The code version of the streaming run, if known.
     """

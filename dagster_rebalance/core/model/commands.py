@@ -111,18 +111,18 @@ def sort_writes(
     writes: Iterable[OffsetWrite], stored: Mapping[TopicPartition, OffsetAndMetadata | None]
 ) -> SortedWrites:
     """Sort writes by the stored offset of their partition."""
-    found = SortedWrites([], [], [])
+    result = SortedWrites([], [], [])
     for write in writes:
         now = stored[write.partition]
         kind = (
-            found.stored
+            result.stored
             if is_same_commit(now, write.new)
-            else found.due
+            else result.due
             if is_same_commit(now, write.expected)
-            else found.changed
+            else result.changed
         )
         kind.append(write)
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class CancelRuns:
         only_unstarted: Whether to skip runs that have started: the state in the engine is up to
             `poll_s` old.
         is_again: Whether all runs were cancelled before, and operators have been notified.
-        is_ordered: Whether a pause or stop directive covers a partition of the runs.
+        is_for_directive: Whether a pause or stop directive covers a partition of the runs.
     """
 
     doing: ClassVar[str] = "cancelling runs"

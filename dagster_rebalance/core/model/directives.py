@@ -136,9 +136,9 @@ def resolve_selector(typed: str, partitions: Iterable[TopicPartition], group_id:
     Raises:
         ConfigurationError: It matches nothing, or both a topic and a partition of another topic.
     """
-    known = sorted(partitions)
-    covered = tuple(partition for partition in known if covers(typed, partition))
-    shown = tuple(partition for partition in known if str(partition) == typed)
+    existing = sorted(partitions)
+    covered = tuple(partition for partition in existing if covers(typed, partition))
+    shown = tuple(partition for partition in existing if str(partition) == typed)
     if covered and shown:
         msg = (
             f"{typed} is a topic, and a partition of another one: write {typed}:* for the topic, "
@@ -149,8 +149,9 @@ def resolve_selector(typed: str, partitions: Iterable[TopicPartition], group_id:
         return Selection(selector_of(shown[0]), shown)
     if not covered:
         msg = (
-            f"{typed} matches no partition of group {group_id}, which has {names_of(known)}. Write "
-            f"topic:number for a partition, a topic, a pattern such as 'ord*', or '{EVERYTHING}'"
+            f"{typed} matches no partition of group {group_id}, which has {names_of(existing)}. "
+            "Write topic:number for a partition, a topic, a pattern such as 'ord*', or "
+            f"'{EVERYTHING}'"
         )
         raise ConfigurationError(msg)
     return Selection(typed, covered)

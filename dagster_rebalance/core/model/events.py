@@ -129,8 +129,8 @@ class PartitionLookup:
         is_truncated: Whether the log lost records before a committed or claimed offset, even if
             newer records have these offsets now (`recovery.position_to_verify`, verified by the
             leader).
-        not_older: The first offset at or after the start time of the group. None if there is none,
-            or if it is not needed.
+        offset_at_start_time: The first offset at or after the start time of the group. None if
+            there is none, or if it is not needed.
         refused: Why Kafka refuses to answer for the topic, and what to do. The other fields are
             then unknown.
     """

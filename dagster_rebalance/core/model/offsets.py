@@ -66,9 +66,9 @@ def _row(row: list[TopicPartition]) -> str:
 def parse_partitions(names: object) -> Iterator[TopicPartition]:
     """Yield the partitions in a list of names such as `orders-3`, ignoring all other values."""
     for name in names if isinstance(names, list) else ():
-        found = _PARTITION.fullmatch(str(name))
-        if found is not None:
-            yield TopicPartition(found["topic"], int(found["number"]))
+        match = _PARTITION.fullmatch(str(name))
+        if match is not None:
+            yield TopicPartition(match["topic"], int(match["number"]))
 
 
 def next_offset(offset: int) -> int:

@@ -44,19 +44,19 @@ def parse_start(text: str) -> Start:
     """
     if text in {each.value for each in StartFrom}:
         return StartFrom(text)
-    said = f"start_from={text!r}"
+    setting = f"start_from={text!r}"
     example = "such as 2026-11-23T08:00:00Z or 2026-11-23T08:00:00+01:00"
     try:
         # Python 3.10 does not parse Z.
         at = datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1:] in {"Z", "z"} else text)
     except ValueError as error:
-        msg = f"{said} must be earliest, latest, or a time with its zone, {example}"
+        msg = f"{setting} must be earliest, latest, or a time with its zone, {example}"
         raise ConfigurationError(msg) from error
     if at.tzinfo is None:
-        msg = f"{said} has no time zone: give the time with one, {example}"
+        msg = f"{setting} has no time zone: give the time with one, {example}"
         raise ConfigurationError(msg)
     if at < _EPOCH:
-        msg = f"{said} is before 1970, where the times of Kafka begin: write earliest"
+        msg = f"{setting} is before 1970, where the times of Kafka begin: write earliest"
         raise ConfigurationError(msg)
     return StartTime((at - _EPOCH) // timedelta(milliseconds=1))
 

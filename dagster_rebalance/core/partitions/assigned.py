@@ -40,13 +40,13 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
         """Return up to `most` idle partitions, in rotation."""
         if len(self._all) - len(self._busy) <= most:
             return [partition for partition in self._all if partition not in self._busy]
-        found: dict[TopicPartition, None] = {}
-        while len(found) < most:
+        idle: dict[TopicPartition, None] = {}
+        while len(idle) < most:
             self._rota = self._rota or list(reversed(self._all))
             partition = self._rota.pop()
             if partition in self._all and partition not in self._busy:
-                found[partition] = None
-        return list(found)
+                idle[partition] = None
+        return list(idle)
 
     def __getitem__(self, partition: TopicPartition) -> OwnedPartition:
         return self._all[partition]

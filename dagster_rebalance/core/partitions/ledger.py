@@ -148,9 +148,9 @@ class OffsetLedger:
         """The first range that stops the partition, and the cause."""
         return next(
             (
-                (entry, found)
+                (entry, cause)
                 for entry in self.entries
-                if (found := blocking(entry.progress)) is not None
+                if (cause := blocking(entry.progress)) is not None
             ),
             None,
         )

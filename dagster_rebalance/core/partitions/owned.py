@@ -44,7 +44,7 @@ class PendingWrite:
     Attributes:
         commit: The entry whose end it commits.
         claim: The new claim, as (batch id, until).
-        claims_again: The claimed range that it assigns to another batch, and the id of that batch.
+        reclaim: The claimed range that it assigns to another batch, and the id of that batch.
         sent_at: When it was first sent.
         resent_at: When it was last sent again.
         refused: Why Kafka permanently refuses it; empty if it does not.
@@ -148,9 +148,10 @@ class OwnedPartition:
         refused: Why it could not be restored the last time.
         blocked_by: Runs without a claim that work on it; they must end before it is restored.
         dead_letter: The dead dead_letter of its first range.
-        doubted_by: Runs that refused themselves and after which the claims were read again, once
-            for each, because that restarts the delays of the ranges.
-        is_overtaken: Whether a foreign write was found while draining; nothing more is committed.
+        rechecked_runs: Runs that refused themselves and after which the claims were read again,
+            once for each, because that restarts the delays of the ranges.
+        has_foreign_write: Whether a foreign write was found while draining; nothing more is
+            committed.
         directive: The pause or stop directive in force.
         previous: Its state before it is read again; None the first time, and if Kafka stores
             something else by now.
@@ -213,8 +214,10 @@ class OwnedPartition:
 
     def restored(self, now: float) -> OwnedPartition:
         """Return the restored partition; offsets in its bounds may be claimed at once."""
-        known = replace(self.changed(Change.RESTORED), blocked_by=(), refused=None, previous=None)
-        return known if self.bounds is None else known.with_bounds(self.bounds, now)
+        restored = replace(
+            self.changed(Change.RESTORED), blocked_by=(), refused=None, previous=None
+        )
+        return restored if self.bounds is None else restored.with_bounds(self.bounds, now)
 
     def with_directive(self, directive: Directive | None) -> OwnedPartition:
         """Return the partition under another directive, or under none.
@@ -413,7 +416,7 @@ class OwnedPartition:
         """Return whether Dagster has to record `unrecorded` before the next commit.
 
         A record that was issued must not grow, since Dagster may have it. The same holds for one
-        found in Kafka, which its earlier owner may still issue. A dead dead_letter has its own
+        found in Kafka, which its earlier owner may still issue. A dead letter has its own
         record.
         """
         record = self.unrecorded

@@ -79,47 +79,47 @@ def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogP
 
 def restore(
     owned: OwnedPartition,
-    found: PartitionLookup,
+    lookup: PartitionLookup,
     *,
     start_from: Start,
     foreign_metadata: ForeignMetadata,
 ) -> OwnedPartition | Refused:
     """Build the ledger of a partition from its lookup."""
-    bounds = found.bounds
-    held = owned.refused
+    bounds = lookup.bounds
+    earlier = owned.refused
     if (
-        held is not None
-        and held.moved_from is not None
-        and is_same_commit(held.moved_from, found.stored)
+        earlier is not None
+        and earlier.moved_from is not None
+        and is_same_commit(earlier.moved_from, lookup.stored)
     ):
-        return held
-    read = check_position(owned.partition, found, foreign_metadata)
-    if isinstance(read, Refused):
-        return read
-    if read is None:
-        read = StoredPartition(first_offset(start_from, bounds, found.offset_at_start_time))
-    ledger = OffsetLedger(owned.partition, owned.epoch, read.next_offset)
-    for claim in read.claims:
+        return earlier
+    state = check_position(owned.partition, lookup, foreign_metadata)
+    if isinstance(state, Refused):
+        return state
+    if state is None:
+        state = StoredPartition(first_offset(start_from, bounds, lookup.offset_at_start_time))
+    ledger = OffsetLedger(owned.partition, owned.epoch, state.next_offset)
+    for claim in state.claims:
         ledger = ledger.claim(claim.batch_id, claim.until, taken_from=claim.taken_from)
-    taken = replace(
+    restored = replace(
         owned,
-        stored=found.stored,
+        stored=lookup.stored,
         ledger=ledger,
-        last_commit=read.last_commit,
+        last_commit=state.last_commit,
         log=Log(
-            found.topic_id or read.log.topic_id,
-            read.log.leader_epoch if bounds.leader_epoch is None else bounds.leader_epoch,
+            lookup.topic_id or state.log.topic_id,
+            state.log.leader_epoch if bounds.leader_epoch is None else bounds.leader_epoch,
         ),
-        stored_log=read.log,
+        stored_log=state.log,
         bounds=bounds,
         pending=None,
         backlog_since=None,
         seen_since=None,
         previous=owned.previous
-        if owned.previous is not None and is_same_commit(owned.previous.stored, found.stored)
+        if owned.previous is not None and is_same_commit(owned.previous.stored, lookup.stored)
         else None,
     )
-    return replace(taken, unrecorded=_unrecorded(taken, found.recorded), recorded_at=None)
+    return replace(restored, unrecorded=_unrecorded(restored, lookup.recorded), recorded_at=None)
 
 
 def read_stored(stored: OffsetAndMetadata) -> StoredPartition | ClaimError:
@@ -131,35 +131,35 @@ def read_stored(stored: OffsetAndMetadata) -> StoredPartition | ClaimError:
 
 
 def check_position(
-    partition: TopicPartition, found: PartitionLookup, foreign_metadata: ForeignMetadata
+    partition: TopicPartition, lookup: PartitionLookup, foreign_metadata: ForeignMetadata
 ) -> StoredPartition | Refused | None:
     """Return the stored state, None without a commit, or why the partition is stopped."""
-    stored = found.stored
+    stored = lookup.stored
     if stored is None:
-        return _without_offset(partition, found)
-    read = read_stored(stored)
-    if isinstance(read, ClaimError):
+        return _without_offset(partition, lookup)
+    state = read_stored(stored)
+    if isinstance(state, ClaimError):
         if foreign_metadata is ForeignMetadata.REFUSE:
             return Refused(
-                f"{partition}: {read}. To continue at the committed offset without it, "
+                f"{partition}: {state}. To continue at the committed offset without it, "
                 f"{_reset(partition, '--to-current')}"
             )
-        read = StoredPartition(stored.offset)
-    if read.log.topic_id and found.topic_id and read.log.topic_id != found.topic_id:
+        state = StoredPartition(stored.offset)
+    if state.log.topic_id and lookup.topic_id and state.log.topic_id != lookup.topic_id:
         return Refused(_recreated(partition, stored.offset))
-    if found.is_truncated:
-        return Refused(_truncated(partition, read.claimed_until, read.next_offset))
-    problem = out_of_range(partition, read.next_offset, found.bounds)
+    if lookup.is_truncated:
+        return Refused(_truncated(partition, state.claimed_until, state.next_offset))
+    problem = out_of_range(partition, state.next_offset, lookup.bounds)
     if problem is None:
-        return read
-    is_beyond = read.next_offset > found.bounds.until
-    return Refused(problem, stored if is_beyond and read.log.leader_epoch is None else None)
+        return state
+    is_beyond = state.next_offset > lookup.bounds.until
+    return Refused(problem, stored if is_beyond and state.log.leader_epoch is None else None)
 
 
-def _without_offset(partition: TopicPartition, found: PartitionLookup) -> Refused | None:
-    if found.refused:
-        return Refused(f"{partition}: {found.refused}")
-    return None if found.recorded is None else Refused(_vanished(partition, found.recorded.until))
+def _without_offset(partition: TopicPartition, lookup: PartitionLookup) -> Refused | None:
+    if lookup.refused:
+        return Refused(f"{partition}: {lookup.refused}")
+    return None if lookup.recorded is None else Refused(_vanished(partition, lookup.recorded.until))
 
 
 def out_of_range(

@@ -45,26 +45,26 @@ class FailedAttempt:
     error: str
 
 
-def error_text(said: str, places: Iterable[Place] = (), causes: Sequence[str] = ()) -> str:
+def error_text(error: str, places: Iterable[Place] = (), causes: Sequence[str] = ()) -> str:
     """Format an error in one line.
 
     Example:
         `ValueError: order 17 has no price (assets.py:41 in clean, assets.py:30 in orders)`
 
     Args:
-        said: Type and message of the error.
+        error: Type and message of the error.
         places: Its traceback, outermost frame first.
         causes: Type and message of its causes, root cause last.
     """
-    parts = [said, *causes[-_MOST_CAUSES:]]
+    parts = [error, *causes[-_MOST_CAUSES:]]
     most = _MOST_CHARACTERS // len(parts)
     text = "; caused by ".join(_shortened(part, most) for part in parts)
     innermost = [*places][: -_MOST_PLACES - 1 : -1]
     return f"{text} ({', '.join(map(str, innermost))})" if innermost else text
 
 
-def _shortened(said: str, most: int) -> str:
-    text = one_line(escaped(said))
+def _shortened(error: str, most: int) -> str:
+    text = one_line(escaped(error))
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 

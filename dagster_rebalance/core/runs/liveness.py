@@ -22,7 +22,7 @@ outage stops heartbeats as well. A deleted run is tracked until it is known to b
 #
 # The run measures T from before it wrote the heartbeat, and the member from when it first read it.
 # So the run ends at least T/6 before a member counts it as dead, and no two clocks are compared.
-# Time without a look does not count for the member: a storage outage stops heartbeats as well.
+# Time without an observation does not count: a storage outage stops heartbeats as well.
 #
 # A lease ends earlier in two cases, both of which are proofs and no time-outs: the process reports
 # that it is finished, or it ran on this machine and no longer exists (`is_gone`). A run that has
@@ -49,7 +49,7 @@ class TrackedRun:
 
     Attributes:
         age_s: How long its heartbeat, or its state before the first heartbeat, has not changed.
-        is_named: Whether it was reported dead since.
+        is_reported: Whether it was reported dead since.
         dead_since: When this member first reported it dead.
     """
 
@@ -67,7 +67,7 @@ class Liveness:
         heartbeat_timeout_s: A run that has begun to work is dead after this time without a new
             heartbeat, or after the longer time-out that it was started with.
         start_timeout_s: The same for a run that has not begun to work.
-        signs: Tracked runs by run id.
+        tracked: Tracked runs by run id.
         observed_at: Time of the last observation.
     """
 
@@ -84,11 +84,11 @@ class Liveness:
         A deleted run has begun to work and is no longer in Dagster.
         """
         read = tuple(runs)
-        found = {run.run_id for run in read}
+        read_ids = {run.run_id for run in read}
         deleted = {
             run_id: replace(tracked_run.run, state=RunState.DELETED, is_over=False)
             for run_id, tracked_run in self.tracked.items()
-            if run_id not in found
+            if run_id not in read_ids
             and tracked_run.run.batch_id in batch_ids
             and tracked_run.run.has_begun
         }
@@ -122,7 +122,9 @@ class Liveness:
         return replace(
             self,
             tracked={
-                known: tracked_run for known, tracked_run in self.tracked.items() if known != run_id
+                other_id: tracked_run
+                for other_id, tracked_run in self.tracked.items()
+                if other_id != run_id
             },
         )
 

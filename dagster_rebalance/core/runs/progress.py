@@ -197,16 +197,18 @@ def progress_of(
     A re-execution has all ranges of its run. If some of them are no longer claimed, it refuses
     itself; the others are then requested once for each such re-execution.
     """
-    mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
+    batch_runs = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     left_out: tuple[str, ...] = ()
-    for run in reversed(mine):
+    for run in reversed(batch_runs):
         if run.has_succeeded:
-            missing = missing_assets(run, mine)
+            missing = missing_assets(run, batch_runs)
             if not missing:
                 return Succeeded(run.run_id)
             left_out = left_out or missing
-    otherwise = _without_live([run for run in mine if not run.is_live], left_out, max_attempts)
-    live = [run for run in mine if run.is_live and not _is_left_behind(run, mine)]
+    otherwise = _without_live(
+        [run for run in batch_runs if not run.is_live], left_out, max_attempts
+    )
+    live = [run for run in batch_runs if run.is_live and not _is_left_behind(run, batch_runs)]
     return _in_flight(live, otherwise) if live else otherwise
 
 
@@ -250,7 +252,7 @@ def _without_live(
         why = (*failed, *again)[-1].error
         re_executed = tuple(run.run_id for run in again)
         return Exhausted(run_ids, cancelled, attempt, left_out, re_executed, why)
-    return ToRequest(attempt, len(failed), _trouble(first_runs, len(failed)), left_out)
+    return ToRequest(attempt, len(failed), _streak(first_runs, len(failed)), left_out)
 
 
 def failure_kind(run: RunSnapshot) -> FailureKind | None:
@@ -269,13 +271,16 @@ def failure_kind(run: RunSnapshot) -> FailureKind | None:
     )
 
 
-def _trouble(first_runs: list[RunSnapshot], failures: int) -> FailureStreak | None:
-    told = [(kind, run) for run in reversed(first_runs) if (kind := failure_kind(run)) is not None]
-    if not told:
+def _streak(first_runs: list[RunSnapshot], failures: int) -> FailureStreak | None:
+    unsuccessful = [
+        (kind, run) for run in reversed(first_runs) if (kind := failure_kind(run)) is not None
+    ]
+    if not unsuccessful:
         return None
-    kind, newest = told[0]
+    kind, newest = unsuccessful[0]
     in_a_row = next(
-        (number for number, (other, _) in enumerate(told) if other is FailureKind.FAILED), len(told)
+        (number for number, (other, _) in enumerate(unsuccessful) if other is FailureKind.FAILED),
+        len(unsuccessful),
     )
     return FailureStreak(
         kind,
@@ -342,8 +347,8 @@ def newest_refusal(
     range_: OffsetRange, batch_id: str, runs: Iterable[RunSnapshot]
 ) -> frozenset[str]:
     """Return the newest run on a claimed range if it refused itself, or nothing."""
-    mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
-    return frozenset({mine[-1].run_id} if mine and mine[-1].is_refused else ())
+    batch_runs = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
+    return frozenset({batch_runs[-1].run_id} if batch_runs and batch_runs[-1].is_refused else ())
 
 
 def unclaimed_runs(
@@ -356,15 +361,15 @@ def unclaimed_runs(
     No run may start on the ranges until they have ended. An operator who moves the committed offset
     erases the claims of working runs. Runs that have not started refuse themselves without a claim.
     """
-    known = set(claimed)
+    claims = set(claimed)
     wanted = tuple(ranges)
     return tuple(
         run.run_id
         for run in runs
         if run.may_work
         and any(
-            mine.overlaps(other) and (mine, run.batch_id) not in known
-            for mine in run.ranges
+            own_range.overlaps(other) and (own_range, run.batch_id) not in claims
+            for own_range in run.ranges
             for other in wanted
         )
     )

@@ -23,8 +23,8 @@ _ID = re.compile(r"r\.(?P<rerun>[A-Za-z0-9]{1,20})\.(?P<number>[0-9]{1,6})")
 
 def rerun_of(batch_id: str) -> str:
     """Return the rerun of a batch id; empty for a batch of the group."""
-    found = _ID.fullmatch(batch_id)
-    return found["rerun"] if found else ""
+    match = _ID.fullmatch(batch_id)
+    return match["rerun"] if match else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,11 @@ def unpacked(text: str) -> tuple[OffsetRange, ...]:
     Raises:
         ValueError: The text is invalid.
     """
-    found = []
+    ranges = []
     for part in text.split():
         topic, partition, numbers = part.split(":")
         start, *lengths = map(int, numbers.split("+"))
         for length in lengths:
-            found.append(OffsetRange(topic, int(partition), start, start + length))
+            ranges.append(OffsetRange(topic, int(partition), start, start + length))
             start += length
-    return tuple(found)
+    return tuple(ranges)

@@ -89,22 +89,22 @@ def _not_started(me: RunSnapshot) -> str:
     )
 
 
-def _company(me: RunSnapshot, known: tuple[RunSnapshot, ...]) -> str | None:
-    for other in known:
+def _company(me: RunSnapshot, runs: tuple[RunSnapshot, ...]) -> str | None:
+    for other in runs:
         shared = [
             range_
             for range_ in me.ranges
-            if any(range_.overlaps(theirs) for theirs in other.ranges)
+            if any(range_.overlaps(other_range) for other_range in other.ranges)
         ]
         if other.run_id != me.run_id and shared:
-            problem = _rival(other, me.batch_id, shared, known)
+            problem = _rival(other, me.batch_id, shared, runs)
             if problem:
                 return f"{problem} on {shared[0]}"
     return None
 
 
 def _rival(
-    other: RunSnapshot, batch_id: str, shared: Iterable[OffsetRange], known: tuple[RunSnapshot, ...]
+    other: RunSnapshot, batch_id: str, shared: Iterable[OffsetRange], runs: tuple[RunSnapshot, ...]
 ) -> str:
     """Why another run excludes this one; empty if it does not."""
     whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
@@ -115,7 +115,7 @@ def _rival(
         return (
             f"run {other.run_id} of {whose} {ended} Dagster, and its process may still be working"
         )
-    is_done = other.has_succeeded and other.batch_id == batch_id and _is_done(other, shared, known)
+    is_done = other.has_succeeded and other.batch_id == batch_id and _is_done(other, shared, runs)
     return (
         f"run {other.run_id} of {whose} has {other.state.value}"
         if is_done or other.may_work
@@ -124,11 +124,11 @@ def _rival(
 
 
 def _is_done(
-    other: RunSnapshot, shared: Iterable[OffsetRange], known: tuple[RunSnapshot, ...]
+    other: RunSnapshot, shared: Iterable[OffsetRange], runs: tuple[RunSnapshot, ...]
 ) -> bool:
     """Whether the run succeeded on a range and later runs made all assets that it left out."""
     return any(
-        not missing_assets(other, [run for run in known if range_ in run.ranges])
+        not missing_assets(other, [run for run in runs if range_ in run.ranges])
         for range_ in shared
     )
 

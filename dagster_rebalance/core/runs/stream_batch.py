@@ -76,11 +76,11 @@ class StreamBatch:
     @classmethod
     def parse(cls, batch_id: str) -> StreamBatch | None:
         """Parse a batch id; None if it is not of a streaming run."""
-        found = _ID.fullmatch(batch_id)
-        if found is None:
+        match = _ID.fullmatch(batch_id)
+        if match is None:
             return None
-        interruptions, number = divmod(int(found["number"]), _ONE_INTERRUPTION)
-        return cls(found["run"], number, int(found["attempt"]), interruptions)
+        interruptions, number = divmod(int(match["number"]), _ONE_INTERRUPTION)
+        return cls(match["run"], number, int(match["attempt"]), interruptions)
 
     def as_runs(
         self, ranges: tuple[OffsetRange, ...], run: RunSnapshot, outcome: BatchOutcome | None
@@ -97,7 +97,7 @@ class StreamBatch:
             run: The streaming run as Dagster shows it.
             outcome: The outcome that the run stored, if any.
         """
-        mine = replace(
+        own = replace(
             run,
             batch_id=str(self),
             ranges=ranges,
@@ -106,24 +106,24 @@ class StreamBatch:
             has_started=True,
         )
         if outcome is not None:
-            mine = self._ended(mine, outcome)
+            own = self._ended(own, outcome)
         elif not run.is_live:
             outcome = _without_note(run)
-            mine = replace(
-                self._ended(mine, outcome),
+            own = replace(
+                self._ended(own, outcome),
                 has_died=outcome is BatchOutcome.FAILED,
                 error=run.error if outcome is BatchOutcome.FAILED else "",
             )
         elif run.active_partitions is not None and not any(
             range_.topic_partition in run.active_partitions for range_ in ranges
         ):
-            mine = self._ended(mine, BatchOutcome.DROPPED)
+            own = self._ended(own, BatchOutcome.DROPPED)
         before = (
-            replace(self._ended(mine, BatchOutcome.FAILED), attempt=attempt)
+            replace(self._ended(own, BatchOutcome.FAILED), attempt=attempt)
             for attempt in range(max(1, self.attempt - _ATTEMPTS_SHOWN), self.attempt)
         )
-        interrupted = replace(self._ended(mine, BatchOutcome.INTERRUPTED), attempt=self.attempt - 1)
-        return (*before, *(interrupted,) * self.interruptions, mine)
+        interrupted = replace(self._ended(own, BatchOutcome.INTERRUPTED), attempt=self.attempt - 1)
+        return (*before, *(interrupted,) * self.interruptions, own)
 
     @staticmethod
     def _ended(run: RunSnapshot, outcome: BatchOutcome) -> RunSnapshot:
