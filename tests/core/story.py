@@ -266,7 +266,7 @@ class Script:
         self.world.dagster.move(run_id, run.state, attempt=int(attempt))
 
     def do_add(self, batch_id: str, number: str, start: str, until: str, state: str = "") -> None:
-        """Somebody adds a run of a batch."""
+        """Add a run of a batch; without a state it is a started re-execution."""
         range_ = OffsetRange("orders", int(number), int(start), int(until))
         added = self.world.dagster.add(batch_id, (range_,), RunState[state or "STARTED"])
         if not state:

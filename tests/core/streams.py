@@ -47,7 +47,7 @@ class Stream(Member):
             self.feed(events.PartitionsAssigned(owned))
 
     def turn(self, seconds: float = 0.25) -> BegunBatch | None:
-        """One turn of the member loop; what the body has to work on from now on."""
+        """Turn the member loop once, and return the batch that begins."""
         self.world.now += seconds
         self.pass_time()
         self._report()

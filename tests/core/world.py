@@ -45,7 +45,7 @@ ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})
 
 
 AT_ONCE = RetryBackoff(0.0, 0.0, retry_stopped=False)
-"""Where delays are not what a test is about."""
+"""For tests without delays."""
 
 
 def tp(number: int) -> TopicPartition:
@@ -82,7 +82,7 @@ class FakeKafka:
         self.bounds[tp(number)] = Bounds(bounds.start, until, epoch)
 
     def truncated(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Where the log does not reach what has to be verified."""
+        """The partitions whose log ends before the position to verify."""
         found = set()
         for partition in partitions:
             position = position_to_verify(self.stored.get(partition), self.bounds[partition])
@@ -257,7 +257,7 @@ class Member:
                 self.over.add((partition, owned.epoch))
 
     def _polled(self, epochs: Mapping[TopicPartition, int]) -> Iterator[events.Event]:
-        """The next poll of the consumer completes what the engine does not hold."""
+        """The next poll of the consumer completes the revokes that the engine does not hold."""
         released = tuple(sorted(self.to_be_revoked - self.engine.held))
         if released:
             self.to_be_revoked.difference_update(released)
@@ -417,13 +417,13 @@ class World:
         self.released_by.append((member, partitions))
 
     def check_write(self, write: commands.OffsetWrite) -> None:
-        """What no write may do."""
+        """Assert the rules for every write."""
         before = self.kafka.stored.get(write.partition)
         if before is None or write.new.offset == before.offset:
             return
         assert write.new.offset > before.offset, f"{write} goes back"
         claim = next((claim for claim in decode(before).ranges(write.partition)), None)
-        assert claim is not None, f"{write} commits what was never claimed"
+        assert claim is not None, f"{write} commits an unclaimed range"
         range_, batch_id = claim
         assert range_.until == write.new.offset, f"{write} skips or splits {range_}"
         runs = self.dagster.runs.values()

@@ -1,1 +1,1 @@
-"""Reports for people: explain, lag, gaps, metrics and the status of a group."""
+"""Reports for operators: explain, lag, gaps, members, metrics and group status."""

@@ -477,7 +477,7 @@ def test_reported_outcome_decides_before_the_state_of_the_run(
 
 
 def test_run_whose_heartbeat_names_other_partitions_has_dropped_its_batch() -> None:
-    """It may not know the claim, if somebody erased it while the run owned the partition."""
+    """It may not know the claim: a reset may have erased it while the run owned the partition."""
     world = World()
     stream = Stream(world, "r1")
     for named, state in ((frozenset({tp(0)}), RunState.STARTED), (frozenset(), RunState.CANCELED)):

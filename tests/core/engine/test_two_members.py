@@ -108,7 +108,7 @@ class TwoMembers(RuleBasedStateMachine):
     def work_goes_on(self, seed: int, moves: int) -> None:
         """The usual things, in any order.
 
-        Many in one rule, so that there is work for the other rules to disturb.
+        One rule plays many of them, which gives the other rules work to disturb.
         """
         chance = random.Random(seed)  # noqa: S311 - a schedule
         for _ in range(moves):
@@ -149,7 +149,7 @@ class TwoMembers(RuleBasedStateMachine):
             case _:
                 self.a_process_is_killed(side)
 
-    # What Kafka does
+    # Kafka
 
     @rule(which=st.integers(0, 2), records=st.integers(1, 25))
     def records_are_produced(self, which: int, records: int) -> None:
@@ -233,7 +233,7 @@ class TwoMembers(RuleBasedStateMachine):
                     del self.owner[partition]
         self.releases_seen = len(self.world.released_by)
 
-    # What the members do
+    # Members
 
     def a_pump_turns(self, side: int, seconds: float) -> None:
         self.world.now += seconds
@@ -256,7 +256,7 @@ class TwoMembers(RuleBasedStateMachine):
     def a_tick_is_interrupted(self, side: int, which: int) -> None:
         """Deliver the requests of a tick much later, or twice.
 
-        They come from another sensor, so that the run key does not help.
+        They come from another sensor, which makes the run key useless.
         """
         self.a_sensor_ticks(side, arrives=False)
         if self.offered:
@@ -289,7 +289,7 @@ class TwoMembers(RuleBasedStateMachine):
         self.members[side].fails.clear()
         self.members[side].unanswered.clear()
 
-    # What runs do
+    # Runs
 
     def a_run_starts(self, which: int) -> None:
         waiting = [
@@ -325,7 +325,7 @@ class TwoMembers(RuleBasedStateMachine):
         elif end == "fails":
             self.world.dagster.move(run_id, RunState.FAILED)
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def no_offset_is_in_two_successful_runs(self) -> None:
@@ -407,7 +407,7 @@ class TwoMembersWithDeadLetters(TwoMembers):
 class TwoMembersThatJoinRecords(TwoMembersWithDeadLetters):
     """The same with records that are joined.
 
-    Each committed offset is in exactly one record, whoever records it.
+    Each committed offset is in exactly one record.
     """
 
     record_every_s = 30.0

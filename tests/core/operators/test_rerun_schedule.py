@@ -27,7 +27,7 @@ def run(number: int, state: RunState, run_id: str = "", *, attempt: int = 1) -> 
 
 
 def order(action: Action, partitions: str) -> Directive:
-    """What somebody has ordered."""
+    """A directive of an operator."""
     return Directive(action, partitions, "bob", 1_700_000_000.0, "the table is moved")
 
 

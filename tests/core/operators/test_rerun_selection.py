@@ -57,12 +57,12 @@ def chosen(
     runs: Iterable[RunSnapshot] = (),
     planned: Iterable[RerunBatch] = (),
 ) -> Selection:
-    """What is repeated of one partition; by default of three ranges that are all committed."""
+    """The selection for one partition; by default with three committed ranges."""
     return select(meant, {tp(0): past(THREE) if one is None else one}, runs, planned)
 
 
 def left(selection: Selection) -> list[str]:
-    """What is left out, and why."""
+    """The offsets left out, with the reasons."""
     return list(map(str, selection.left_out))
 
 
@@ -145,11 +145,11 @@ def test_replaced_range_is_left_out() -> None:
     assert left(selection)[0] == f"orders-0 [0, 20): {again_later}: orders-0 [10, 30)"
     selection = chosen(Span(0), past([span(0, 0, 20), *(span(0, n, n + 1) for n in range(7))]))
     assert left(selection)[0].endswith(f", {span(0, 4, 5)} and 2 more")
-    # By times, only what was committed then is told.
+    # A selection by time reports only the commits of that time.
     assert left(chosen(Span(since=103.0), past([*THREE, *again]))) == []
 
 
-# What is left out
+# Left out
 
 
 def test_uncommitted_range_is_left_to_the_group() -> None:
@@ -206,7 +206,7 @@ def test_range_with_a_live_run_is_left_out() -> None:
         (["`orders-0 [0, 4)`"], []),
         (["`orders-0 [0, 4)` `orders-0 [5, 9)`"], []),
         (["`orders-0 [0, 6)` `orders-0 [4, 9)`"], []),
-        (["`orders-0 [0, 99)`", "`orders-0 [4, 4)`", "what somebody has written"], []),
+        (["`orders-0 [0, 99)`", "`orders-0 [4, 4)`", "other text"], []),
         ([], []),
     ],
 )
@@ -216,7 +216,7 @@ def test_joined_ranges_come_from_the_texts_of_the_run(
     assert joined_ranges(span(0, 0, 9), shown) == tuple(span(0, *part) for part in parts)
 
 
-# What is refused
+# Refused
 
 
 @pytest.mark.parametrize(

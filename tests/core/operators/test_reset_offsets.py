@@ -28,7 +28,7 @@ NOBODY = Owners(())
 def at_work(
     *runs: RunSnapshot, owners: Owners = NOBODY, written_off: Sequence[RunSnapshot] = ()
 ) -> GroupWork:
-    """What is known 40 s after the end of `WRITTEN_OFF`."""
+    """The group 40 s after the end of `WRITTEN_OFF`."""
     return GroupWork(owners, runs, written_off, now_s=1040.0, heartbeat_timeout_s=60.0)
 
 

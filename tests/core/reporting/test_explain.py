@@ -125,7 +125,7 @@ def test_hold_with_nothing_left() -> None:
 
 
 def of_all(*partitions: OwnedPartition) -> str:
-    """What a hold of many partitions waits for."""
+    """The reasons why a hold of many partitions waits."""
     hold = replace(HOLD, epochs={owned.partition: 1 for owned in partitions})
     _, _, waits = said(*partitions, hold=hold).partition("waiting for ")
     return waits.removesuffix("; 278 s left")

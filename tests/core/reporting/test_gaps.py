@@ -10,7 +10,7 @@ from tests.core.world import span
 
 
 def recorded(*bounds: tuple[int, int], partition: int = 0) -> list[Recorded]:
-    """Commits, each by a run of its own."""
+    """Commits, each by a separate run."""
     return [Recorded(span(partition, *pair), f"run-{index}") for index, pair in enumerate(bounds)]
 
 

@@ -44,7 +44,7 @@ KNOWN = (
 
 
 def holds(*members: GroupMember, number: int = 1) -> str:
-    """What is said of the hold of a partition."""
+    """The sentence about the hold of a partition."""
     return Owners(members, KNOWN).hold(tp(number))
 
 
@@ -87,7 +87,7 @@ def test_partition_without_owner_is_held_by_its_last_owner() -> None:
     heir = replace(GREEN, is_to_own=frozenset({tp(1)}))
     assert holds(BLUE, heir) == "held by blue, green waits for it"
     assert holds(BLUE) == "held by blue"
-    assert holds(heir) == "green waits for it", "who had it is gone"
+    assert holds(heir) == "green waits for it", "its last owner is gone"
     assert holds(GREEN, number=3) == "no member has it"
     assert holds(GREEN, number=2) == "no member has it"
     assert holds() == ""

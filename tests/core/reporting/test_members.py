@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def told(*events: tuple[str, Kind, tuple[int, ...]]) -> MemberTable:
-    """The roster after members have said something about partitions, a second apart."""
+    """The member table after records about partitions, a second apart."""
     return member_table(
         MemberRecord(kind, member, member.title(), float(at), tuple(map(tp, numbers)))
         for at, (member, kind, numbers) in enumerate(events)

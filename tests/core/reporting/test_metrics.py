@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def counted(member: Member, metric: Metric) -> list[tuple[float, dict[str, str]]]:
-    """What a member has added to a metric so far."""
+    """The measurements of a member for a metric so far."""
     return [
         (one.value, dict(one.attributes))
         for member_event in member.member_events
