@@ -280,7 +280,7 @@ class Process:
 
         It has read directives that are older than the assignment.
         """
-        order = in_force(self.engine.orders, partition)
+        order = in_force(self.engine.directives, partition)
         actual = in_force(self._dagster.orders, partition)
         if actual is not None and self._dagster.ordered_at(actual) < self._assigned_after(
             partition
@@ -293,7 +293,7 @@ class Process:
     def check_claimed(self, partition: TopicPartition) -> None:
         """Check that a claim was decided before the member had read the pause."""
         owned = self.engine.partitions.get(partition)
-        order = in_force(self.engine.orders, partition)
+        order = in_force(self.engine.directives, partition)
         if owned is None or owned.pending is None or order is None:
             return
         known_at = self._paused_since.get((partition, order), self.clock())
@@ -319,7 +319,7 @@ class Process:
         self._paused_since = {
             (partition, order): self._paused_since.get((partition, order), self.clock())
             for partition in self.engine.partitions
-            if (order := in_force(self.engine.orders, partition)) is not None
+            if (order := in_force(self.engine.directives, partition)) is not None
         }
 
     # What disturbs it

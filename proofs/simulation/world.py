@@ -321,7 +321,7 @@ class World:
 
     def _check_orders_are_known(self, process: Process) -> None:
         now = self.clockwork.now
-        is_told = process.engine.orders == self.dagster.orders or not process.engine.partitions
+        is_told = process.engine.directives == self.dagster.orders or not process.engine.partitions
         if is_told or not process.is_served:
             process.ignorant_since = None
             return

@@ -73,10 +73,10 @@ class Engine:
         self.settings = settings
         self.partitions = AssignedPartitions()
         self.liveness = settings.liveness
-        self.orders: tuple[Directive, ...] = ()
+        self.directives: tuple[Directive, ...] = ()
         self.forecast = Forecast()
         self._new_batch_id = new_batch_id
-        self._epoch = self._ordered_epoch = 0
+        self._epoch = self._directives_epoch = 0
         self._last_tick_at = self._now = now
         self._rechecked_at = float("-inf")
         self._requested_since: dict[BatchRequest, float] = {}
@@ -130,7 +130,7 @@ class Engine:
                 self.liveness.batch_ids,
                 now,
                 epoch=self._epoch,
-                directives_epoch=self._ordered_epoch,
+                directives_epoch=self._directives_epoch,
                 is_holding=bool(self.holds),
                 is_leaving=self.leaving is not None,
             ),
@@ -144,7 +144,7 @@ class Engine:
     @property
     def _due_requests(self) -> tuple[BatchRequest, ...]:
         """Cached for each state: a turn of the member loop reads it several times."""
-        state = (self.partitions.busy, self._now, self.orders)
+        state = (self.partitions.busy, self._now, self.directives)
         if self._requests is None or any(
             a is not b for a, b in zip(state, self._requests[0], strict=True)
         ):
@@ -152,7 +152,7 @@ class Engine:
                 self.partitions.busy,
                 self._now,
                 max_runs=self.settings.limits.max_runs_in_flight,
-                orders=self.orders,
+                directives=self.directives,
                 worker=self.settings.worker,
             )
             self._requests = (state, requests)
@@ -204,7 +204,7 @@ class Engine:
         for partition in event.partitions:
             self._epoch += 1
             owned = OwnedPartition(
-                partition, self._epoch, directive=in_force(self.orders, partition)
+                partition, self._epoch, directive=in_force(self.directives, partition)
             )
             self.partitions[partition] = (
                 owned.changed(Change.GIVE_UP_REQUESTED) if self.leaving else owned
@@ -384,12 +384,12 @@ class Engine:
 
     def _on_directives(self, event: events.DirectivesRead, _now: float) -> _Commands:
         # A new member retries everything on assignment, so earlier retry directives are done.
-        is_first_read = self._ordered_epoch == 0
-        self._ordered_epoch = max(event.epoch, self._ordered_epoch)
-        if event.directives == self.orders:
+        is_first_read = self._directives_epoch == 0
+        self._directives_epoch = max(event.epoch, self._directives_epoch)
+        if event.directives == self.directives:
             return
-        retries = [] if is_first_read else new_retries(self.orders, event.directives)
-        self.orders = event.directives
+        retries = [] if is_first_read else new_retries(self.directives, event.directives)
+        self.directives = event.directives
         for retry in retries:
             yield from self._retry(retry)
         changed: dict[Directive | None, list[TopicPartition]] = {}
@@ -434,14 +434,14 @@ class Engine:
             yield from map(commands.Note, results.notes)
             self.partitions[owned.partition] = results.owned
             is_known = event.with_live and results.covers_all
-            if owned.phase is Phase.RESTORING and is_known and self._is_ordered(owned):
+            if owned.phase is Phase.RESTORING and is_known and self._knows_directives(owned):
                 yield from self._restore(results.owned, event.runs, now)
             yield from self._stop_or_resume(self.partitions[owned.partition])
             yield from self._check_claims(self.partitions[owned.partition], results.refused)
 
-    def _is_ordered(self, owned: OwnedPartition) -> bool:
+    def _knows_directives(self, owned: OwnedPartition) -> bool:
         """Whether the directives were read after the partition was assigned."""
-        return owned.epoch <= self._ordered_epoch
+        return owned.epoch <= self._directives_epoch
 
     def _check_liveness(self, runs: Iterable[RunSnapshot], now: float) -> _Commands:
         followed = [

@@ -30,7 +30,7 @@ def due_requests(
     now: float,
     *,
     max_runs: int,
-    orders: Sequence[Directive] = (),
+    directives: Sequence[Directive] = (),
     worker: str = "",
 ) -> tuple[BatchRequest, ...]:
     """Return the runs to request now.
@@ -41,7 +41,7 @@ def due_requests(
 
     Failed ranges are requested while fewer than `max_runs` runs are working or requested, the one
     that has waited longest first; with a `worker`, other runs do not count. A run that Dagster has
-    created but not submitted is not requested again while `orders` pause one of its partitions,
+    created but not submitted is not requested again while `directives` pause one of its partitions,
     even one of another member.
     """
     partitions = tuple(partitions)
@@ -56,7 +56,7 @@ def due_requests(
     for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
         match entry.progress:
             case InFlight(unsubmitted=RunSnapshot() as run):
-                if not any(in_force(orders, range_.topic_partition) for range_ in run.ranges):
+                if not any(in_force(directives, range_.topic_partition) for range_ in run.ranges):
                     request = BatchRequest(
                         run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id
                     )

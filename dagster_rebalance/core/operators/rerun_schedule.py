@@ -59,14 +59,14 @@ class _BatchState(NamedTuple):
 
 
 def steps(
-    batches: Sequence[RerunBatch], runs: Iterable[RunSnapshot], orders: Sequence[Directive]
+    batches: Sequence[RerunBatch], runs: Iterable[RunSnapshot], directives: Sequence[Directive]
 ) -> RerunSteps:
     """Return the next steps.
 
     Args:
         batches: The unfinished batches, in the order of their requests.
         runs: All runs of these batches.
-        orders: The directives of operators, oldest first.
+        directives: The directives of operators, oldest first.
     """
     runs_by_batch: dict[str, list[RunSnapshot]] = {}
     for run in runs:
@@ -74,7 +74,7 @@ def steps(
     by_rerun: dict[str, list[_BatchState]] = {}
     for batch in batches:
         progress = _progress(batch, runs_by_batch.get(batch.batch_id, ()))
-        state = _BatchState(batch, progress, _directive_on(batch, orders))
+        state = _BatchState(batch, progress, _directive_on(batch, directives))
         by_rerun.setdefault(batch.rerun.rerun_id, []).append(state)
     found = [_steps_of(states) for states in by_rerun.values()]
     return RerunSteps(
@@ -153,10 +153,12 @@ def _progress(batch: RerunBatch, runs: Sequence[RunSnapshot]) -> Progress:
     )
 
 
-def _directive_on(batch: RerunBatch, orders: Sequence[Directive]) -> Directive | None:
+def _directive_on(batch: RerunBatch, directives: Sequence[Directive]) -> Directive | None:
     partitions = dict.fromkeys(range_.topic_partition for range_ in batch.ranges)
-    found = [order for one in partitions if (order := in_force(orders, one)) is not None]
-    stops = [order for order in found if order.action is Action.STOP]
+    found = [
+        directive for one in partitions if (directive := in_force(directives, one)) is not None
+    ]
+    stops = [directive for directive in found if directive.action is Action.STOP]
     return next(iter(stops or found), None)
 
 

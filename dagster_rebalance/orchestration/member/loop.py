@@ -392,7 +392,7 @@ class MemberLoop:
         return None
 
     def _directives_read(self, epoch: int, directives: tuple[Directive, ...]) -> events.Event:
-        if directives != self._engine.orders:
+        if directives != self._engine.directives:
             self._report.add_news()
         return events.DirectivesRead(directives, epoch)
 

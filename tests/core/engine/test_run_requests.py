@@ -33,10 +33,10 @@ NOW = 100.0
 
 
 def due_requests(
-    partitions: Iterable[OwnedPartition], *, max_runs: int = 4, orders: Sequence[Directive] = ()
+    partitions: Iterable[OwnedPartition], *, max_runs: int = 4, directives: Sequence[Directive] = ()
 ) -> tuple[BatchRequest, ...]:
     """The requests due now."""
-    return run_requests.due_requests(partitions, NOW, max_runs=max_runs, orders=orders)
+    return run_requests.due_requests(partitions, NOW, max_runs=max_runs, directives=directives)
 
 
 def owned(
@@ -178,10 +178,10 @@ def test_unsubmitted_run_with_a_paused_partition_is_not_requested() -> None:
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     pause = Directive(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
     mine, paused = owned(0, ("b", 9, again)), replace(owned(1, ("b", 5, again)), directive=pause)
-    assert due_requests([mine, paused], orders=[pause]) == ()
-    assert due_requests([mine], orders=[pause]) == ()
+    assert due_requests([mine, paused], directives=[pause]) == ()
+    assert due_requests([mine], directives=[pause]) == ()
     resume = replace(pause, action=Action.RESUME)
-    assert due_requests([mine], orders=[pause, resume]) == (BatchRequest("b", 0, run.ranges),)
+    assert due_requests([mine], directives=[pause, resume]) == (BatchRequest("b", 0, run.ranges),)
 
 
 def test_batch_with_a_pending_claim_is_not_requested() -> None:

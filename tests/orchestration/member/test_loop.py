@@ -164,7 +164,7 @@ def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind
     answers.put(events.TickArrived)
     answers.put(given(PAUSE))
     bench.turn()
-    assert bench.engine.orders == (PAUSE, RESUME)
+    assert bench.engine.directives == (PAUSE, RESUME)
 
 
 def test_a_storage_that_always_has_an_answer_does_not_keep_the_member_from_its_polls(

@@ -363,7 +363,7 @@ def ignore_people(patch: pytest.MonkeyPatch) -> None:
 
 def begin_before_orders_are_known(patch: pytest.MonkeyPatch) -> None:
     """A new owner does not wait until it knows what is paused."""
-    patch.setattr(Engine, "_is_ordered", lambda *_: True)
+    patch.setattr(Engine, "_knows_directives", lambda *_: True)
 
 
 def paused_for_ever(patch: pytest.MonkeyPatch) -> None:
