@@ -121,9 +121,7 @@ def decode_columns(
 
 
 def decode_array(
-    decoder: OpenDecoder,
-    payloads: Iterable[bytes | None],
-    header_names: Iterable[Sequence[str]],
+    decoder: OpenDecoder, payloads: Iterable[bytes | None], header_names: Iterable[Sequence[str]]
 ) -> tuple[Any, list[str | None]]:
     """Return the decoded payloads as an array, and for each why it is undecodable or None.
 

@@ -176,12 +176,7 @@ SECOND = ("shop.v2.Order", {"id": 1, "amount": 9.5})
         ([V1, V2], [V1, V2, REFUND], SECOND, "member1"),
         ([V1, V2], [REFUND, V2, V1], SECOND, "member1"),
         (V2, [V1, V2, REFUND], SECOND[1], "member1"),
-        (
-            [V2, REFUND],
-            [V1, {**V2, "name": "Sale", "aliases": ["Order"]}],
-            SECOND,
-            "member1",
-        ),
+        ([V2, REFUND], [V1, {**V2, "name": "Sale", "aliases": ["Order"]}], SECOND, "member1"),
         (
             [REFUND, V2],
             [V1, {**V2, "name": "new.Sale", "aliases": ["shop.v2.Order"]}],

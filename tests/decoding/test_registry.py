@@ -169,10 +169,7 @@ def test_slow_answer_times_out(registry: HttpRegistry) -> None:
 
 @pytest.mark.parametrize(
     ("login", "settings"),
-    [
-        ("password", {"username": USER, "password": PASSWORD}),
-        ("token", {"token": TOKEN}),
-    ],
+    [("password", {"username": USER, "password": PASSWORD}), ("token", {"token": TOKEN})],
 )
 def test_login_is_used_and_never_shown(
     registry: HttpRegistry, login: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -71,9 +71,7 @@ def test_executors_of_a_killed_run_end_and_its_replay_writes_once(
     out = tmp_path / "out"
     with run(cluster, kafka_broker, topic, out, ms=5_000) as first:
         wait_until(
-            lambda: files_in_work(tmp_path) > 0,
-            timeout_s=LIMIT_S,
-            what="an executor to write",
+            lambda: files_in_work(tmp_path) > 0, timeout_s=LIMIT_S, what="an executor to write"
         )
         assert cluster.executors() == 1
         os.killpg(first.pid, signal.SIGKILL)

@@ -279,8 +279,7 @@ class Writes:
 
 
 @pytest.mark.parametrize(
-    ("own", "found"),
-    [({}, str(2**31 - 1)), ({"kafka.max.request.size": "5"}, "5")],
+    ("own", "found"), [({}, str(2**31 - 1)), ({"kafka.max.request.size": "5"}, "5")]
 )
 def test_size_of_a_letter_is_limited_by_its_topic(own: dict[str, str], found: str) -> None:
     frame: Any = Writes()

@@ -67,12 +67,7 @@ def replace(
     """Replace both ranges with a commit."""
     frame: Any = Frame("topic", "partition", "offset", "range_start", read_id=read_id, read=read)
     replace_rows(
-        frame,
-        table,
-        RANGES,
-        FORM,
-        create=lambda _writer: None,
-        write=lambda _frame, _rows: write(),
+        frame, table, RANGES, FORM, create=lambda _writer: None, write=lambda _frame, _rows: write()
     )
 
 

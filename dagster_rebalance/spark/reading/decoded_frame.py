@@ -87,10 +87,7 @@ def decoded_frame(
 
 
 def write_letters(
-    frame: DataFrame,
-    decoders: Sequence[Decoder],
-    topic: str,
-    kafka_options: Mapping[str, object],
+    frame: DataFrame, decoders: Sequence[Decoder], topic: str, kafka_options: Mapping[str, object]
 ) -> None:
     """Store a dead letter for each undecodable record of a frame of `read_ranges`.
 

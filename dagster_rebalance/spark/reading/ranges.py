@@ -296,9 +296,7 @@ def _read_round(
     expr = functions_of(session).expr
     # Not withMetadata, which asks a Connect server for the schema.
     bounded = frame.select(
-        "*",
-        expr(starts).alias("range_start", metadata=metadata),
-        expr(untils).alias("range_until"),
+        "*", expr(starts).alias("range_start", metadata=metadata), expr(untils).alias("range_until")
     )
     # A condition, because Spark omits a column that is not used. A NULL bound is not true.
     return bounded.where(

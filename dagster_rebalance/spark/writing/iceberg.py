@@ -85,12 +85,7 @@ def write_iceberg(
             _replace(checked, table, rows, options)
 
     replace_rows(
-        frame,
-        table,
-        ranges,
-        ICEBERG,
-        create=lambda writer: writer.saveAsTable(table),
-        write=write,
+        frame, table, ranges, ICEBERG, create=lambda writer: writer.saveAsTable(table), write=write
     )
 
 
