@@ -14,6 +14,5 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def registry() -> Iterator[HttpRegistry]:
-    """A registry that answers."""
     with http_registry() as running:
         yield running

@@ -46,13 +46,12 @@ class HttpRegistry:
         references: Sequence[tuple[str, str, int]] = (),
         **more: object,
     ) -> int:
-        """Register a schema, and return its id."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         named = [{"name": n, "subject": s, "version": v} for n, s, v in references]
         return self.add(subject, {"schema": text, "schemaType": kind, "references": named, **more})
 
     def add(self, subject: str, schema: dict[str, Any]) -> int:
-        """The id of a schema, which is a new one for a new text."""
+        """Return the id of a schema, a new one for a new text."""
         schemas = self._of_context(subject)
         known = {json.dumps(one, sort_keys=True): at for at, one in enumerate(schemas, 1)}
         schema_id = known.get(json.dumps(schema, sort_keys=True))
@@ -65,20 +64,19 @@ class HttpRegistry:
         return schema_id
 
     def is_allowed(self, authorization: str | None) -> bool:
-        """Whether a request has the login."""
         basic = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         wanted = {"": None, "password": f"Basic {basic}", "token": f"Bearer {TOKEN}"}[self.login]
         return wanted is None or authorization == wanted
 
     def _of_context(self, subject: str) -> list[dict[str, Any]]:
-        """The schemas of a context: a subject in another context is called `:.context:subject`."""
+        """Return the schemas of a context: its subjects are named `:.context:subject`."""
         context = subject.split(":")[1] if subject.startswith(":.") else ""
         return self.contexts.setdefault(context, []) if context else self.schemas
 
     def found(
         self, path: Sequence[str], form: str = "", of: str = ""
     ) -> tuple[int, dict[str, Any]]:
-        """The answer to a GET that asks for schemas in a form, and of a subject."""
+        """Return the answer to a GET for a schema in a format, or of a subject."""
         match path:
             case ["schemas", "ids", number]:
                 schemas = self._of_context(of)
@@ -99,7 +97,7 @@ class HttpRegistry:
                 return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
     def _shown(self, schema: dict[str, Any], form: str) -> dict[str, Any]:
-        """Avro's type goes without saying, as Confluent's registry has it."""
+        """Return a schema without the type of Avro, which Confluent's registry omits."""
         hidden = {"schemaType"} if schema["schemaType"] == "AVRO" else set()
         shown = {**schema, "schema": schema.get(form, schema["schema"])}
         return {name: value for name, value in shown.items() if name not in hidden and value}
@@ -107,7 +105,7 @@ class HttpRegistry:
 
 @contextmanager
 def http_registry() -> Iterator[HttpRegistry]:
-    """A registry on a free port."""
+    """Serve a registry on a free port."""
     registry = HttpRegistry()
     registry.is_free.set()
 

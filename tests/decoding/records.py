@@ -25,19 +25,17 @@ ORDER: dict[str, Any] = {
 
 
 def framed(schema_id: int, data: bytes, indexes: bytes = b"") -> bytes:
-    """Data in Confluent's wire format."""
     return b"\x00" + schema_id.to_bytes(4, "big") + indexes + data
 
 
 def avro(schema_id: int, schema: Json, value: object) -> bytes:
-    """A value in Avro, with its frame."""
+    """Return a value in Avro, with its frame."""
     written = io.BytesIO()
     fastavro.schemaless_writer(written, fastavro.parse_schema(schema), value)
     return framed(schema_id, written.getvalue())
 
 
 def batch(*values: bytes | None, keys: Iterable[bytes | None] = (), **more: Any) -> KafkaBatch:  # noqa: ANN401 - of a message
-    """A batch of one range with these values."""
     given = list(keys) or [None] * len(values)
     messages = [
         Message(topic="orders", partition=0, offset=at, key=key, value=value, **more)
@@ -49,7 +47,7 @@ def batch(*values: bytes | None, keys: Iterable[bytes | None] = (), **more: Any)
 def proto_file(
     package: str, messages: Iterable[descriptor_pb2.DescriptorProto], *imports: str
 ) -> descriptor_pb2.FileDescriptorProto:
-    """A file in Protobuf's third syntax."""
+    """Return a file in proto3."""
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3", dependency=imports
     )
@@ -58,7 +56,7 @@ def proto_file(
 
 
 def proto_message(name: str, /, **fields: str) -> descriptor_pb2.DescriptorProto:
-    """A message; a field has the name of a scalar or of a message, with `[]` if it is repeated."""
+    """Return a message of fields with a scalar or a message type, with `[]` if repeated."""
     message = descriptor_pb2.DescriptorProto(name=name)
     for number, (field_name, kind) in enumerate(fields.items(), 1):
         field = message.field.add(name=field_name, number=number)

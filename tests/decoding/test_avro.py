@@ -27,7 +27,7 @@ NODE = {
 
 
 def record(**fields: Json) -> dict[str, Any]:
-    """A schema with these fields; a default is given as a pair."""
+    """Return a schema with these fields; a default is given as a pair."""
     return {
         "type": "record",
         "name": "R",
@@ -47,7 +47,7 @@ def decoder(reader: Json, *writers: Json, **more: Json) -> Decoder:
 
 
 def read(reader: Json, value: object, writer: Json = None) -> Json:
-    """A value as it comes out of Arrow, where it has to come out."""
+    """Return a value that Arrow must be able to hold."""
     written = reader if writer is None else writer
     array, reasons = decode_array(decoder(reader, written).open(), [avro(1, written, value)], [()])
     assert reasons == [None]
@@ -497,7 +497,7 @@ def test_too_many_items_without_bytes_are_refused(items: Json, reader: Json) -> 
 
 
 def doubling(levels: int, *leaf: Json) -> dict[str, Any]:
-    """Optional records, each of twice as many values as the one before."""
+    """Return optional records, each with twice as many values as the one before."""
     fields: list[Any] = [{"name": "leaf", "type": one} for one in leaf]
     parts: list[Any] = []
     for level in range(levels):

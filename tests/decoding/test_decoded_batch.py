@@ -39,7 +39,7 @@ PEN = {"id": 1, "item": "pen"}
 
 @pytest.fixture
 def its(registry: HttpRegistry) -> SchemaRegistryResource:
-    """A registry that has the schema of orders as its first, in the two subjects of the topic."""
+    """Return a registry with the schema of orders in both subjects of the topic."""
     assert registry.register("orders-value", ORDER) == 1
     assert registry.register("orders-key", ORDER) == 1
     return SchemaRegistryResource(url=registry.url, client_config={"max.retries": "0"})
@@ -47,7 +47,7 @@ def its(registry: HttpRegistry) -> SchemaRegistryResource:
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> FakeProducer:
-    """A producer whose records are stored at once."""
+    """Return a producer that confirms records immediately."""
     producer = FakeProducer({})
     produce = producer.produce
 
@@ -88,7 +88,7 @@ def test_tombstones_and_parts_without_decoder_are_not_decoded(its: SchemaRegistr
 
 
 def with_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let batches for testing store letters, as all others do."""
+    """Let batches for testing store letters."""
     letters = decoded.Letters.__init__
 
     def of_a_group(self: decoded.Letters, _: object, topic: str | None) -> None:

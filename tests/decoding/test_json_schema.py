@@ -34,7 +34,6 @@ ORDER = {
 
 
 def text(schema: Json, *references: tuple[str, Any]) -> SchemaText:
-    """Return a schema with its references."""
     return SchemaText(json.dumps(schema), tuple((n, json.dumps(one)) for n, one in references))
 
 
@@ -45,7 +44,6 @@ def decoder(reader: SchemaText, *writers: SchemaText) -> Decoder:
 
 
 def payload(value: object, schema_id: int = 1) -> bytes:
-    """A value with its frame."""
     return framed(schema_id, json.dumps(value).encode())
 
 
@@ -273,7 +271,6 @@ EXPRESSION: dict[str, Any] = {
 
 
 def expression(levels: int, leaf: object) -> dict[str, Any]:
-    """A tree of operators."""
     value: dict[str, Any] = {"n": leaf}
     for _ in range(levels):
         value = {"op": "mul", "left": value, "right": {"n": 2}}

@@ -24,7 +24,7 @@ STAMP = "google/protobuf/timestamp.proto"
 
 
 def shop() -> descriptor_pb2.FileDescriptorProto:
-    """A file whose second message has another one in it, with bytes."""
+    """Return a file whose second message has a nested message with bytes."""
     line = proto_message("Line", raw="bytes", number="uint64")
     order = proto_message(
         "Order", id="int64", lines=".shop.Order.Line[]", at=".google.protobuf.Timestamp"
@@ -39,13 +39,12 @@ def shop() -> descriptor_pb2.FileDescriptorProto:
 
 
 def registered(registry: HttpRegistry, subject: str, file: Any, **more: Any) -> int:  # noqa: ANN401 - protobuf's
-    """The id of a file, as confluent-kafka's serializer registers it."""
+    """Register a file as confluent-kafka's serializer does, and return its id."""
     text = base64.b64encode(file.SerializeToString()).decode()
     return registry.register(subject, text, "PROTOBUF", **more)
 
 
 def written(file: Any, name: str, /, **fields: Any) -> bytes:  # noqa: ANN401 - protobuf's
-    """A message of a file as bytes."""
     from google.protobuf import timestamp_pb2  # noqa: PLC0415 - the file that the others import
 
     pool = descriptor_pool.DescriptorPool()
@@ -56,7 +55,7 @@ def written(file: Any, name: str, /, **fields: Any) -> bytes:  # noqa: ANN401 - 
 
 
 def decoder(registry: HttpRegistry, subject: str, message: str = "") -> Decoder:
-    """What reads by the latest schema of a subject."""
+    """Return a decoder for the latest schema of a subject."""
     client = Registry({"url": registry.url})
     schema = client.of_subject("PROTOBUF", subject, None)
     return Decoder("value", "protobuf", schema, lambda of: client.by_id("PROTOBUF", of), message)

@@ -23,7 +23,6 @@ QUICK = {"max.retries": "1", "retries.wait.ms": "1", "retries.max.wait.ms": "2"}
 
 
 def asked(registry: HttpRegistry, **settings: Any) -> Registry:  # noqa: ANN401 - of a resource
-    """The registry as a run has it."""
     return SchemaRegistryResource(url=registry.url, client_config=QUICK, **settings).registry()
 
 

@@ -22,7 +22,6 @@ url, settings, brokers, topic, count, folder, ms = sys.argv[1:]
 
 @dg.asset
 def copied(spark: KafkaSparkResource) -> None:
-    """All records, once."""
     ranges = [OffsetRange(topic, 0, 0, int(count))]
     frame = read_ranges(spark.spark_session, ranges, {"bootstrap.servers": brokers})
     work = f"java_method('java.lang.Thread', 'sleep', bigint({ms}) + offset * 0)"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module", params=["connect", "classic"])
 def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
-    """A session of either kind."""
     if request.param == "connect":
         server: SparkConnectServer = request.getfixturevalue("spark_connect_server")
         with connected(server) as on_server:

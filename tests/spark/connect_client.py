@@ -17,7 +17,6 @@ session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 
 
 def work(attempt: str) -> None:
-    """Print how the work ended."""
     try:
         write_slowly(session, Path(sys.argv[2]) / attempt)
         print(attempt, "finished", flush=True)  # noqa: T201 - the test reads it

@@ -45,13 +45,13 @@ poll = FakeMember.poll
 
 
 def slow_poll(member: FakeMember, timeout_s: float) -> list[MemberEvent]:
-    """Leave the JVM a processor: a poll of a group in memory returns at once."""
+    """Leave the JVM a processor: a poll of a group in memory returns immediately."""
     time.sleep(0.02)
     return poll(member, timeout_s)
 
 
 def kill_the_jvm() -> None:
-    """Kill it as the system does when memory is short."""
+    """Kill it as the system does if memory is short."""
     gateway = SparkContext._gateway
     assert gateway is not None
     os.kill(gateway.proc.pid, signal.SIGKILL)
@@ -111,7 +111,6 @@ def _counts(batch_id: str, outcome: BatchOutcome | None) -> dict[str, int]:
 
 
 def single(instance: dg.DagsterInstance) -> dict[str, object]:
-    """Play the run of one batch."""
     group.committed[tp(0)] = claimed(0, RECORDS, "b-1")
     wanted = batch_request("b-1", span(0, 0, RECORDS))
     defs = build_kafka_batch_defs(kafka=kafka, assets=[orders], spark=spark)

@@ -39,7 +39,6 @@ def table_server(warehouse: Path) -> Iterator[SparkConnectServer]:
 
 @contextmanager
 def connected(server: SparkConnectServer) -> Iterator[SparkSession]:
-    """A new session on a server."""
     # A dropped session shuts the threads down that all sessions share. When the collector drops it
     # while another session is about to use them, that one fails (pyspark 4.0, reattach.py).
     gc.collect()
@@ -64,7 +63,7 @@ class Table:
 
     @classmethod
     def of(cls, format_: str, warehouse: Path, folder: Path) -> Table:
-        """A table that does not exist yet, in a folder that no other test has."""
+        """Return a table that does not exist yet, in a separate folder."""
         if format_ == "delta":
             return cls(format_, folder / "orders", str(folder / "orders"))
         name = folder.name.replace("-", "_")
@@ -72,7 +71,6 @@ class Table:
 
     @property
     def sql_name(self) -> str:
-        """As SQL has it."""
         name = self.name.replace("`", "``")
         return f"delta.`{name}`" if self.format == "delta" else self.name
 
@@ -93,18 +91,17 @@ class Table:
             write_iceberg(frame, self.name, ranges, options=options)
 
     def read(self, session: SparkSession, column: str = "value") -> list[tuple[int, int, str]]:
-        """Partition, offset and a column of text of each row, in order."""
+        """Return partition, offset and a text column of each row, in order."""
         if self.format == "iceberg":  # its catalogs cache tables for a while
             session.catalog.refreshTable(self.sql_name)
         rows = session.table(self.sql_name).selectExpr("partition", "offset", column)
         return sorted(tuple(row) for row in rows.collect())
 
     def data_files(self) -> set[Path]:
-        """The files with rows that are in its folder, also those that no commit has."""
+        """Return the data files in its folder, with and without a commit."""
         return {path for path in self.folder.rglob("*.parquet") if "_delta_log" not in path.parts}
 
     def compact(self, session: SparkSession) -> None:
-        """Let it have few files, as its users do from time to time."""
         if self.format == "delta":
             session.sql(f"OPTIMIZE {self.sql_name}").collect()
         else:

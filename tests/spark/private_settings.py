@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 def command_line_of_the_jvm() -> str:
-    """The command line of the one child process, as every user of this machine can read it."""
+    """Return the command line of the one child process, which every user can read."""
     (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return Path(f"/proc/{child}/cmdline").read_text()
 

@@ -25,14 +25,12 @@ def write_slowly(session: SparkSession, folder: Path) -> None:
 
 
 def files_in_work(folder: Path) -> int:
-    """Return the number of files that a write has begun."""
     # Not rglob, which raises if Spark removes a folder during the walk.
     walked = os.walk(folder)
     return sum(name.startswith("part-") for _, _, names in walked for name in names)
 
 
 def wait_until_working(folder: Path) -> None:
-    """Return when a task writes."""
     wait_until(
         lambda: files_in_work(folder) > 0, timeout_s=120, what=f"Spark to write into {folder}"
     )

@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
 def rows(frame: DataFrame) -> list[Row]:
-    """All rows in order."""
     return frame.orderBy("topic", "partition", "offset").collect()
 
 

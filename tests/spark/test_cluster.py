@@ -35,14 +35,12 @@ LIMIT_S = 240.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SparkCluster]:
-    """A master and two workers."""
     with SparkCluster() as cluster:
         yield cluster
 
 
 @pytest.fixture
 def topic(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> str:
-    """A topic with some records."""
     name = kafka_topic()
     produce(kafka_broker.client_config(), name, map(str, range(RECORDS)))
     return name

@@ -57,7 +57,6 @@ def registry() -> Iterator[HttpRegistry]:
 
 @pytest.fixture
 def topic(kafka_topic: TopicFactory) -> str:
-    """A topic of two partitions."""
     return kafka_topic(2)
 
 
@@ -109,7 +108,6 @@ def letters_in(kafka: KafkaCluster, topic: str) -> list[tuple[Any, Any, dict[str
 
 
 def resource_of(registry: HttpRegistry) -> SchemaRegistryResource:
-    """The team's resource."""
     return SchemaRegistryResource(url=registry.url, username=USER, password=PASSWORD)
 
 

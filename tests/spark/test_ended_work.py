@@ -39,7 +39,7 @@ pytestmark = pytest.mark.spark
 
 @contextmanager
 def process(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that does not outlive the test."""
+    """Start a Python process, and kill it at the end."""
     with subprocess.Popen(
         [sys.executable, "-m", *map(str, arguments)],
         stdin=subprocess.PIPE,

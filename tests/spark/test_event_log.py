@@ -51,7 +51,6 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """Play it."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "events").mkdir()
     secured_kafka.create_topic(TOPIC)

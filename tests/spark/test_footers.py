@@ -24,7 +24,6 @@ FIRST, SECOND = ("orders", 0, 0, 5), ("orders", 0, 5, 9)
 
 
 def write(file: Path, rows: Sequence[Sequence[Any]], **options: Any) -> Path:  # noqa: ANN401
-    """Write rows of the key's columns."""
     columns: dict[str, Any] = {
         name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)
     }

@@ -258,20 +258,16 @@ class Writes:
         self.write = self
 
     def mapInArrow(self, *_: object) -> Writes:  # noqa: N802 - Spark's name
-        """The letters."""
         return self
 
     def format(self, _: str) -> Writes:
-        """That of the connector."""
         return self
 
     def options(self, **given: str) -> Writes:
-        """Keep them."""
         self.options_given |= given
         return self
 
     def option(self, *_: str) -> Writes:
-        """The topic."""
         return self
 
     def save(self) -> None:

@@ -37,7 +37,6 @@ def records(session: SparkSession, *topics: str, until: int = 10, value: str = "
 
 
 def expected(*topics: str, until: int = 10) -> list[tuple[str, int]]:
-    """Return the records that each reader must find."""
     return sorted((topic, offset) for topic in topics for offset in range(until))
 
 

@@ -47,7 +47,6 @@ def offsets(frame: DataFrame) -> list[tuple[str, int, int, int, int]]:
 
 
 def expected(ranges: list[OffsetRange]) -> list[tuple[str, int, int, int, int]]:
-    """Return the expected result of `offsets`."""
     return sorted(
         (one.topic, one.partition, offset, one.start, one.until)
         for one in ranges

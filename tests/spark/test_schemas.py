@@ -25,7 +25,6 @@ from dagster_rebalance.spark.writing.schemas import ddl, refuse_ambiguous_names,
 
 
 def struct(**types: DataType) -> StructType:
-    """Return a type with these fields."""
     return StructType([StructField(name, type_) for name, type_ in types.items()])
 
 

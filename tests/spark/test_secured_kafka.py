@@ -33,7 +33,7 @@ PASSWORD = f'{SECRET} "quoted" \\ and; ,{{0}} %s'
 
 @pytest.fixture
 def session(spark_connect_server: SparkConnectServer) -> Iterator[SparkSession]:
-    """A session on a server whose log can be read."""
+    """Return a session on a server whose log can be read."""
     with connected(spark_connect_server) as on_server:
         yield on_server
 

@@ -118,7 +118,7 @@ def test_login_is_not_sent_in_the_clear() -> None:
 
 
 def connected_to(remote: str) -> SparkSession:
-    """A Connect session that has sent nothing, with pyspark's own idea of how it is connected."""
+    """Return a Connect session that has sent nothing."""
     session = ConnectSession.__new__(ConnectSession)
     session._client = SimpleNamespace(_builder=DefaultChannelBuilder(remote))  # type: ignore[assignment]
     return session  # type: ignore[return-value]

@@ -159,15 +159,12 @@ class Watcher(dg.ConfigurableResource):  # type: ignore[type-arg]
     _context: Any = PrivateAttr()
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Keep the context."""
         self._context = context
 
     def ask(self, step: str) -> None:
-        """Ask in the middle of a step."""
         SEEN.append((step, _is_over(self._context)))
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Ask when all steps of the process have ended."""
         SEEN.append(("teardown", _is_over(context)))
 
 

@@ -36,37 +36,34 @@ _MAGIC = b"PAR1"
 
 @pytest.fixture(scope="module")
 def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of Iceberg's tables."""
     return tmp_path_factory.mktemp("warehouse")
 
 
 @pytest.fixture(scope="module")
 def server(warehouse: Path) -> Iterator[SparkConnectServer]:
-    """A Spark Connect server for both formats."""
     with table_server(warehouse) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def session(server: SparkConnectServer) -> Iterator[SparkSession]:
-    """One of Spark Connect: a classic one may find a JVM that has not the jars of tables."""
+    """Return a Connect session: a classic one may have a JVM without the jars of tables."""
     with connected(server) as session:
         yield session
 
 
 @pytest.fixture(params=FORMATS)
 def table(request: pytest.FixtureRequest, warehouse: Path, tmp_path: Path) -> Table:
-    """A table that is not there yet."""
+    """Return a table that does not exist yet."""
     return Table.of(request.param, warehouse, tmp_path)
 
 
 def span(start: int, until: int, partition: int = 0) -> OffsetRange:
-    """A range."""
     return OffsetRange("orders", partition, start, until)
 
 
 def records(session: SparkSession, range_: OffsetRange, value: str) -> DataFrame:
-    """All records of a range, which carry a value."""
+    """Return all records of a range, with a value."""
     return session.sql(
         f"SELECT 'orders' AS topic, {range_.partition} AS partition, id AS offset, "  # noqa: S608
         f"'{value}' AS value FROM range({range_.start}, {range_.until}, 1, 2)"
@@ -83,7 +80,6 @@ def slowly(frame: DataFrame, offset: int, ms: int) -> DataFrame:
 
 
 def expected(*spans: tuple[int, int, str], partition: int = 0) -> list[tuple[int, int, str]]:
-    """Return the expected rows of the table."""
     return [
         (partition, offset, value)
         for start, until, value in spans
@@ -289,7 +285,6 @@ def _write_without_commit(server: SparkConnectServer, table: Table) -> None:
 
 
 def _has_a_file_beside(table: Table, known: set[Path]) -> bool:
-    """Whether there is another complete file."""
     contents = (path.read_bytes() for path in table.data_files() - known)
     return any(len(content) > len(_MAGIC) and content.endswith(_MAGIC) for content in contents)
 
@@ -320,7 +315,6 @@ def values(session: SparkSession, table: str) -> list[tuple[object, ...]]:
 
 
 def expected_of_columns(*spans: tuple[int, int, str]) -> list[tuple[object, ...]]:
-    """Return the rows that a table with odd columns must have."""
     return [
         (offset, *(f"{value}{name}" for name in COLUMNS))
         for start, until, value in spans

@@ -37,11 +37,9 @@ class Frame:
         )
 
     def where(self, _condition: str) -> Frame:
-        """Itself."""
         return self
 
     def withMetadata(self, _column: str, _about: object) -> Frame:  # noqa: N802 - Spark's name
-        """Itself."""
         return self
 
 
@@ -64,7 +62,6 @@ def replace(
     table: str = "shop.orders",
     read: Sequence[OffsetRange] | None = None,
 ) -> None:
-    """Replace both ranges with a commit."""
     frame: Any = Frame("topic", "partition", "offset", "range_start", read_id=read_id, read=read)
     replace_rows(
         frame, table, RANGES, FORM, create=lambda _writer: None, write=lambda _frame, _rows: write()

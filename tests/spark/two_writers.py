@@ -69,7 +69,6 @@ class Writer:
             raise TimeoutError(msg)
 
     def run(self, work: Callable[[], object]) -> None:
-        """Write, and record the end."""
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - recorded
@@ -80,8 +79,6 @@ class Writer:
 
 @dataclass
 class Tally:
-    """The outcome of the rounds."""
-
     rounds: int = 0
     calls: int = 0
     killed: int = 0
@@ -243,7 +240,6 @@ def _calls_stop(by_thread: dict[int, Writer]) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """Play, and print the findings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
