@@ -49,7 +49,7 @@ from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import GROUP_TAG
-from dagster_rebalance.orchestration.streaming.asset_calls import Body, in_order
+from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall, sorted_calls
 from dagster_rebalance.orchestration.streaming.asset_forms import check_makes_assets
 from dagster_rebalance.orchestration.streaming.code_version import code_version
 from dagster_rebalance.orchestration.streaming.sensor import build_kafka_stream_sensor
@@ -292,7 +292,7 @@ def build_kafka_stream_defs(
     )
     stopper = stopper_of(name, external_work)
     _check_resources(name, assets, provided)
-    bodies = in_order([Body.of(asset, batch_key) for asset in assets])
+    calls = sorted_calls([AssetCall.of(asset, batch_key) for asset in assets])
     topics = _topic_assets(kafka) if show_topics else []
     registries = _registries(resources)
     unshown = [
@@ -302,7 +302,7 @@ def build_kafka_stream_defs(
     ]
     streamed = stream_asset(
         name,
-        bodies,
+        calls,
         [topic.key for topic in topics],
         kafka_key=kafka_key,
         rerun_key=rerun_key,
@@ -322,9 +322,9 @@ def build_kafka_stream_defs(
     sensor = build_kafka_stream_sensor(
         name=f"{name}_sensor",
         job=job,
-        fleet=Replicas(
+        replicas=Replicas(
             runs=runs,
-            version=version or code_version([body.function for body in bodies], settings),
+            version=version or code_version([call.function for call in calls], settings),
             max_run_s=max_run_s,
         ),
         rerun_key=rerun_key,

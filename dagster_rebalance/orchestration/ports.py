@@ -88,17 +88,17 @@ class RunsPort(RunsToEnd, Protocol):
     def why_failed(self, run_id: str, batch_id: str) -> str:
         """Return the error of a run on a batch, in a few words."""
 
-    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
+    def record_outcomes(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Record how the work on abandoned claims ended, for their next owner."""
 
-    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+    def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
         """Record for how long a streaming run has worked on a batch."""
 
 
 class WorkPort(Protocol):
     """The worker of a streaming run: processes batches in this process, one at a time.
 
-    The thread of the member loop calls all methods but `say`. None of these waits.
+    The thread of the member loop calls all methods but `report`. None of these waits.
     """
 
     def begin(
@@ -121,29 +121,29 @@ class WorkPort(Protocol):
     def stop(self, run_ids: Collection[str]) -> None:
         """Stop the batch being processed if its run is one of these, by directive."""
 
-    def ended(self) -> Iterator[RunsRead]:
+    def results(self) -> Iterator[RunsRead]:
         """Take the results of batches."""
 
-    def known(
+    def known_runs(
         self, batch_ids: Collection[str], claims: Iterable[Claimed]
     ) -> tuple[RunSnapshot, ...]:
         """Return the runs of the worker's own batches, without Dagster."""
 
-    def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
+    def must_report(self, partitions: Collection[TopicPartition]) -> bool:
         """Whether the last report does not match these partitions and the current batch."""
 
-    def say(self, partitions: Collection[TopicPartition]) -> None:
+    def report(self, partitions: Collection[TopicPartition]) -> None:
         """Report how the work on abandoned claims ended, and then where the worker may still work.
 
         It may work on these partitions, and on those of its current batch. The storage thread calls
         this before the member claims ranges of newly assigned partitions.
         """
 
-    def leave(self, claims: Iterable[Claimed]) -> None:
-        """Note that other members may find these claims: `say` reports how they ended."""
+    def abandon(self, claims: Iterable[Claimed]) -> None:
+        """Note that other members may find these claims: `report` reports how they ended."""
 
     @property
-    def untold(self) -> Mapping[Claimed, BatchOutcome]:
+    def unreported(self) -> Mapping[Claimed, BatchOutcome]:
         """The abandoned claims that are not reported yet."""
 
 
@@ -155,7 +155,7 @@ class GroupRecords(Protocol):
     ) -> Mapping[TopicPartition, LastRecorded]:
         """Return the last recorded commit of each partition that has one."""
 
-    def orders(self) -> tuple[Directive, ...]:
+    def directives(self) -> tuple[Directive, ...]:
         """Return the directives of the group, oldest first."""
 
 
@@ -197,13 +197,13 @@ class CataloguePort(GroupRecords, Protocol):
     def record_left(self, reason: str) -> None:
         """Record that this process has left."""
 
-    def keep_seat(self) -> None:
+    def renew_lease(self) -> None:
         """Renew the lease of this process on its sensor."""
 
-    def give_seat_up(self) -> None:
+    def release_lease(self) -> None:
         """Release the lease, so that another process can join at once."""
 
-    def leave_wanted(self) -> LeaveRequested | None:
+    def leave_request(self) -> LeaveRequested | None:
         """Return the request to leave for another process, if there is one."""
 
 

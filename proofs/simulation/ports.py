@@ -63,12 +63,12 @@ class SimulatedRuns:
         self._process.must_reach("dagster")
         return "it failed"
 
-    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
+    def record_outcomes(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Store the outcome of the work on claims."""
         self._process.must_reach("dagster")
         self._dagster.left |= outcomes
 
-    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+    def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
         """Nothing to keep: it is for people."""
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
@@ -127,7 +127,7 @@ class SimulatedCatalogue:
         self._process.tell(str(receipt))
         self.receipts += 1
 
-    def orders(self) -> tuple[Directive, ...]:
+    def directives(self) -> tuple[Directive, ...]:
         """Return the directives, as of before the answer was sent."""
         if not self._process.has_orders:
             return ()
@@ -161,19 +161,19 @@ class SimulatedCatalogue:
     def record_left(self, reason: str) -> None:
         """Nothing to keep."""
 
-    def keep_seat(self) -> None:
+    def renew_lease(self) -> None:
         """Renew the lease; without replicas there is no other holder."""
         if self._process.is_replica:
             self._process.must_reach("dagster")
             self._dagster.seats.keep(self._process.incarnation, self._process.clockwork.now)
 
-    def give_seat_up(self) -> None:
+    def release_lease(self) -> None:
         """Release the lease, unless another process holds it."""
         if self._process.is_replica:
             self._process.must_reach("dagster")
             self._dagster.seats.give_up(self._process.incarnation)
 
-    def leave_wanted(self) -> LeaveRequested | None:
+    def leave_request(self) -> LeaveRequested | None:
         """Return whether a newer process of the same code location has joined."""
         if self._process.work is not None:  # its sensor asks it, once another run has joined
             return None

@@ -189,7 +189,7 @@ class Process:
         self.member_loop = _SteppedPump(parts, self.mailbox)
         self.member_loop.has_orders = has_orders
         self.member_loop.begin()
-        self.mailbox.tell(TickArrived())
+        self.mailbox.send(TickArrived())
         clockwork.after(0.0, self, self._turn)
         if not is_replica:
             clockwork.after(0.3, None, self._tick)
@@ -335,7 +335,7 @@ class Process:
 
     def cancel(self) -> None:
         """SIGTERM for a streaming run; its sensor starts another one."""
-        self.mailbox.tell(LeaveRequested("its run is cancelled", 8.0))
+        self.mailbox.send(LeaveRequested("its run is cancelled", 8.0))
 
     def lose_storage(self, seconds: float) -> None:
         """Disconnect from Dagster's storage for a while."""
@@ -367,11 +367,11 @@ class Process:
 
     def leave(self) -> None:
         self.is_retired = True
-        self.mailbox.tell(LeaveRequested("it was asked to", 8.0))
+        self.mailbox.send(LeaveRequested("it was asked to", 8.0))
 
     def replaced(self) -> None:
         """Another streaming run has joined, and replaces it."""
-        self.mailbox.tell(LeaveRequested("another run takes its place"))
+        self.mailbox.send(LeaveRequested("another run takes its place"))
 
     def _resume(self) -> None:
         self.is_paused = False
@@ -491,7 +491,7 @@ class Process:
                 self.tell(f"leaves: {self.member_loop.left}")
                 self.consumer.close()
                 self.is_gone = True
-                if self.is_replica and not self.made_way and not self.mailbox.is_abandoned:
+                if self.is_replica and not self.is_succeeded and not self.mailbox.is_abandoned:
                     self._free_seat()
                 if self.work is not None:
                     self._dagster.end_stream(self.work.run_id)
@@ -504,13 +504,13 @@ class Process:
         self.clockwork.after(self.skew + self.clockwork.within(0.0, 1.2), self, self._turn)
 
     @property
-    def made_way(self) -> bool:
+    def is_succeeded(self) -> bool:
         """Whether it has left for a successor."""
-        return self.member_loop.made_way
+        return self.member_loop.is_succeeded
 
     def _free_seat(self) -> None:
         try:
-            self.catalogue.give_seat_up()
+            self.catalogue.release_lease()
         except ConnectionError:
             self.tell("could not free its seat")
 
@@ -525,7 +525,7 @@ class Process:
         clockwork.after(clockwork.within(1.0, 4.0), None, self._tick)
         if self.is_paused or self.work or clockwork.happens(self.weather.lost_requests):
             return
-        self.mailbox.tell(TickArrived())
+        self.mailbox.send(TickArrived())
         for batch_request in self.mailbox.mail.batch_requests:
             self.request(batch_request)
 

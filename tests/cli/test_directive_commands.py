@@ -149,12 +149,12 @@ def test_retry_is_stored_apart_from_the_directives(shop: DirectiveStore) -> None
     with dg.DagsterInstance.get() as instance:
         invoke("retry", "orders", "--group", "shop", "--by", "b")
         catalogue = Catalogue(instance, GroupAssets.of("shop"), NO_MEMBER)
-        *directives, retry = catalogue.orders()
+        *directives, retry = catalogue.directives()
         assert tuple(directives) == before
         assert (retry.action, retry.partitions, retry.by) == (Action.RETRY, "orders", "b")
         DirectiveStore(instance, GroupAssets.of("shop").retries_name).tidy(before=retry.at + 1)
-        catalogue.orders()
-        assert catalogue.orders() == before, "every second call reads the retries"
+        catalogue.directives()
+        assert catalogue.directives() == before, "every second call reads the retries"
     invoke("resume", "--all", "--group", "shop")
 
 

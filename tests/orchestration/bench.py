@@ -51,8 +51,6 @@ SETTINGS = EngineSettings(
 
 
 class FaultyConsumer(RebalanceAwareConsumer):
-    """A consumer whose requests fail as a test wants, once for each entry."""
-
     commits_fail: list[frozenset[TopicPartition]]
     refuses: dict[TopicPartition, str]
     polls_fail: list[BrokerError]
@@ -60,7 +58,6 @@ class FaultyConsumer(RebalanceAwareConsumer):
     committed_fails: list[BrokerError]
 
     def poll_with_rebalance(self, timeout_s: float) -> PollResult:  # type: ignore[override]
-        """Fail, or poll."""
         if self.polls_fail:
             raise self.polls_fail.pop(0)
         return super().poll_with_rebalance(timeout_s)
@@ -68,7 +65,6 @@ class FaultyConsumer(RebalanceAwareConsumer):
     def committed(  # type: ignore[override]
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Fail, or read."""
         if self.committed_fails:
             raise self.committed_fails.pop(0)
         return super().committed(partitions, timeout_s)
@@ -76,7 +72,6 @@ class FaultyConsumer(RebalanceAwareConsumer):
     def commit_offsets(  # type: ignore[override]
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None
     ) -> CommitResult:
-        """Fail for some partitions, and note what was asked for."""
         self.writes.append(dict(offsets))
         failing = self.commits_fail.pop(0) & offsets.keys() if self.commits_fail else frozenset()
         failing |= self.refuses.keys() & offsets.keys()
@@ -89,37 +84,29 @@ class FaultyConsumer(RebalanceAwareConsumer):
 
 
 class WatchedEngine(Engine):
-    """An engine that notes the events that were applied."""
-
     told: list[events.Event]
 
     def apply(self, event: events.Event, now: float) -> tuple[commands.Command, ...]:
-        """Note it."""
         self.told.append(event)
         return super().apply(event, now)
 
     def heard(self, *kinds: type[E]) -> list[E]:
-        """What it was told of some kinds."""
         return [event for event in self.told if isinstance(event, kinds)]
 
 
 class FaultyCatalogue(Catalogue):
-    """A catalogue whose storage is away for a while."""
-
     failures = 0
     reads_fail = False
 
     def last_recorded(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, LastRecorded]:
-        """Fail, or read."""
         if self.reads_fail:
             message = "database is locked"
             raise OSError(message)
         return super().last_recorded(partitions)
 
     def record_commit(self, commit: commands.RecordCommit) -> None:
-        """Fail, or record."""
         if self.failures:
             self.failures -= 1
             message = "database is locked"
@@ -128,8 +115,6 @@ class FaultyCatalogue(Catalogue):
 
 
 class Bench:
-    """One member loop with all that it works with."""
-
     def __init__(
         self,
         instance: dg.DagsterInstance,
@@ -188,16 +173,14 @@ class Bench:
         self.ticks = True
 
     def turn(self, times: int = 1) -> None:
-        """Let the member loop turn."""
         if not self.member.is_subscribed_to("orders"):
             self.consumer.subscribe(["orders"])
         for _ in range(times):
             if self.ticks:
-                self.mailbox.tell(events.TickArrived())
+                self.mailbox.send(events.TickArrived())
             self.member_loop._turn()
 
     def until(self, condition: Callable[[], object], turns: int = 600) -> None:
-        """Turn until something is the case."""
         for _ in range(turns):
             if condition():
                 return
@@ -208,25 +191,21 @@ class Bench:
         )
 
     def batch_requests(self, at_least: int = 1) -> None:
-        """Turn until batches are offered."""
         self.until(lambda: len(self.mailbox.mail.batch_requests) >= at_least)
 
     def run(self, status: dg.DagsterRunStatus, number: int = 0) -> dg.DagsterRun:
-        """Start a run of an offer, in some state."""
         run = make_run(self.instance, self.mailbox.mail.batch_requests[number], status)
         if status is dg.DagsterRunStatus.STARTED:
             give_sign(self.instance, run, "0 ?another machine")
         return run
 
     def succeed(self, run: dg.DagsterRun) -> None:
-        """Let a run end well."""
         event = dg.DagsterEvent(
             event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name
         )
         self.instance.report_dagster_event(event, run.run_id)
 
     def fail(self, run: dg.DagsterRun, message: str = "the test wants this run to fail") -> None:
-        """Let a run fail at its work."""
         for mark in (RunEvent.BEGAN, RunEvent.FINISHED):
             record_run_event(self.instance, run, mark)
         self.instance.report_run_failed(run, message)
@@ -245,11 +224,9 @@ class Bench:
         return asked
 
     def offset(self, number: int = 0) -> int:
-        """What is committed."""
         return self.group.committed[tp(number)].offset
 
     def materialised(self) -> list[tuple[str | None, object, object]]:
-        """The recorded commits, oldest first."""
         records = self.instance.fetch_materializations(
             self.assets.offsets, limit=100, ascending=True
         ).records
@@ -262,7 +239,6 @@ class Bench:
         ]
 
     def observed(self) -> list[dict[str, object]]:
-        """What is observed of the group, oldest first."""
         records = self.instance.fetch_observations(
             self.assets.group, limit=100, ascending=True
         ).records
@@ -273,7 +249,6 @@ class Bench:
         ]
 
     def joined_by_another(self) -> RebalanceAwareConsumer:
-        """Let a second member join."""
         other = RebalanceAwareConsumer(
             CONFIG,
             fetch=False,

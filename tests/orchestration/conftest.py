@@ -34,21 +34,18 @@ def instance(on_sqlite: dg.DagsterInstance) -> dg.DagsterInstance:
 
 @pytest.fixture(scope="session")
 def on_postgres(postgres: Postgres) -> Iterator[dg.DagsterInstance]:
-    """An instance on Postgres, as teams have it."""
     with new_on_postgres(postgres) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def retrying_instance() -> Iterator[dg.DagsterInstance]:
-    """An instance that retries runs."""
     with dg.instance_for_test(overrides={"run_retries": {"enabled": True}}) as made:
         yield made
 
 
 @pytest.fixture
 def batch_id() -> str:
-    """The id of a batch that no other test has."""
     return unique_name("b")
 
 

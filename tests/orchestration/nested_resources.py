@@ -9,35 +9,25 @@ import dagster as dg
 
 
 class Where(dg.ConfigurableResource[Any]):
-    """Where values are stored."""
-
     path: str = "/data"
 
 
 class Nested(dg.ConfigurableIOManager):
-    """One file for each asset."""
-
     where: dg.ResourceDependency[Where]
 
     def _file(self, key: dg.AssetKey) -> Path:
         return Path(self.where.path, key.path[-1])
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Store a text."""
         self._file(context.asset_key).write_text(str(obj))
 
     def load_input(self, context: dg.InputContext) -> str:
-        """Load it."""
         return self._file(context.asset_key).read_text()
 
 
 class Lake(dg.ConfigurableResource[Any]):
-    """A resource with a value that has no default."""
-
     path: str
 
 
 class House(dg.ConfigurableResource[Any]):
-    """A resource with another one inside."""
-
     lake: dg.ResourceDependency[Lake]

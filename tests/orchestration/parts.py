@@ -37,10 +37,7 @@ GROUPS: dict[str, FakeGroup] = {}
 
 
 class KafkaInMemory(KafkaConsumerResource):
-    """A resource whose consumers are members of a group in memory."""
-
     def connect(self) -> RebalanceAwareConsumer:
-        """A consumer of the group in `GROUPS`."""
         group = GROUPS[self.group_id]
         return RebalanceAwareConsumer(
             self.consumer_config(),
@@ -53,7 +50,6 @@ class KafkaInMemory(KafkaConsumerResource):
 
 
 def kafka_in_memory(partitions: int = 2, **settings: Any) -> KafkaInMemory:  # noqa: ANN401 - settings of all kinds
-    """A resource for a new group in memory with one topic `orders`."""
     group_id = unique_name("group")
     GROUPS[group_id] = FakeGroup({"orders": partitions})
     return KafkaInMemory(
@@ -63,7 +59,6 @@ def kafka_in_memory(partitions: int = 2, **settings: Any) -> KafkaInMemory:  # n
 
 @contextmanager
 def new_on_postgres(postgres: Postgres) -> Iterator[dg.DagsterInstance]:
-    """A new instance on Postgres."""
     name = unique_name("instance").replace("-", "_")
     postgres.create_database(name)
     with dg.instance_for_test(overrides=postgres.dagster_settings(name)) as made:
@@ -80,7 +75,6 @@ LEAVES = [
 
 
 def fork_pools(number: int = 25) -> None:
-    """Work in pools of processes, as a body does that has one core too few."""
     for _ in range(number):
         with multiprocessing.get_context("fork").Pool(2) as pool:
             assert pool.map(abs, range(4)) == [0, 1, 2, 3]
@@ -97,17 +91,14 @@ def fork_and_leave(how: Callable[[], object]) -> int:
 
 
 def tp(number: int) -> TopicPartition:
-    """Partition `orders-<number>`."""
     return TopicPartition("orders", number)
 
 
 def span(number: int, start: int = 0, until: int = 10) -> OffsetRange:
-    """The range `orders-<number> [start, until)`."""
     return OffsetRange("orders", number, start, until)
 
 
 def batch_request(batch_id: str, *ranges: OffsetRange, attempt: int = 1) -> BatchRequest:
-    """An offer, by default of the first ten offsets of partition 0."""
     return BatchRequest(batch_id, attempt, ranges or (span(0),))
 
 
@@ -127,7 +118,6 @@ def _any_batch(_context: dg.InitResourceContext) -> None:
 
 @dg.job(resource_defs={"kafka_batch": dg.ResourceDefinition(_any_batch, config_schema=dict)})
 def idle_job() -> None:
-    """A job for runs whose work does not matter."""
     nothing()
 
 
@@ -178,26 +168,22 @@ def make_run(
 
 
 def give_sign(instance: dg.DagsterInstance, run: dg.DagsterRun, sign: str) -> None:
-    """A sign of life of a run."""
     record = instance.get_run_record_by_id(run.run_id)
     assert record is not None
     Heartbeats(instance).record(run, record.storage_id, sign)
 
 
 def tags_of(instance: dg.DagsterInstance, run: dg.DagsterRun | str) -> Mapping[str, str]:
-    """The tags of a run now."""
     now = instance.get_run_by_id(run if isinstance(run, str) else run.run_id)
     assert now is not None
     return now.tags
 
 
 def status_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunStatus:
-    """The status of a run now."""
     now = instance.get_run_by_id(run.run_id)
     assert now is not None
     return now.status
 
 
 def text_of(problem: pytest.ExceptionInfo[BaseException]) -> str:
-    """All that an exception shows to people."""
     return f"{problem.value!s} {problem.value!r}"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class Scrape:
-    """Meters whose numbers Prometheus can read."""
-
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
     def __post_init__(self) -> None:
@@ -36,12 +34,10 @@ class Scrape:
         self.meters = Meters(self.provider)
 
     def text(self) -> str:
-        """What a scrape answers."""
         return generate_latest(self.registry).decode()
 
 
 def samples(text: str) -> list[Sample]:
-    """What a scrape has of this package."""
     return [
         sample
         for family in text_string_to_metric_families(text)
@@ -51,7 +47,6 @@ def samples(text: str) -> list[Sample]:
 
 
 def value(text: str, name: str, **labels: str) -> float:
-    """The sum of the samples of a name that have these labels."""
     return sum(
         sample.value
         for sample in samples(text)
@@ -60,7 +55,6 @@ def value(text: str, name: str, **labels: str) -> float:
 
 
 def series(text: str) -> dict[str, set[str]]:
-    """The names of all series, with the labels that each has."""
     found: dict[str, set[str]] = {}
     for sample in samples(text):
         found.setdefault(sample.name, set()).update(sample.labels)
@@ -68,14 +62,12 @@ def series(text: str) -> dict[str, set[str]]:
 
 
 def settle(meters: Meters) -> None:
-    """Wait until all numbers were handed on."""
     done = threading.Event()
     assert meters._put(done)
     assert done.wait(30)
 
 
 def everything() -> str:
-    """What a scrape answers when each metric was measured at least once."""
     scrape = Scrape()
     meter = scrape.meters.of("etl", "blue:sensor", most_partitions=10)
     _measure_all(meter)

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 
 def asset(name: str = "work", batch_key: str = "kafka_batch") -> dg.AssetsDefinition:
-    """An asset that is never executed."""
-
     @dg.asset(name=name, required_resource_keys={batch_key})
     def work() -> None:
         pass
@@ -65,7 +63,6 @@ def asset(name: str = "work", batch_key: str = "kafka_batch") -> dg.AssetsDefini
 
 
 def kafka(group_id: str = "etl", **settings: Any) -> KafkaConsumerResource:  # noqa: ANN401 - settings of all kinds
-    """A resource that nothing connects with."""
     return KafkaConsumerResource(
         bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"], **settings
     )
@@ -94,7 +91,6 @@ def with_check(kafka_batch: KafkaBatch):  # type: ignore[no-untyped-def] # noqa:
 
 @dg.asset_check(asset=with_check)
 def apart() -> dg.AssetCheckResult:
-    """A check that is defined apart from its asset."""
     return dg.AssetCheckResult(passed=True)
 
 
@@ -586,8 +582,6 @@ def test_what_is_no_asset_with_a_function_is_refused_in_words(
 
 
 def made_as(key: list[str]) -> dg.AssetsDefinition:
-    """An asset of a key."""
-
     @dg.asset(key=key)
     def made(kafka_batch: KafkaBatch) -> None:
         """Never called."""
@@ -701,13 +695,11 @@ def test_settings_that_are_variables_are_left_to_the_tick(
 
 @dg.op
 def _counted() -> int:
-    """Takes no batch."""
     return 0
 
 
 @dg.graph_asset(name="inner")
 def _graph() -> Any:  # noqa: ANN401 - Dagster's own type of a step's output
-    """An asset whose step takes no batch."""
     return _counted()
 
 
@@ -728,8 +720,6 @@ def test_a_step_that_does_not_take_its_batch_is_refused(
 
 
 class Needed(dg.Config):
-    """Run config that has no default."""
-
     day: str
 
 
@@ -761,13 +751,11 @@ def test_an_asset_that_needs_run_config_is_refused(needs: dg.AssetsDefinition) -
 
 @dg.resource(config_schema={"path": str})
 def lake_by_function(_context: dg.InitResourceContext) -> str:
-    """The same without a class."""
     return ""
 
 
 @dg.resource(required_resource_keys={"lake"})
 def behind_lake(_context: dg.InitResourceContext) -> str:
-    """A resource that needs the other."""
     return ""
 
 
@@ -825,13 +813,11 @@ def retried(kafka_batch: KafkaBatch) -> None:
 
 @dg.op
 def flaky(kafka_batch: KafkaBatch) -> int:
-    """Never executed."""
     return kafka_batch.records
 
 
 @dg.graph_asset
 def retried_inside() -> int:
-    """The policy is that of an op in it."""
     made: int = flaky.with_retry_policy(dg.RetryPolicy(max_retries=1))()
     return made
 
@@ -868,8 +854,6 @@ def test_a_group_id_from_a_variable_that_is_not_set_is_refused(
 
 
 class Check:
-    """The check of a group in memory, executed by hand."""
-
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
         self.kafka: KafkaInMemory = kafka_in_memory(max_attempts=2)
@@ -913,7 +897,6 @@ class Check:
 
 @pytest.fixture
 def check() -> Iterator[Check]:
-    """A check on an instance in memory."""
     with dg.DagsterInstance.ephemeral() as instance:
         yield Check(instance)
 

@@ -13,13 +13,11 @@ issue: Callable[[str], tuple[str, float]] | None = None
 
 
 def credentials() -> tuple[str, str]:
-    """User and password, as they are by now."""
     global asked  # noqa: PLW0603 - a setting names a function of a module
     asked += 1
     return login
 
 
 def token(config: str) -> tuple[str, float]:
-    """A token of the issuer, who must be there."""
     assert issue is not None
     return issue(config)

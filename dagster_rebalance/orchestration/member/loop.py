@@ -86,14 +86,14 @@ class MemberLoop:
         self._clock = dependencies.clock
         self._mailbox = mailbox
         self._left: str | None = None
-        self.made_way = False
+        self.is_succeeded = False
         self._successor_read_at = float("-inf")
         self._lease_renewed_at = float("-inf")
         self._standstill_clock = dependencies.clock_with_suspension or self._clock
         self._stood_at = self._standstill_clock()
         self._turned_at = self._clock()
         self._summary: tuple[str, ...] = ()
-        self._glance = ""
+        self._headline = ""
         self._has_settled = False
         self._summed_up_at = float("-inf")
         self._canceller = RunCanceller(
@@ -156,8 +156,8 @@ class MemberLoop:
         if work is not None:
             self._report_work(work, frozenset())
         self._show(partial(self._catalogue.record_left, self._left))
-        if not self.made_way and not self._mailbox.is_abandoned:
-            self._show(self._catalogue.give_seat_up)
+        if not self.is_succeeded and not self._mailbox.is_abandoned:
+            self._show(self._catalogue.release_lease)
         self._storage.finish(_FAREWELL_S)
         return self._left
 
@@ -200,15 +200,15 @@ class MemberLoop:
         After the member has left, the worker may only finish its current batch, although its run
         lives until the resources are torn down.
         """
-        untold = work.untold
-        if untold or work.says_all_but(assigned):
+        unreported = work.unreported
+        if unreported or work.must_report(assigned):
             what = "telling others what this run works on"
             self._storage.ask(
                 Job(
                     what,
-                    partial(work.say, assigned),
+                    partial(work.report, assigned),
                     slot="left",
-                    subject=(what, dict(untold), assigned),
+                    subject=(what, dict(unreported), assigned),
                     is_repeated=True,
                 )
             )
@@ -235,7 +235,7 @@ class MemberLoop:
                 self._report.add_news()
         mail = self._mailbox.take_events()
         arrived = (
-            *(work.ended() if work is not None else ()),
+            *(work.results() if work is not None else ()),
             *(islice(letters.answers(), LETTERS_PER_TURN) if letters else ()),
             *mail,
             *(answer for answer in self._storage_answers() if answer is not None),
@@ -259,11 +259,11 @@ class MemberLoop:
         self._has_settled |= has_just_settled
         if has_tick or has_just_settled or self._turned_at - self._summed_up_at >= _SUMMARY_S:
             self._summary = summary(self._engine, self._turned_at)
-            self._glance, self._summed_up_at = headline(self._engine), self._turned_at
+            self._headline, self._summed_up_at = headline(self._engine), self._turned_at
             self._show_gauges()
         silence = self._storage.silence
         texts = (*self._summary, *self._report.sentences, *([silence] if silence else []))
-        self._mailbox.post(Mail(self._engine.batch_requests, texts, self._glance))
+        self._mailbox.post(Mail(self._engine.batch_requests, texts, self._headline))
         if has_just_settled:
             self._mailbox.settle()
 
@@ -334,13 +334,13 @@ class MemberLoop:
             case commands.ReadDirectives(epoch):
                 self._ask(
                     command,
-                    self._catalogue.orders,
+                    self._catalogue.directives,
                     partial(self._directives_read, epoch),
                     slot="orders",
                 )
             case commands.ReadRuns(batch_ids, with_live, look, claims, own):
                 if work is not None and own == batch_ids and not with_live:
-                    known = work.known(batch_ids, claims)
+                    known = work.known_runs(batch_ids, claims)
                     return events.RunsRead(batch_ids, known, sequence=look, is_from_worker=True)
                 self._ask(
                     command,
@@ -376,7 +376,7 @@ class MemberLoop:
                 self._canceller.end_dead(signs)
             case commands.AbandonClaims(claims):
                 if work is not None:
-                    work.leave(claims)
+                    work.abandon(claims)
             case commands.ShowHold():
                 self._show(partial(self._catalogue.record_hold, command))
             case commands.RecordReceipt(receipt):
@@ -401,7 +401,7 @@ class MemberLoop:
     ) -> Mapping[TopicPartition, events.LastRecorded]:
         """Read the last recorded commits (storage thread)."""
         if self.dependencies.work is not None:
-            self.dependencies.work.say(assigned)
+            self.dependencies.work.report(assigned)
         self._catalogue.add_partitions(partitions)
         return self._catalogue.last_recorded(partitions)
 
@@ -495,17 +495,17 @@ class MemberLoop:
         wait_s = _SUCCESSOR_POLL_LEAVING_S if is_leaving else _SUCCESSOR_POLL_S
         if now - self._successor_read_at >= wait_s:
             self._successor_read_at = now
-            self._show(self._catalogue.leave_wanted, self._leave_requested, slot="successor")
+            self._show(self._catalogue.leave_request, self._leave_requested, slot="successor")
 
     def _leave_requested(self, request: events.LeaveRequested | None) -> events.Event | None:
-        self.made_way = self.made_way or (request is not None and request.has_successor)
+        self.is_succeeded = self.is_succeeded or (request is not None and request.has_successor)
         return request
 
     def _renew_lease(self) -> None:
         now = self._clock()
-        if not self.made_way and now - self._lease_renewed_at >= _LEASE_RENEWAL_S:
+        if not self.is_succeeded and now - self._lease_renewed_at >= _LEASE_RENEWAL_S:
             self._lease_renewed_at = now
-            self._show(self._catalogue.keep_seat, slot="seat")
+            self._show(self._catalogue.renew_lease, slot="lease")
 
     def _ask(
         self,
@@ -550,7 +550,7 @@ class MemberLoop:
         self._note(str(error))
 
     def _dead_run_ended(self, run_id: str) -> None:
-        self._mailbox.tell(events.DeadRunEnded(run_id))
+        self._mailbox.send(events.DeadRunEnded(run_id))
 
     def _note(self, text: str) -> None:
         self._mailbox.note(text)

@@ -28,7 +28,7 @@ class Mail:
 
     batch_requests: tuple[BatchRequest, ...] = ()
     summary: tuple[str, ...] = ("the member is starting",)
-    glance: str = "no member here"
+    headline: str = "no member here"
 
 
 class Mailbox:
@@ -68,7 +68,7 @@ class Mailbox:
         """Wait for the first mail, for `limit_s` seconds at most."""
         self._has_settled.wait(limit_s)
 
-    def tell(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         """Send an event to the member."""
         self._events.put(event)
 

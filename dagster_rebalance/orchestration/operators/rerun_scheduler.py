@@ -91,7 +91,7 @@ def _tick(
         {batch.batch_id for batch in batches},
         claims=[(batch.batch_id, range_) for batch in batches for range_ in batch.ranges],
     )
-    found = steps(batches, runs, catalogue.orders())
+    found = steps(batches, runs, catalogue.directives())
     for cancel in found.cancels:
         _cancel(context, ledger, cancel)
     _finish(store, catalogue, batches, found.done)

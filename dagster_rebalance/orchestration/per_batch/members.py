@@ -66,7 +66,7 @@ class HostedMember:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._mailbox = Mailbox(clock)
         self._failure: Exception | None = None
-        self.made_way = False
+        self.is_succeeded = False
         self._thread = threading.Thread(
             target=self._main, name=f"dagster_rebalance member {name}", daemon=True
         )
@@ -87,7 +87,7 @@ class HostedMember:
             DagsterRebalanceError: The member has failed or hangs; the message says why and what to
                 do.
         """
-        self._mailbox.tell(TickArrived())
+        self._mailbox.send(TickArrived())
         self._mailbox.wait_for_first(patience_s)
         if self._failure is not None:
             raise self._failure
@@ -124,7 +124,7 @@ class HostedMember:
 
     def leave(self, reason: str) -> None:
         """Ask the member to drain and leave, without waiting."""
-        self._mailbox.tell(LeaveRequested(reason, self._shutdown_timeout_s))
+        self._mailbox.send(LeaveRequested(reason, self._shutdown_timeout_s))
 
     def join(self, until: float) -> None:
         """Wait for the end of the member, until a time of the monotonic clock."""
@@ -140,7 +140,7 @@ class HostedMember:
             with self._make_dependencies() as dependencies:
                 member_loop = MemberLoop(dependencies, self._mailbox)
                 member_loop.run()
-                self.made_way = member_loop.made_way
+                self.is_succeeded = member_loop.is_succeeded
         except Exception as error:
             logger.exception("the member %s failed", self._name)
             self._failure = error
@@ -168,7 +168,7 @@ class Members:
         self._clock = clock
         self._patience_s = patience_s
         self._members: dict[Hashable, HostedMember] = {}
-        self._made_way: dict[Hashable, HandoverBackoff] = {}
+        self._backoffs: dict[Hashable, HandoverBackoff] = {}
         self._call_on_shutdown = call_on_shutdown
         self._is_retired = False
         self._lock = threading.RLock()  # a signal may come while this very thread has it
@@ -219,17 +219,17 @@ class Members:
         That process is a replica, which receives every other tick.
         """
         member = self.get(key)
-        left = member is not None and member.is_over and member.made_way
-        if not left and key not in self._made_way:
+        left = member is not None and member.is_over and member.is_succeeded
+        if not left and key not in self._backoffs:
             return False
         sign, now = read_lease(), self._clock()
         with self._lock:
-            made_way = self._made_way.get(key, HandoverBackoff(sign, now)).observe(sign, now)
+            is_succeeded = self._backoffs.get(key, HandoverBackoff(sign, now)).observe(sign, now)
             if left:
                 self._members.pop(key, None)
-            self._made_way[key] = made_way
-            if made_way.may_join(now):
-                del self._made_way[key]
+            self._backoffs[key] = is_succeeded
+            if is_succeeded.may_join(now):
+                del self._backoffs[key]
                 return False
         return True
 

@@ -171,7 +171,7 @@ def build_kafka_batch_sensor(
         if reruns.runs:
             dead = end_dead_runs(context, ledger, reruns.runs, kafka.engine_settings().liveness)
         # Dagster shows the cursor in the list of ticks, unlike a reason.
-        context.update_cursor(dead.cursor(mail.glance))
+        context.update_cursor(dead.cursor(mail.headline))
         streams = _streams_leaving(context, kafka.group_id)
         skip = "; ".join((*mail.summary, *streams, *reruns.notes, *notes_on_home(context.instance)))
         requests = [

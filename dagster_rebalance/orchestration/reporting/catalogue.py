@@ -34,7 +34,7 @@ from dagster_rebalance.orchestration.reporting.group_settings import GroupSettin
 from dagster_rebalance.orchestration.reporting.member_tables import (
     History,
     member_name,
-    said_in,
+    record_in,
     tables_of,
 )
 from dagster_rebalance.orchestration.storage.commit_history import (
@@ -99,11 +99,11 @@ class Catalogue:
         self._reads_retries = True
         self._settings = settings
 
-    def keep_seat(self) -> None:
+    def renew_lease(self) -> None:
         """Renew the lease of this process on its sensor."""
         self._lease.renew(self._host.incarnation)
 
-    def give_seat_up(self) -> None:
+    def release_lease(self) -> None:
         """Release the lease, so that another process can join at once."""
         self._lease.release(self._host.incarnation)
 
@@ -124,8 +124,8 @@ class Catalogue:
         """Record the part of a commit that neither this member nor another one has recorded."""
         known = {
             found
-            for said in newest(self._instance, self._assets.offsets, commit.range.topic_partition)
-            for found in commits_in(said)
+            for record in newest(self._instance, self._assets.offsets, commit.range.topic_partition)
+            for found in commits_in(record)
         }
         rest = commit.without(known)
         if rest is not None:
@@ -202,7 +202,7 @@ class Catalogue:
     def _evaluate(self, result: dg.AssetCheckResult, check: str, asset: dg.AssetKey) -> None:
         self._instance.report_runless_asset_event(as_evaluation(result, check, asset))
 
-    def orders(self) -> tuple[Directive, ...]:
+    def directives(self) -> tuple[Directive, ...]:
         """Return the directives of the group, oldest first, and then its retries.
 
         Only every second call reads the retries, because an idle member must query Dagster's
@@ -238,8 +238,8 @@ class Catalogue:
         if self._settings:
             GroupSettings(self._instance, self._assets.settings_name).keep(self._settings)
         self._observe("joined", f"{self._host.location} joined the group", {})
-        for storage_id, said in self._observed(limit=_EVENTS_READ):
-            if said.get("incarnation") == self._host.incarnation:
+        for storage_id, metadata in self._observed(limit=_EVENTS_READ):
+            if metadata.get("incarnation") == self._host.incarnation:
                 self._newest_event = storage_id
                 return
 
@@ -253,14 +253,14 @@ class Catalogue:
 
     def assigned(self) -> Iterator[RecordedAssignment]:
         """Yield the recent assignments, newest first."""
-        for _, said in self._observed(limit=_ASSIGNMENTS_READ):
-            if said.get("event") == "assigned":
+        for _, metadata in self._observed(limit=_ASSIGNMENTS_READ):
+            if metadata.get("event") == "assigned":
                 yield RecordedAssignment(
-                    str(said.get("member_id")),
-                    member_name(said),
-                    str(said.get("incarnation")),
-                    frozenset(parse_partitions(said.get("partitions"))),
-                    is_run="member_run" in said,
+                    str(metadata.get("member_id")),
+                    member_name(metadata),
+                    str(metadata.get("incarnation")),
+                    frozenset(parse_partitions(metadata.get("partitions"))),
+                    is_run="member_run" in metadata,
                 )
 
     def record_directives(
@@ -343,7 +343,7 @@ class Catalogue:
         """Record that this process has left."""
         self._observe("left", f"{self._host.location} left the group: {reason}", {"reason": reason})
 
-    def leave_wanted(self) -> LeaveRequested | None:
+    def leave_request(self) -> LeaveRequested | None:
         """Return a request to leave if a newer process of the same sensor has joined."""
         newer = self._successor()
         if newer is None:
@@ -359,13 +359,13 @@ class Catalogue:
             self.record_joined()
             return None
         own = ("joined", self._host.location, self._host.sensor)
-        for storage_id, said in self._observed(
+        for storage_id, metadata in self._observed(
             limit=_EVENTS_READ, after=self._newest_event, ascending=True
         ):
             self._newest_event = storage_id
-            event = (said.get("event"), said.get("code_location"), said.get("sensor"))
-            if event == own and said.get("incarnation") != self._host.incarnation:
-                return str(said.get("incarnation"))
+            event = (metadata.get("event"), metadata.get("code_location"), metadata.get("sensor"))
+            if event == own and metadata.get("incarnation") != self._host.incarnation:
+                return str(metadata.get("incarnation"))
         return None
 
     def _observed(
@@ -383,22 +383,22 @@ class Catalogue:
 
     def _observe(self, event: str, description: str, metadata: Mapping[str, Any]) -> None:
         """Report an event of this process on the group asset."""
-        said = {
+        full = {
             "event": event,
             **metadata,
             **self._host.names,
             "incarnation": self._host.incarnation,
         }
         if self._host.run_id:
-            said["member_run"] = dg.MetadataValue.dagster_run(self._host.run_id)
-        self._report(description, said)
+            full["member_run"] = dg.MetadataValue.dagster_run(self._host.run_id)
+        self._report(description, full)
 
-    def _report(self, description: str, said: Mapping[str, Any]) -> None:
+    def _report(self, description: str, metadata: Mapping[str, Any]) -> None:
         self._instance.report_runless_asset_event(
             dg.AssetObservation(
                 asset_key=self._assets.group,
                 description=description,
-                metadata={"what": description, **self._tables(description, said), **said},
+                metadata={"what": description, **self._tables(description, metadata), **metadata},
             )
         )
 
@@ -408,8 +408,8 @@ class Catalogue:
             name: value.value if isinstance(value, dg.MetadataValue) else value
             for name, value in new.items()
         }
-        said = said_in(description, now, time.time())
-        return tables_of([*self._history.read(), *((said,) if said is not None else ())])
+        event = record_in(description, now, time.time())
+        return tables_of([*self._history.read(), *((event,) if event is not None else ())])
 
 
 def _json(partitions: Iterable[TopicPartition]) -> dg.JsonMetadataValue:

@@ -41,8 +41,8 @@ from dagster_rebalance.orchestration.reporting.group_snapshot import (
     scan_with_stops,
 )
 from dagster_rebalance.orchestration.reporting.member_tables import (
+    records_since,
     run_links,
-    said_since,
     skips_of,
     utc,
 )
@@ -441,7 +441,7 @@ def _recorded(record: dg.EventLogRecord) -> Recorded | None:
 def drained_today(instance: dg.DagsterInstance, group: dg.AssetKey) -> dg.AssetCheckResult:
     """Return whether the holds of the last day drained, from the records of a group asset."""
     now = time.time()
-    history, since = said_since(instance, group, now - _DAY_S, _EVENTS_READ)
+    history, since = records_since(instance, group, now - _DAY_S, _EVENTS_READ)
     return drained_result(history, now, since)
 
 
@@ -455,9 +455,9 @@ def drained_result(
         now: The time, in seconds since 1970.
         since: The time from which the history is complete.
     """
-    holds = [said for said in history if said.kind is Kind.HOLD and now - said.at <= _DAY_S]
-    bad = [said for said in holds if said.outcome in _UNDRAINED]
-    texts = [f"{said.name}: {said.text}" for said in reversed(bad[-_GAPS_SHOWN:])]
+    holds = [hold for hold in history if hold.kind is Kind.HOLD and now - hold.at <= _DAY_S]
+    bad = [hold for hold in holds if hold.outcome in _UNDRAINED]
+    texts = [f"{hold.name}: {hold.text}" for hold in reversed(bad[-_GAPS_SHOWN:])]
     if len(bad) > _GAPS_SHOWN:
         texts.append(f"and {len(bad) - _GAPS_SHOWN} more")
     when = "of the last day" if now - since >= _DAY_S else f"since {utc(since)}"
@@ -469,6 +469,6 @@ def drained_result(
         metadata={
             "holds": len(holds),
             "not_drained": len(bad),
-            **run_links(run_id for said in reversed(bad) for run_id in said.run_ids),
+            **run_links(run_id for hold in reversed(bad) for run_id in hold.run_ids),
         },
     )

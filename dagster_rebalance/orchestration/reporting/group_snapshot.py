@@ -149,7 +149,7 @@ def take_snapshot(
     recorded = catalogue.last_recorded(scan.found)
     found = {p: replace(one, recorded=recorded.get(p)) for p, one in scan.found.items()}
     try:
-        directives = catalogue.orders()
+        directives = catalogue.directives()
     except ValueError as problem:
         raise ConfigurationError(str(problem)) from problem
 
@@ -197,7 +197,7 @@ def stops_of(
         missing=scan.missing,
     )
     try:
-        directives = catalogue.orders()
+        directives = catalogue.directives()
     except ValueError as problem:  # members claim nothing of newly assigned partitions
         everything = dict.fromkeys(scan.found, str(problem))
         return replace(standing, stopped={**everything, **standing.stopped})

@@ -22,7 +22,7 @@ from dagster_rebalance.orchestration.storage.failure_notes import text_of_info
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_SAID_KEPT = 200
+_RECORDS_KEPT = 200
 _READ_AT_ONCE = 200
 _EVENTS_READ = 2_000
 """How many events the first read of a history covers: this takes half a second."""
@@ -37,7 +37,7 @@ _HOLD_COLUMNS = ("member", "holds", "since", "waits for")
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-def said_in(description: str, metadata: Mapping[str, Any], at: float) -> MemberRecord | None:
+def record_in(description: str, metadata: Mapping[str, Any], at: float) -> MemberRecord | None:
     """Return the member event in an observation; None if a member did not report it."""
     kind = _KINDS.get(str(metadata.get("event")))
     if kind is None:
@@ -70,28 +70,28 @@ class History:
     def __init__(self, instance: dg.DagsterInstance, group: dg.AssetKey) -> None:
         self._instance = instance
         self._group = group
-        self._said: dict[int, MemberRecord] = {}
+        self._events: dict[int, MemberRecord] = {}
         self._read_to = -1
 
     def read(self) -> list[MemberRecord]:
         """Read new events, and return the last events of the members, oldest first."""
-        found, read_to = dict(self._said), self._read_to
+        found, read_to = dict(self._events), self._read_to
         for read, record in enumerate(_observed(self._instance, self._group), 1):
             read_to = max(read_to, record.storage_id)
-            said = _said(record)
-            if said is not None:
-                found[record.storage_id] = said
+            event = _event_of(record)
+            if event is not None:
+                found[record.storage_id] = event
             # An event with a lower id may become visible after one with a higher id, so the newest
             # ones are always read again.
             is_known = read >= _READ_AT_ONCE and record.storage_id <= self._read_to
             if is_known or read >= _EVENTS_READ:
                 break
-        self._said = dict(sorted(found.items())[-_SAID_KEPT:])
+        self._events = dict(sorted(found.items())[-_RECORDS_KEPT:])
         self._read_to = read_to
-        return list(self._said.values())
+        return list(self._events.values())
 
 
-def said_since(
+def records_since(
     instance: dg.DagsterInstance, group: dg.AssetKey, since: float, most: int
 ) -> tuple[list[MemberRecord], float]:
     """Return the member events since a time, and the time from which they are complete.
@@ -109,15 +109,17 @@ def said_since(
     if len(records) > most:
         records.pop()
         since = records[-1].timestamp
-    return [said for record in reversed(records) if (said := _said(record)) is not None], since
+    return [
+        event for record in reversed(records) if (event := _event_of(record)) is not None
+    ], since
 
 
-def _said(record: dg.EventLogRecord) -> MemberRecord | None:
+def _event_of(record: dg.EventLogRecord) -> MemberRecord | None:
     event = record.asset_observation
     if event is None:
         return None
     metadata = {name: value.value for name, value in event.metadata.items()}
-    return said_in(event.description or "", metadata, record.timestamp)
+    return record_in(event.description or "", metadata, record.timestamp)
 
 
 def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey, since: float) -> list[OffsetRange]:
@@ -200,8 +202,8 @@ def tables_of(history: Iterable[MemberRecord]) -> dict[str, Any]:
     """Return the member tables and links to their runs as metadata, from events, oldest first."""
     found = member_table(history)
     holds, receipts = found.holds[:_ROWS_SHOWN], found.receipts
-    runs = [run_id for said, _ in holds for run_id in said.run_ids]
-    runs += [run_id for said in receipts for run_id in said.run_ids]
+    runs = [run_id for event, _ in holds for run_id in event.run_ids]
+    runs += [run_id for event in receipts for run_id in event.run_ids]
     runs += [member.first.run_id for member in found.members if member.first.run_id]
     return {
         "members": _table(
@@ -214,15 +216,15 @@ def tables_of(history: Iterable[MemberRecord]) -> dict[str, Any]:
         "open_holds": _table(
             _HOLD_COLUMNS,
             (
-                (said.name, _short(names_of(left)), utc(said.at), _waits(said.run_ids))
-                for said, left in holds
+                (event.name, _short(names_of(left)), utc(event.at), _waits(event.run_ids))
+                for event, left in holds
             ),
         ),
         "receipts": _table(
             ("ended", "member", "outcome", "receipt", "runs"),
             (
-                (utc(said.at), said.name, said.outcome, _short(said.text), _runs(said.run_ids))
-                for said in receipts
+                (utc(event.at), event.name, event.outcome, _short(event.text), _runs(event.run_ids))
+                for event in receipts
             ),
         ),
         **run_links(runs),

@@ -277,11 +277,11 @@ class RunLedger:
             is_over=False,
         )
 
-    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
+    def record_outcomes(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Record how the work on claims ended, for their next owners."""
         self._abandoned.record(outcomes)
 
-    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+    def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
         """Record for how long a streaming run has worked on a batch."""
         self._abandoned.record_start(run_id, batch_id, time.time() - seconds)
 

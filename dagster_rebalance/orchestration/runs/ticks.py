@@ -50,9 +50,9 @@ class DeadRuns(NamedTuple):
     left: frozenset[str] = frozenset()
     memory: str = ""
 
-    def cursor(self, glance: str) -> str:
+    def cursor(self, headline: str) -> str:
         """Return the cursor of the sensor, which begins with the text for the list of ticks."""
-        return f"{glance}\n{self.memory}" if self.memory else glance
+        return f"{headline}\n{self.memory}" if self.memory else headline
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Body:
+class AssetCall:
     """The call of one asset, or of several that one function makes.
 
     Attributes:
@@ -53,7 +53,7 @@ class Body:
     batch_key: str
 
     @classmethod
-    def of(cls, asset: dg.AssetsDefinition, batch_key: str) -> Body:
+    def of(cls, asset: dg.AssetsDefinition, batch_key: str) -> AssetCall:
         """Return the call of an asset.
 
         Raises:
@@ -98,34 +98,34 @@ class Body:
         yield from each_of(returned)
 
 
-def in_order(bodies: Sequence[Body]) -> tuple[Body, ...]:
+def sorted_calls(calls: Sequence[AssetCall]) -> tuple[AssetCall, ...]:
     """Return the calls in the order of their dependencies.
 
     Raises:
         ConfigurationError: Two assets depend on each other.
     """
-    made = {key: body for body in bodies for key in body.asset.keys}
-    found: dict[int, Body] = {}
+    made = {key: call for call in calls for key in call.asset.keys}
+    found: dict[int, AssetCall] = {}
 
-    def add(body: Body, behind: tuple[Body, ...]) -> None:
-        if id(body) in found:
+    def add(call: AssetCall, behind: tuple[AssetCall, ...]) -> None:
+        if id(call) in found:
             return
-        if any(body is one for one in behind):
+        if any(call is one for one in behind):
             msg = (
-                f"assets {name_of(behind[-1].asset)} and {name_of(body.asset)} depend on each "
+                f"assets {name_of(behind[-1].asset)} and {name_of(call.asset)} depend on each "
                 "other, and a streaming run calls each function once for each batch: make "
                 "them one dg.multi_asset, or split the one that makes several assets"
             )
             raise ConfigurationError(msg)
-        for spec in body.asset.specs:
+        for spec in call.asset.specs:
             for dep in spec.deps:
                 upstream = made.get(dep.asset_key)
-                if upstream is not None and upstream is not body:
-                    add(upstream, (*behind, body))
-        found[id(body)] = body
+                if upstream is not None and upstream is not call:
+                    add(upstream, (*behind, call))
+        found[id(call)] = call
 
-    for body in bodies:
-        add(body, ())
+    for call in calls:
+        add(call, ())
     return tuple(found.values())
 
 

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
     from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
-    from dagster_rebalance.orchestration.streaming.asset_calls import Body
+    from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall
     from dagster_rebalance.orchestration.streaming.asset_results import Made
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class StreamRun:
         context: dg.AssetExecutionContext,
         kafka: KafkaConsumerResource,
         spark: KafkaSparkResource | None,
-        bodies: Sequence[Body],
+        calls: Sequence[AssetCall],
         lag_limit: LagLimit,
         *,
         stopper: WorkStopper | None = None,
@@ -128,7 +128,7 @@ class StreamRun:
         self._stopper = stopper
         self._lag_limit = lag_limit
         self._kafka = kafka
-        self._bodies = bodies
+        self._calls = calls
         self._spark = spark
         self._reader = kafka.reader()
         self._logs = ReaderReuse()
@@ -199,11 +199,11 @@ class StreamRun:
                 self._process_batches(member)
             finally:
                 self._is_over = True
-                self._mailbox.tell(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
+                self._mailbox.send(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
                 self._wake()
                 member.join(_JOIN_LIMIT_S)
-                if self._work.untold:  # the last batch may have ended after the member left
-                    self._report_at_end(partial(self._work.say, ()))
+                if self._work.unreported:  # the last batch may have ended after the member left
+                    self._report_at_end(partial(self._work.report, ()))
         if self._was_asked_to_leave and self._failure is None and self._is_unwanted():
             self._failure = dg.DagsterExecutionInterruptedError()
         if self._failure is not None:
@@ -256,7 +256,7 @@ class StreamRun:
             progress.offsets += given.records
         except BatchInterruptedError:
             self._is_in_body = False
-            self._say(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
+            self._log(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
         # Extensions in Rust and a cancelled asyncio task raise no Exception.
         except BaseException as problem:  # whatever the user's code raises
             self._is_in_body = False  # first: an interrupt must not hit what follows
@@ -266,7 +266,7 @@ class StreamRun:
             # are not at fault.
             if self._is_interrupted or self._lost_spark():
                 said = text_of_error(problem)
-                self._say(self._context.log.warning, "batch %s ended with %s", batch.batch_id, said)
+                self._log(self._context.log.warning, "batch %s ended with %s", batch.batch_id, said)
             else:
                 outcome = BatchOutcome.FAILED
                 error = without_secrets(text_of_error(problem), self._kafka)
@@ -282,9 +282,9 @@ class StreamRun:
         more = "" if len(batch.ranges) <= _RANGES_SHOWN else f" and {len(batch.ranges)} in all"
         text = "batch %s failed on %s%s (attempt %d): %s"
         arguments = (batch.batch_id, shown, more, failed.attempt, failed.error)
-        self._say(self._context.log.error, text, *arguments)
+        self._log(self._context.log.error, text, *arguments)
         notes = FailureNotes(self._context.instance, self._kafka.group_id)
-        self._say(lambda *_: notes.write(batch.ranges, failed), text, *arguments)
+        self._log(lambda *_: notes.write(batch.ranges, failed), text, *arguments)
 
     def _lost_spark(self, *, ask: bool = True) -> bool:
         """Whether the JVM of a local Spark has died. Then the run asks to leave."""
@@ -295,10 +295,10 @@ class StreamRun:
 
     def _call(self, batch: KafkaBatch) -> None:
         self._keep(self._provenance.look)
-        for body in self._bodies:
-            blocking = {spec.key for spec in body.asset.check_specs if spec.blocking}
+        for call in self._calls:
+            blocking = {spec.key for spec in call.asset.check_specs if spec.blocking}
             failed: list[str] = []
-            for made in body(self._context, batch):
+            for made in call(self._context, batch):
                 self._check_not_interrupted()
                 failed += (
                     f"{found.check_name} of {found.asset_key.to_user_string()}"
@@ -388,7 +388,7 @@ class StreamRun:
             return False
         return True
 
-    def _say(self, write: Callable[..., None], text: str, *arguments: object) -> None:
+    def _log(self, write: Callable[..., None], text: str, *arguments: object) -> None:
         """Write to the log of the run; if Dagster is unavailable, to the log of the process."""
         try:
             with self._heartbeat.reporting():
@@ -422,7 +422,7 @@ class StreamRun:
                 tries += 1
                 if tries & (tries - 1) == 0:  # not each second for a day
                     text = "the external work of batch %s is not over: it is at work until then: %s"
-                    self._say(self._context.log.warning, text, batch_id, error)
+                    self._log(self._context.log.warning, text, batch_id, error)
             if self._heartbeat.interrupted_because or self._has_left.is_set():
                 msg = f"the external work of batch {batch_id} was not over when its run had to end"
                 self._failure = self._failure or IllegalStateError(msg)
@@ -432,11 +432,11 @@ class StreamRun:
 
     def _log_progress(self, progress: Progress) -> Progress:
         for note in self._mailbox.take_notes():
-            self._say(self._context.log.info, "%s", note)
+            self._log(self._context.log.info, "%s", note)
         if time.monotonic() - progress.since < _PROGRESS_S:
             return progress
         summary = "; ".join(self._mailbox.mail.summary)
-        self._say(self._context.log.info, "%s; %s", progress, summary)
+        self._log(self._context.log.info, "%s; %s", progress, summary)
         return Progress(time.monotonic())
 
     # The member
@@ -457,7 +457,7 @@ class StreamRun:
         if not self._gives_up:
             self._gives_up = True
             reason = "the batch at work was interrupted and does not end"
-            self._mailbox.tell(LeaveRequested(reason, 0.0))
+            self._mailbox.send(LeaveRequested(reason, 0.0))
 
     def _end_body(self) -> None:
         """Interrupt the current batch until it ends, because no member is left to commit it.
@@ -567,7 +567,7 @@ class StreamRun:
         if self._was_asked_to_leave:
             return
         self._was_asked_to_leave = True
-        self._mailbox.tell(LeaveRequested(reason, self._kafka.shutdown_timeout_s))
+        self._mailbox.send(LeaveRequested(reason, self._kafka.shutdown_timeout_s))
         self._wake()
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
@@ -603,13 +603,13 @@ class StreamCatalogue(Catalogue):
         self._has_joined = False
         self._due: list[RunEvent] = []
 
-    def keep_seat(self) -> None:
+    def renew_lease(self) -> None:
         """Do nothing: a streaming run has no lease."""
 
-    def give_seat_up(self) -> None:
+    def release_lease(self) -> None:
         """Do nothing: a streaming run has no lease."""
 
-    def leave_wanted(self) -> LeaveRequested | None:
+    def leave_request(self) -> LeaveRequested | None:
         """Return a request to leave if the sensor has asked this run to."""
         self._record_due_events()
         if RunEvent.LEAVE not in run_events_of(self._instance, self._run.run_id):

@@ -63,7 +63,7 @@ def build_kafka_stream_sensor(
     *,
     name: str,
     job: dg.UnresolvedAssetJobDefinition,
-    fleet: Replicas,
+    replicas: Replicas,
     rerun_key: str,
     kafka_key: str = "kafka",
     spark_key: str | None = None,
@@ -76,7 +76,7 @@ def build_kafka_stream_sensor(
     Args:
         name: The name of the sensor.
         job: The job of the streaming runs.
-        fleet: The number and the version of the runs.
+        replicas: The number and the version of the runs.
         rerun_key: The resource key of the batch of a rerun.
         kafka_key: The resource key of the `KafkaConsumerResource`.
         spark_key: The resource key of the `KafkaSparkResource`, to stop Spark jobs of dead runs.
@@ -107,46 +107,38 @@ def build_kafka_stream_sensor(
             spark: KafkaSparkResource | None = (
                 getattr(context.resources, spark_key) if spark_key else None
             )
-            ledger = RunLedger(
-                context.instance,
-                kafka.group_id,
-                stop_work=stopping(spark, stopper),
+            ledger = RunLedger(context.instance, kafka.group_id, stop_work=stopping(spark, stopper))
+            reruns = schedule_reruns(
+                context, location_of(context), kafka.group_id, ledger, rerun_key
             )
-            location = location_of(context)
-            reruns = schedule_reruns(context, location, kafka.group_id, ledger, rerun_key)
             runs = (*ledger.streams(live), *reruns.runs)
             dead = end_dead_runs(context, ledger, runs, kafka.engine_settings().liveness)
             live = [record for record in live if record.dagster_run.run_id not in dead.ended]
         # A run that cannot be ended frees its slot: its successor waits for it on its partitions.
-        seen = [
+        streams = [
             run for run in streams_of(context.instance, stream, live) if run.run_id not in dead.left
         ]
         limit_s = kafka.hold_limit_s + kafka.heartbeat_timeout_s
-        found = reconcile(replace(fleet, leave_limit_s=limit_s), seen, time.time())
+        due = reconcile(replace(replicas, leave_limit_s=limit_s), streams, time.time())
         group = GroupAssets.of(kafka.group_id)
-        told = last_report(context.instance, group.group, group.lag, time.time())
-        notes = (
-            *found.notes,
-            *dead.notes,
-            *told,
-            *stop_notes(context.instance, group.offsets),
-            *reruns.notes,
-            *notes_on_home(context.instance),
+        headline = _headline(streams, replicas)
+        summary = "; ".join(
+            [
+                headline,
+                *due.notes,
+                *dead.notes,
+                *last_report(context.instance, group.group, group.lag, time.time()),
+                *stop_notes(context.instance, group.offsets),
+                *reruns.notes,
+                *notes_on_home(context.instance),
+            ]
         )
-        shown = _shown(seen, fleet)
-        said = "; ".join([shown, *notes])
         if not is_real:
-            return dg.SkipReason(f"preview, nothing is done: {_wanted(found)}; {said}")
+            return dg.SkipReason(f"preview, nothing is done: {_preview(due)}; {summary}")
         not_ended = f"{len(dead.left)} dead runs not ended, " if dead.left else ""
-        context.update_cursor(dead.cursor(f"{not_ended}{shown}"))
-        for leave in found.leaves:
-            run = context.instance.get_run_by_id(leave.run_id)
-            if run is not None and not run.is_finished:
-                record_run_event(context.instance, run, RunEvent.LEAVE, leave.reason)
-                context.log.info(
-                    "%s is asked to leave: %s", format_runs([leave.run_id]), leave.reason
-                )
-        if found.starts:
+        context.update_cursor(dead.cursor(f"{not_ended}{headline}"))
+        _ask_to_leave(context, due)
+        if due.starts:
             check_merged_resources(context, job.name)
         requests = [
             dg.RunRequest(
@@ -154,15 +146,23 @@ def build_kafka_stream_sensor(
                 tags={
                     STREAM_TAG: stream,
                     SLOT_TAG: str(start.slot),
-                    VERSION_TAG: fleet.version,
+                    VERSION_TAG: replicas.version,
                 },
             )
-            for start in found.starts
+            for start in due.starts
         ]
         requests += reruns.requests[:MOST_REQUESTS_PER_TICK]
-        return dg.SensorResult(run_requests=requests) if requests else dg.SkipReason(said)
+        return dg.SensorResult(run_requests=requests) if requests else dg.SkipReason(summary)
 
     return kafka_streams
+
+
+def _ask_to_leave(context: dg.SensorEvaluationContext, due: Reconciliation) -> None:
+    for leave in due.leaves:
+        run = context.instance.get_run_by_id(leave.run_id)
+        if run is not None and not run.is_finished:
+            record_run_event(context.instance, run, RunEvent.LEAVE, leave.reason)
+            context.log.info("%s is asked to leave: %s", format_runs([leave.run_id]), leave.reason)
 
 
 def _live(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
@@ -176,13 +176,13 @@ def streams_of(
     """Return all live runs of a sensor (`location:name`), as read before, and its newest runs."""
     newest = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream}), limit=_NEWEST)
     records = {record.dagster_run.run_id: record for record in (*live, *newest)}
-    return tuple(_seen(instance, record) for record in records.values())
+    return tuple(_streaming_run(instance, record) for record in records.values())
 
 
-def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamingRun:
+def _streaming_run(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamingRun:
     run = record.dagster_run
     slot = run.tags.get(SLOT_TAG, "")
-    marks = {} if run.is_finished else run_event_times(instance, run.run_id)
+    event_times = {} if run.is_finished else run_event_times(instance, run.run_id)
     return StreamingRun(
         run_id=run.run_id,
         slot=int(slot) if slot.isdecimal() else None,
@@ -191,10 +191,10 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamingRun:
         started_at=record.start_time,
         ended_at=(record.end_time or time.time()) if run.is_finished else None,
         has_failed=run.status is dg.DagsterRunStatus.FAILURE,
-        has_joined=RunEvent.JOINED in marks,
-        ready_since=marks.get(RunEvent.READY),
+        has_joined=RunEvent.JOINED in event_times,
+        ready_since=event_times.get(RunEvent.READY),
         queued_at=_queued_at(instance, record) if run.status in _QUEUED else None,
-        leaving_since=marks.get(RunEvent.LEAVE, _cancelled_at(instance, run)),
+        leaving_since=event_times.get(RunEvent.LEAVE, _cancelled_at(instance, run)),
     )
 
 
@@ -216,15 +216,15 @@ def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
     return events[-1].timestamp if events else record.create_timestamp.timestamp()
 
 
-def _shown(seen: Sequence[StreamingRun], fleet: Replicas) -> str:
+def _headline(streams: Sequence[StreamingRun], replicas: Replicas) -> str:
     """Return the live runs in a sentence, by their next step."""
-    live = [run for run in seen if run.is_live]
+    live = [run for run in streams if run.is_live]
     if not live:
         return "no streaming run is live"
-    old = [run for run in live if run.version != fleet.version]
+    old = [run for run in live if run.version != replicas.version]
     stay = [run for run in live if not run.is_leaving and run not in old]
     joined = [run for run in stay if run.has_joined]
-    text = f"{len(joined)} of {fleet.runs} streaming run{'s' * (fleet.runs != 1)} live"
+    text = f"{len(joined)} of {replicas.runs} streaming run{'s' * (replicas.runs != 1)} live"
     text += " with the new code" * bool(old)
     text += f": {_named(joined)}" * bool(joined)
     others = {
@@ -238,7 +238,7 @@ def _named(runs: Iterable[StreamingRun]) -> str:
     return format_runs(sorted(run.run_id for run in runs))
 
 
-def _wanted(found: Reconciliation) -> str:
-    wanted = [f"a run for slot {start.slot} would be started" for start in found.starts]
-    wanted += [f"{format_runs([leave.run_id])} would be asked to leave" for leave in found.leaves]
+def _preview(due: Reconciliation) -> str:
+    wanted = [f"a run for slot {start.slot} would be started" for start in due.starts]
+    wanted += [f"{format_runs([leave.run_id])} would be asked to leave" for leave in due.leaves]
     return ", ".join(wanted) or "all runs that are wanted are there"

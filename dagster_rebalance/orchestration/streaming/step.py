@@ -14,7 +14,7 @@ from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
-from dagster_rebalance.orchestration.streaming.asset_calls import Body
+from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall
 from dagster_rebalance.orchestration.streaming.asset_forms import refused
 from dagster_rebalance.orchestration.streaming.asset_results import Made
 from dagster_rebalance.orchestration.streaming.run import StreamRun
@@ -35,7 +35,7 @@ class RerunKafkaBatch(KafkaBatch):
 
 def stream_asset(
     name: str,
-    bodies: Sequence[Body],
+    calls: Sequence[AssetCall],
     topics: Sequence[dg.AssetKey],
     *,
     kafka_key: str,
@@ -45,20 +45,20 @@ def stream_asset(
     lag_limit: LagLimit,
 ) -> dg.AssetsDefinition:
     """Return the assets as one step that calls their functions for each batch of its run."""
-    needed = frozenset({kafka_key, rerun_key}).union(*(body.required_keys for body in bodies))
+    needed = frozenset({kafka_key, rerun_key}).union(*(call.required_keys for call in calls))
     # No asset is an output of the step: each batch logs its own materialisations.
     specs = [
         with_topics(spec, topics).replace_attributes(skippable=True)
-        for body in bodies
-        for spec in body.specs
+        for call in calls
+        for spec in call.specs
     ]
-    check_specs = [spec for body in bodies for spec in body.asset.check_specs]
+    check_specs = [spec for call in calls for spec in call.asset.check_specs]
 
     @dg.multi_asset(
         name=f"{name}_batches",
         specs=specs,
         check_specs=check_specs,
-        resource_defs=_own_resources(bodies) or None,  # Dagster warns of the argument: it is beta
+        resource_defs=_own_resources(calls) or None,  # Dagster warns of the argument: it is beta
         required_resource_keys=needed | ({spark_key} if spark_key else set()),
     )
     def batches(
@@ -76,14 +76,14 @@ def stream_asset(
                     "dagster-rebalance rerun or the job of the group for that."
                 )
                 raise dg.Failure(msg, allow_retries=False)
-            StreamRun(context, kafka, spark, bodies, lag_limit, stopper=stopper).work()
+            StreamRun(context, kafka, spark, calls, lag_limit, stopper=stopper).work()
             # Dagster requires these outputs. The checks were reported with each batch.
             for spec in check_specs:
                 yield dg.Output(None, output_name=spec.get_python_identifier())
             return
         shown = rerun.metadata()
-        for body in bodies:
-            for made in body(context, rerun):
+        for call in calls:
+            for made in call(context, rerun):
                 if isinstance(made, dg.MaterializeResult):
                     yield made._replace(metadata={**shown, **(made.metadata or {})})
                 else:
@@ -92,18 +92,18 @@ def stream_asset(
     return batches
 
 
-def _own_resources(bodies: Sequence[Body]) -> dict[str, dg.ResourceDefinition]:
+def _own_resources(calls: Sequence[AssetCall]) -> dict[str, dg.ResourceDefinition]:
     """Return the `resource_defs` of the assets.
 
     Raises:
         ConfigurationError: Two assets define different resources under one key.
     """
     found: dict[str, dg.ResourceDefinition] = {}
-    for body in bodies:
-        for key, resource in body.asset.resource_defs.items():
+    for call in calls:
+        for key, resource in call.asset.resource_defs.items():
             if found.setdefault(key, resource) is not resource:
                 raise refused(
-                    body.asset,
+                    call.asset,
                     f"has another resource {key!r} in resource_defs than an asset before it, and "
                     "the run has one for all of its assets: give each resource a key of its own",
                 )

@@ -151,32 +151,32 @@ class StreamWorker:
             with self._lock:
                 self._own.stop()
 
-    def ended(self) -> Iterator[RunsRead]:
+    def results(self) -> Iterator[RunsRead]:
         """Take the results of batches."""
         while not self._results.empty():
             yield self._results.get()
 
-    def known(
+    def known_runs(
         self, batch_ids: Collection[str], claims: Iterable[Claimed]
     ) -> tuple[RunSnapshot, ...]:
         """Return the runs of its own batches, without Dagster."""
         with self._lock:
             return self._read(batch_ids, claims)
 
-    def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
+    def must_report(self, partitions: Collection[TopicPartition]) -> bool:
         """Whether the last report does not match these partitions and the current batch."""
         return self._reported != self._with_batch(partitions) or self._unrecorded_age is not None
 
-    def say(self, partitions: Collection[TopicPartition]) -> None:
+    def report(self, partitions: Collection[TopicPartition]) -> None:
         """Report how the work on abandoned claims ended, and then where the worker may still work.
 
         The order matters: a member that reads that this run left a partition, and finds no result
         of its claims, requests them again.
         """
         reported = self._with_batch(partitions)
-        ended = self.untold  # after `reported`: batches that are not in it have ended
+        ended = self.unreported  # after `reported`: batches that are not in it have ended
         if ended:
-            self.tell(ended)
+            self.record_outcomes(ended)
             with self._lock:
                 self._own.mark_reported(ended)
         self.active_partitions = reported
@@ -185,7 +185,7 @@ class StreamWorker:
         self._reported = reported
         long = self._unrecorded_age
         if long is not None:
-            self._others.tell_age(self.run_id, long.batch_id, self._clock() - long.begun_at)
+            self._others.record_age(self.run_id, long.batch_id, self._clock() - long.begun_at)
             self._age_recorded = long.batch_id
 
     @property
@@ -203,13 +203,13 @@ class StreamWorker:
             ranges = batch.ranges if batch is not None else ()
             return frozenset(partitions).union(range_.topic_partition for range_ in ranges)
 
-    def leave(self, claims: Iterable[Claimed]) -> None:
-        """Note that other members may find these claims: `say` reports how they ended."""
+    def abandon(self, claims: Iterable[Claimed]) -> None:
+        """Note that other members may find these claims: `report` reports how they ended."""
         with self._lock:
             self._own.abandon(claims)
 
     @property
-    def untold(self) -> Mapping[Claimed, BatchOutcome]:
+    def unreported(self) -> Mapping[Claimed, BatchOutcome]:
         """The abandoned claims that are not reported yet."""
         with self._lock:
             return self._own.unreported
@@ -236,13 +236,13 @@ class StreamWorker:
             return failed.error if failed else "the error is in the log of the run"
         return self._others.why_failed(run_id, batch_id)
 
-    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
+    def record_outcomes(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         """Record how the work on abandoned claims ended, for their next owner."""
-        self._others.tell(outcomes)
+        self._others.record_outcomes(outcomes)
 
-    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
+    def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
         """Record for how long a streaming run has worked on a batch."""
-        self._others.tell_age(run_id, batch_id, seconds)
+        self._others.record_age(run_id, batch_id, seconds)
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run; of this run, the current batch."""

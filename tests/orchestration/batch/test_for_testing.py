@@ -10,7 +10,7 @@ from confluent_kafka import Message
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
-from dagster_rebalance.orchestration.streaming.asset_calls import Body
+from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall
 from tests.orchestration.parts import span
 
 
@@ -67,7 +67,7 @@ def test_asset_is_materialised(asset: dg.AssetsDefinition) -> None:
 
 @pytest.mark.parametrize("asset", [by_parameter, with_context])
 def test_asset_is_called_with_one_batch_after_another(asset: dg.AssetsDefinition) -> None:
-    body = Body.of(asset, "kafka_batch")
+    body = AssetCall.of(asset, "kafka_batch")
     seen: list[object] = []
 
     @dg.asset

@@ -81,17 +81,14 @@ class Shop:
         self._producer = Producer(kafka.client_config())
 
     def produce(self, *topics: str) -> None:
-        """A record in each topic."""
         for topic in topics:
             self._producer.produce(topic, b"1")
         self._producer.flush(10)
 
     def close(self) -> None:
-        """Withdraw the right to read the first topic."""
         self.kafka.forbid(self.name, "READ", topic=self.closed)
 
     def told(self, instance: dg.DagsterInstance) -> str:
-        """What the check `no_partition_stopped` has said last, if it failed."""
         found = instance.event_log_storage.get_asset_check_execution_history(
             dg.AssetCheckKey(self.assets.offsets, STOPPED_CHECK), limit=1
         )
@@ -99,14 +96,12 @@ class Shop:
         return "" if evaluation is None or evaluation.passed else str(evaluation.description)
 
     def is_told(self, instance: dg.DagsterInstance) -> bool:
-        """Whether people hear of the closed topic, and of no other."""
         said = self.told(instance)
         return self.closed in said and self.open not in said
 
 
 @pytest.fixture(params=[True, False], ids=["seen", "hidden"])
 def sees(request: pytest.FixtureRequest) -> bool:
-    """Whether the principal may still see the topic."""
     return bool(request.param)
 
 
@@ -118,7 +113,6 @@ def shop(
     *,
     sees: bool,
 ) -> Iterator[Shop]:
-    """A group in each protocol, whose members look for topics all the time."""
     monkeypatch.setattr(group_report, "_LOOK_FOR_TOPICS_S", 1.0)
     monkeypatch.setenv(PASSWORD, "a-password-of-a-test")
     shop = Shop(secured_kafka, request.param, sees=sees)
@@ -186,7 +180,7 @@ def test_runs_for_batches_go_on_without_a_topic_that_may_not_be_read(
             ).run()
 
     def offered(topic: str) -> BatchRequest | None:
-        mailbox.tell(events.TickArrived())
+        mailbox.send(events.TickArrived())
         batch_requests = mailbox.mail.batch_requests
         return next((o for o in batch_requests if topic in {r.topic for r in o.ranges}), None)
 
@@ -215,6 +209,6 @@ def test_runs_for_batches_go_on_without_a_topic_that_may_not_be_read(
         done(shop.closed)
         wait_until(lambda: not shop.told(instance), timeout_s=60, what="the check to pass")
     finally:
-        mailbox.tell(events.LeaveRequested("the test is over", limit_s=5.0))
+        mailbox.send(events.LeaveRequested("the test is over", limit_s=5.0))
         thread.join(60)
     assert not thread.is_alive()

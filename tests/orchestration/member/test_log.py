@@ -26,7 +26,6 @@ _OWN = vars(logging.makeLogRecord({})).keys() | {"message"}
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """Of each test: the group has the same name in all of them."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 

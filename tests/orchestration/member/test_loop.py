@@ -49,7 +49,6 @@ RESUME = Directive(Action.RESUME, "*", "a person", 2.0)
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """In memory: nothing of the member loop opens it anew."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
@@ -119,7 +118,6 @@ def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
     calls = counted_calls(instance, monkeypatch)
 
     def calls_in(turns: int) -> float:
-        """How many calls there are in a second."""
         calls.clear()
         began_at = bench.group.clock()
         bench.turn(turns)
@@ -179,7 +177,6 @@ def test_a_storage_that_always_has_an_answer_does_not_keep_the_member_from_its_p
     answers, taken = bench.member_loop._storage._answers, list[int]()
 
     def answered() -> events.Event:
-        """The next answer is there as soon as this one is taken."""
         assert len(taken) < 10_000, "the turn does not end"
         taken.append(1)
         answers.put(answered)
@@ -600,7 +597,6 @@ class SlowStorage:
         self.bench = Bench(instance, start=self.start)
 
     def start(self, _name: str, work: Callable[[], None]) -> None:
-        """Do it, or let it wait."""
         owned = self.bench.engine.partitions.get(tp(0))
         if owned is None or owned.unrecorded is None:
             work()
@@ -608,7 +604,6 @@ class SlowStorage:
             self.waiting.append(work)
 
     def until_it_waits(self) -> Bench:
-        """Turn until a commit waits to be recorded."""
         self.bench.batch_requests()
         self.bench.run(Status.SUCCESS)
         self.bench.until(lambda: self.waiting)
@@ -616,7 +611,6 @@ class SlowStorage:
         return self.bench
 
     def answer(self) -> None:
-        """Do what waits."""
         for work in self.waiting:
             work()
 
@@ -674,7 +668,7 @@ def test_events_without_weight_may_fail(
         raise OSError(message)
 
     monkeypatch.setattr(bench.catalogue, "record_assigned", away)
-    monkeypatch.setattr(bench.catalogue, "leave_wanted", away)
+    monkeypatch.setattr(bench.catalogue, "leave_request", away)
     bench.batch_requests()
     assert any(
         "showing the state of the group in Dagster failed: no connection" in note
@@ -706,7 +700,7 @@ def test_asked_to_leave_it_drains_first(instance: dg.DagsterInstance) -> None:
     bench = Bench(instance)
     bench.batch_requests()
     run = bench.run(Status.STARTED)
-    bench.mailbox.tell(events.LeaveRequested("its process ends", 30.0))
+    bench.mailbox.send(events.LeaveRequested("its process ends", 30.0))
     bench.turn(50)
     assert bench.member_loop._left is None
     assert not bench.mailbox.mail.batch_requests
@@ -770,7 +764,7 @@ def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(
     bench.catalogue.record_joined()
     bench.batch_requests()
     bench.run(Status.STARTED)
-    bench.mailbox.tell(events.LeaveRequested("its process ends", 40.0))
+    bench.mailbox.send(events.LeaveRequested("its process ends", 40.0))
     bench.turn(20)
     assert bench.member_loop._left is None, "nobody is there who could adopt the run"
     Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()
@@ -846,7 +840,6 @@ def test_a_client_error_of_the_member_is_not_lost(instance: dg.DagsterInstance) 
 
 
 def shared(instance: dg.DagsterInstance) -> tuple[Bench, RebalanceAwareConsumer]:
-    """A member that has one partition, and another one that has the second."""
     bench = Bench(instance, partitions=2)
     bench.turn()
     other = bench.joined_by_another()

@@ -50,20 +50,17 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """In memory: nothing of the member loop opens it anew."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
 @pytest.fixture
 def instance_on_disk() -> Iterator[dg.DagsterInstance]:
-    """One that several threads can use."""
     with dg.instance_for_test() as made:
         yield made
 
 
 def evaluations(instance: dg.DagsterInstance, bench: Bench) -> list[dg.AssetCheckEvaluation]:
-    """The evaluations of the group's check, newest first."""
     records = instance.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK), limit=100
     )
@@ -208,7 +205,7 @@ def test_a_stopped_partition_that_is_given_up_is_not_said_to_go_on(
     bench = Bench(instance)
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     bench.until(lambda: any(owned.stop_reason for owned in bench.engine.partitions.values()))
-    bench.mailbox.tell(events.LeaveRequested("its process ends", 30.0))
+    bench.mailbox.send(events.LeaveRequested("its process ends", 30.0))
     bench.until(lambda: bench.member_loop._left)
     notes = bench.mailbox.take_notes()
     assert not [note for note in notes if note.endswith("continues")]

@@ -9,8 +9,8 @@ from dagster_rebalance.orchestration.member.mailbox import Mailbox
 def test_events_are_taken_once_and_in_order() -> None:
     """A tick that is told twice would prolong the lease; a lost one would end it."""
     box = Mailbox()
-    box.tell(TickArrived())
-    box.tell(LeaveRequested("test"))
+    box.send(TickArrived())
+    box.send(LeaveRequested("test"))
     assert box.take_events() == [TickArrived(), LeaveRequested("test")]
     assert box.take_events() == []
 

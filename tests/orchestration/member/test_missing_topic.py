@@ -66,20 +66,17 @@ class Shop:
         self._producer = Producer(kafka.client_config())
 
     def produce(self, *topics: str) -> None:
-        """A record in each topic."""
         for topic in topics:
             self._producer.produce(topic, b"1")
         self._producer.flush(10)
 
     def lag_told(self, instance: dg.DagsterInstance) -> str:
-        """The last lag that a member has observed."""
         found = instance.fetch_observations(self.assets.lag, limit=1).records
         return str(found[0].asset_observation.description) if found else ""  # type: ignore[union-attr]
 
     def checked(
         self, instance: dg.DagsterInstance, check: str, asset: dg.AssetKey
     ) -> dg.AssetCheckEvaluation | None:
-        """The last evaluation of a check."""
         found = instance.event_log_storage.get_asset_check_execution_history(
             dg.AssetCheckKey(asset, check), limit=1
         )
@@ -101,7 +98,6 @@ class Shop:
 def shop(
     request: pytest.FixtureRequest, kafka_broker: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Shop]:
-    """A group in each protocol, whose members look for topics all the time."""
     monkeypatch.setattr(group_report, "_LOOK_FOR_TOPICS_S", 1.0)
     shop = Shop(kafka_broker, request.param)
     yield shop
@@ -180,7 +176,7 @@ def test_runs_for_batches_go_on_without_a_deleted_topic(
             ).run()
 
     def offered(topic: str) -> BatchRequest | None:
-        mailbox.tell(events.TickArrived())
+        mailbox.send(events.TickArrived())
         batch_requests = mailbox.mail.batch_requests
         return next((o for o in batch_requests if topic in {r.topic for r in o.ranges}), None)
 
@@ -211,6 +207,6 @@ def test_runs_for_batches_go_on_without_a_deleted_topic(
         done(shop.kept)
         wait_until(lambda: shop.is_told(instance), timeout_s=90, what="the missing topic told")
     finally:
-        mailbox.tell(events.LeaveRequested("the test is over", limit_s=5.0))
+        mailbox.send(events.LeaveRequested("the test is over", limit_s=5.0))
         thread.join(60)
     assert not thread.is_alive()

@@ -39,27 +39,23 @@ OF_EACH = {SYSTEM: "kafka", GROUP: "etl", MEMBER: "blue:sensor"}
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """Of each test: the group has the same name in all of them."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
 @pytest.fixture
 def reader() -> Iterator[InMemoryMetricReader]:
-    """What the SDK keeps in memory."""
     made = InMemoryMetricReader()
     yield made
     made.shutdown()
 
 
 def metered(provider: Any) -> tuple[Meters, meter_module.MemberMeter]:  # noqa: ANN401 - also broken ones
-    """The meters of a process, and the one of a member."""
     meters = Meters(provider)
     return meters, meters.of("etl", "blue:sensor", most_partitions=10)
 
 
 def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
-    """The numbers in memory by the names of their metrics."""
     data = reader.get_metrics_data()
     return {
         metric.name: list(metric.data.data_points)
@@ -146,14 +142,11 @@ def test_a_meter_that_raises_harms_nobody_and_is_told(
 
 
 class Hanging(NoOpMeterProvider):
-    """A provider whose meter is never there."""
-
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.entered = threading.Event()
 
     def get_meter(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the API has it
-        """Wait until the test is over."""
         self.entered.set()
         self.gate.wait()
         return super().get_meter(*args, **kwargs)

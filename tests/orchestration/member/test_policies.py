@@ -42,13 +42,11 @@ LETTERS = replace(
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """In memory: nothing of the member loop opens it anew."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
 def resource(**settings: Any) -> EngineSettings:  # noqa: ANN401 - settings of all kinds
-    """What the core is told by a resource."""
     given = {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["orders"], **settings}
     return KafkaConsumerResource(**given).engine_settings()
 
@@ -71,14 +69,12 @@ def held(
 
 
 def outcomes(bench: Bench) -> list[object]:
-    """How holds ended."""
     return [event["outcome"] for event in bench.observed() if event["event"] == "hold"]
 
 
 def exhausted(
     instance: dg.DagsterInstance, settings: EngineSettings = LETTERS, records: int = 20
 ) -> tuple[Bench, list[dg.DagsterRun]]:
-    """A member whose first range has failed as often as it may."""
     bench = Bench(instance, settings=settings, records=records)
     runs = []
     for attempt in (1, 2):
@@ -108,7 +104,6 @@ def two_exhausted(instance: dg.DagsterInstance) -> Bench:
 
 
 def check_state(bench: Bench) -> tuple[bool, str]:
-    """What the check of the offsets asset shows."""
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
     evaluation = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
         key

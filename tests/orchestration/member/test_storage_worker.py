@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class Desk:
-    """A worker with jobs that hang until they are let go."""
-
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.notes: list[str] = []
@@ -33,7 +31,6 @@ class Desk:
         self.worker = StorageWorker(self.notes.append, in_thread, self.clock, self.wake)
 
     def wake(self) -> None:
-        """Count."""
         self.woken += 1
 
     def job(
@@ -44,7 +41,6 @@ class Desk:
         *,
         can_wait: bool = False,
     ) -> Job:
-        """A job that is done at once."""
         return Job(
             name,
             lambda: self.done.append(name),
@@ -55,7 +51,6 @@ class Desk:
         )
 
     def hang(self, name: str = "reading runs", subject: object = None) -> None:
-        """Ask for a job that hangs, and wait until it does."""
         began = threading.Event()
 
         def work() -> None:
@@ -67,7 +62,6 @@ class Desk:
         assert began.wait(60)
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Wait for the thread."""
         wait_until(
             condition,
             timeout_s=60,
@@ -77,7 +71,6 @@ class Desk:
 
 @pytest.fixture
 def desk() -> Iterator[Desk]:
-    """A desk whose threads are gone afterwards."""
     made = Desk()
     yield made
     made.let_go.set()

@@ -41,33 +41,28 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=EACH_STORAGE)
 def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
-    """One after the other."""
     found: dg.DagsterInstance = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.fixture
 def group_id(instance: dg.DagsterInstance) -> str:
-    """A group whose members have had three partitions."""
     group_id = unique_name("group")
     Catalogue(instance, GroupAssets.of(group_id), NO_MEMBER).add_partitions([tp(0), tp(1), tp(2)])
     return group_id
 
 
 def order(action: Action, partitions: str = "orders:0", reason: str = "away") -> Directive:
-    """An order of somebody."""
     return Directive(action, partitions, "ada", 1_700_000_000.0, reason)
 
 
 def book_of(instance: dg.DagsterInstance, group_id: str) -> DirectiveStore:
-    """The book of a group."""
     return DirectiveStore(instance, GroupAssets.of(group_id).directives_name)
 
 
 def wanted(
     action: Action, *partitions: str, reason: str = "away", by: str = "ada"
 ) -> DirectiveRequest:
-    """What somebody wants."""
     return DirectiveRequest(action, partitions, by, reason)
 
 
@@ -240,7 +235,6 @@ def test_an_order_that_cannot_be_shown_is_in_force_all_the_same(
 def launch(
     instance: dg.DagsterInstance, kafka: KafkaConsumerResource, config: dict[str, object]
 ) -> dg.ExecuteInProcessResult:
-    """Launch the job as from its launchpad."""
     job = build_kafka_control_job(name="kafka_batches_control")
     definitions = dg.Definitions(jobs=[job], resources={"kafka": kafka})
     return definitions.resolve_job_def("kafka_batches_control").execute_in_process(
@@ -306,7 +300,6 @@ def of_members() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def bench(of_members: dg.DagsterInstance) -> Iterator[Bench]:
-    """A member of a group whose partitions go on when the test is over."""
     settings = dataclasses.replace(SETTINGS, directives_s=0.5)
     yield Bench(of_members, partitions=2, settings=settings)
     name = GroupAssets.of("etl").directives_name
@@ -315,13 +308,11 @@ def bench(of_members: dg.DagsterInstance) -> Iterator[Bench]:
 
 
 def claims_of(bench: Bench, number: int) -> tuple[Claim, ...]:
-    """What is claimed of a partition."""
     stored = bench.group.committed.get(tp(number))
     return () if stored is None else decode(stored).claims
 
 
 def check_of(bench: Bench) -> dg.AssetCheckEvaluation | None:
-    """The last evaluation of the check."""
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
     log = bench.instance.event_log_storage
     record = log.get_latest_asset_check_execution_by_key([key]).get(key)
@@ -329,7 +320,6 @@ def check_of(bench: Bench) -> dg.AssetCheckEvaluation | None:
 
 
 def shows(bench: Bench, paused: int) -> bool:
-    """Whether the check shows so many partitions as paused."""
     shown = check_of(bench)
     return shown is not None and shown.metadata["paused_partitions"].value == paused
 

@@ -68,19 +68,15 @@ ALL = Span(since=0.0)
 
 @pytest.fixture(params=EACH_STORAGE)
 def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
-    """One after the other."""
     found: dg.DagsterInstance = request.getfixturevalue(request.param)
     return found
 
 
 class Resting:
-    """A member that wants no run."""
-
     is_over = is_lost = False
     mail = Mail((), ("it rests",))
 
     def tick(self, _patience_s: float = 0.0) -> tuple[Mail, list[str]]:
-        """Nothing happens."""
         return self.mail, []
 
 
@@ -114,25 +110,21 @@ class Ground:
         return work
 
     def commit(self, *ranges: OffsetRange, **more: Any) -> None:  # noqa: ANN401 - fields of all kinds
-        """Commit ranges, and record that."""
         for range_ in ranges:
             wanted = RecordCommit(range_, 1, "b-1", "run-1", 0, None, None, **more)
             self.catalogue.record_commit(wanted)
             self.group.committed[range_.topic_partition] = OffsetAndMetadata(range_.until)
 
     def wanted(self, meant: Span = ALL, *partitions: str, **more: Any) -> RerunRequest:  # noqa: ANN401 - likewise
-        """What somebody wants."""
         return RerunRequest(partitions or ("*",), meant, "ada", "the fix", **more)
 
     def begin(self, meant: Span = ALL, **more: Any) -> str:  # noqa: ANN401 - likewise
-        """Ask for a rerun; its id."""
         planned = self.reruns.plan(self.wanted(meant, "orders:0", **more))
         said = self.reruns.begin(planned)
         assert planned.rerun.rerun_id in said
         return planned.rerun.rerun_id
 
     def tick(self, *, real: bool = True, location: str = "shop") -> Any:  # noqa: ANN401 - Dagster's class is private
-        """Evaluate the sensor of the group, whose member has nothing to do."""
         for name, value in (
             ("MEMBERS", Members()),
             ("_host", lambda *_, **__: Resting()),
@@ -165,7 +157,6 @@ class Ground:
         return result.success, said, result.run_id
 
     def shown(self, key: dg.AssetKey) -> list[dict[str, Any]]:
-        """What was observed of an asset, newest first."""
         records = self.instance.fetch_observations(key, limit=20).records
         return [
             {name: value.value for name, value in record.asset_observation.metadata.items()}
@@ -176,7 +167,6 @@ class Ground:
 
 @pytest.fixture
 def ground(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Ground:
-    """A group with a past."""
     return Ground(instance, monkeypatch)
 
 
@@ -612,7 +602,6 @@ def test_a_run_of_a_rerun_is_not_the_work_of_a_claim(ground: Ground) -> None:
 
 
 def ask(ground: Ground, **config: Any) -> tuple[bool, str]:  # noqa: ANN401 - fields of all kinds
-    """Launch the job; whether it succeeded, and all that it said."""
     name = f"{ground.name}_rerun"
     result = ground.defs.resolve_job_def(name).execute_in_process(
         instance=ground.instance,

@@ -42,14 +42,11 @@ class PacedMember(FakeMember):
     """A member in memory whose polls take some real time, as a thread's have to."""
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
-        """Poll, a little later."""
         time.sleep(0.002)
         return super().poll(timeout_s)
 
 
 class Farm:
-    """Makes hosted members on one group in memory."""
-
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
         self.group = FakeGroup({"orders": 2})
@@ -61,7 +58,6 @@ class Farm:
     def make(
         self, shutdown_timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> HostedMember:
-        """A hosted member."""
         member = HostedMember(
             "test", self._parts, shutdown_timeout_s=shutdown_timeout_s, clock=clock
         )
@@ -89,7 +85,6 @@ class Farm:
 
 @pytest.fixture
 def farm() -> Iterator[Farm]:
-    """A farm whose members are gone afterwards."""
     with dg.DagsterInstance.ephemeral() as instance:
         made = Farm(instance)
         yield made
@@ -102,7 +97,6 @@ def farm() -> Iterator[Farm]:
 
 
 def has_joined(farm: Farm, members: Members) -> bool:
-    """Whether the member says what it does, not only that it starts."""
     mail, _ = members.tick("key", farm.make)
     return "starting" not in mail.summary[0] and bool(farm.group.members)
 
@@ -277,14 +271,14 @@ def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) 
         farm.instance, GroupAssets.of("etl"), MemberIdentity("blue", "sensor", "replica")
     )
     other.record_joined()
-    other.keep_seat()
+    other.renew_lease()
     wait_until(lambda: farm.made[0].is_over, timeout_s=30, what="the member to make way")
     for _ in range(3):
         mail, _ = members.tick("key", farm.make, seat.read)
         assert "run one replica of the code server" in mail.summary[0]
     assert len(farm.made) == 1
     assert seat.read().startswith("replica "), "who makes way does not free the seat of the other"
-    other.give_seat_up()
+    other.release_lease()
     members.tick("key", farm.make, seat.read)
     assert len(farm.made) == 2
 

@@ -37,8 +37,6 @@ def work() -> None:
 
 
 class StandIn:
-    """A member that has something to say."""
-
     is_over = is_lost = False
 
     def __init__(self, *batch_requests: BatchRequest) -> None:
@@ -46,14 +44,11 @@ class StandIn:
         self.ticks = 0
 
     def tick(self, _patience_s: float = 0.0) -> tuple[Mail, list[str]]:
-        """Count it."""
         self.ticks += 1
         return self.mail, ["12:00:00 assigned orders-0"]
 
 
 class Sensor:
-    """A sensor whose ticks can be real or previews."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:  # noqa: ANN401 - settings of all kinds
         self.kafka: KafkaInMemory = kafka_in_memory(**settings)
         # What cannot work reaches a tick by variables only: it is no part of what is loaded.
@@ -64,7 +59,6 @@ class Sensor:
         monkeypatch.setattr(sensor_module, "MEMBERS", self.members)
 
     def hosts(self, member: StandIn) -> None:
-        """Let this be the member that the sensor starts."""
         make: Callable[..., object] = lambda *_, **__: member  # noqa: E731 - a stand-in for `_host`
         self.monkeypatch.setattr(sensor_module, "_host", make)
 
@@ -95,7 +89,6 @@ class Sensor:
 
 @pytest.fixture
 def sensor(monkeypatch: pytest.MonkeyPatch) -> Sensor:
-    """A sensor of a group of its own."""
     return Sensor(monkeypatch)
 
 
@@ -262,19 +255,15 @@ def test_settings_that_cannot_work_fail_the_first_tick(
     resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()},
 )
 def _many_processes() -> None:
-    """A job whose steps are processes."""
     nothing()
 
 
 @dg.job(resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})
 def _default_executor() -> None:
-    """A job as most people write it."""
     nothing()
 
 
 def nothing_job(name: str, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - settings of all kinds
-    """A job of one step in one process."""
-
     @dg.graph(name=name)
     def steps() -> None:
         nothing()
@@ -313,7 +302,6 @@ def _bare() -> None:
     resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()},
 )
 def _half() -> None:
-    """A job of which one step takes no batch."""
     nothing()
     _bare()
 

@@ -23,7 +23,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @pytest.fixture
 def told() -> Iterator[list[int]]:
-    """The signals that the handlers from before have seen."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     seen: list[int] = []
     for number in SIGNALS:

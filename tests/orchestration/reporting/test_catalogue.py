@@ -49,21 +49,17 @@ RECEIPT = Receipt(
 
 
 class Shown:
-    """A group of its own in an instance, and what is shown of it."""
-
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
         self.assets = GroupAssets.of(unique_name("group"))
         self.catalogue = self.of("blue")
 
     def of(self, location: str, sensor: str = "sensor") -> Catalogue:
-        """The catalogue of another process."""
         return Catalogue(
             self.instance, self.assets, MemberIdentity(location, sensor, unique_name("process"))
         )
 
     def commits(self) -> list[dg.AssetMaterialization]:
-        """The materialisations of the offsets asset, newest first."""
         records = self.instance.fetch_materializations(self.assets.offsets, limit=10).records
         return [record.asset_materialization for record in records if record.asset_materialization]
 
@@ -81,7 +77,6 @@ class Shown:
         ]
 
     def table(self, name: str) -> list[dict[str, object]]:
-        """A table of the newest of them."""
         record = self.instance.fetch_observations(self.assets.group, limit=1).records[0]
         assert record.asset_observation is not None
         table = record.asset_observation.metadata[name]
@@ -89,7 +84,6 @@ class Shown:
         return [dict(row.data) for row in table.records]
 
     def check(self) -> dg.AssetCheckEvaluation:
-        """The last evaluation of the check."""
         key = dg.AssetCheckKey(self.assets.offsets, STOPPED_CHECK)
         record = self.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
         assert record.evaluation is not None
@@ -98,7 +92,6 @@ class Shown:
 
 @pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
 def shown(request: pytest.FixtureRequest) -> Iterator[Shown]:
-    """A group in an instance in memory, and in one on Postgres."""
     if request.param == "postgres":
         yield Shown(request.getfixturevalue("on_postgres"))
         return
@@ -349,14 +342,14 @@ def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> No
 def test_a_newer_process_of_the_same_sensor_is_a_successor(shown: Shown) -> None:
     """After a reload the old process gets no ticks: this is how it learns that it shall leave."""
     shown.catalogue.record_joined()
-    assert shown.catalogue.leave_wanted() is None
+    assert shown.catalogue.leave_request() is None
     newer = shown.of("blue")
     newer.record_joined()
-    wanted = shown.catalogue.leave_wanted()
+    wanted = shown.catalogue.leave_request()
     assert wanted is not None
     assert wanted.has_successor
     assert newer._host.incarnation in wanted.reason
-    assert newer.leave_wanted() is None, "an older process is none"
+    assert newer.leave_request() is None, "an older process is none"
 
 
 @pytest.mark.parametrize(("location", "sensor"), [("green", "sensor"), ("blue", "another")])
@@ -367,7 +360,7 @@ def test_members_of_other_locations_and_sensors_are_no_successors(
     shown.catalogue.record_joined()
     shown.of(location, sensor).record_joined()
     shown.catalogue.record_assigned([tp(0)], "m")
-    assert shown.catalogue.leave_wanted() is None
+    assert shown.catalogue.leave_request() is None
 
 
 def test_an_older_process_is_no_successor_when_storage_was_away_at_the_start(shown: Shown) -> None:
@@ -376,13 +369,13 @@ def test_an_older_process_is_no_successor_when_storage_was_away_at_the_start(sho
     It needs the place of its own event in the log to tell them apart.
     """
     shown.of("blue").record_joined()
-    assert shown.catalogue.leave_wanted() is None
+    assert shown.catalogue.leave_request() is None
     assert shown.events()[0]["incarnation"] == shown.catalogue._host.incarnation, (
         "it has joined now"
     )
-    assert shown.catalogue.leave_wanted() is None
+    assert shown.catalogue.leave_request() is None
     shown.of("blue").record_joined()
-    assert shown.catalogue.leave_wanted() is not None
+    assert shown.catalogue.leave_request() is not None
 
 
 def test_a_successor_is_found_behind_many_other_events(shown: Shown) -> None:
@@ -391,18 +384,15 @@ def test_a_successor_is_found_behind_many_other_events(shown: Shown) -> None:
     for _ in range(120):
         shown.catalogue.record_left("test")
     shown.of("blue").record_joined()
-    assert [shown.catalogue.leave_wanted() is None for _ in range(2)] == [True, False]
+    assert [shown.catalogue.leave_request() is None for _ in range(2)] == [True, False]
 
 
 class CountingInstance:
-    """Counts additions of partitions, and passes on everything."""
-
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
         self.added: list[list[str]] = []
 
     def add_dynamic_partitions(self, name: str, keys: list[str]) -> None:
-        """Count it."""
         self.added.append(keys)
         self.instance.add_dynamic_partitions(name, keys)
 

@@ -13,14 +13,11 @@ LETTER = StoreDeadLetter(span(0), 1, "b", ("3f61351e-1",))
 
 
 class Sender:
-    """Raises as often as it is told to; what it sends is never answered."""
-
     def __init__(self, fails: int) -> None:
         self.fails = fails
         self.sent: list[str] = []
 
     def send(self, key: str, value: str) -> None:
-        """Send a letter."""
         if self.fails:
             self.fails -= 1
             msg = f"no token to log in with for {len(value)} bytes"

@@ -43,8 +43,6 @@ NOBODY_THERE = Owners(())
 
 
 class Scene:
-    """A group in memory of which each partition has twenty records."""
-
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
         self.kafka: KafkaInMemory = kafka_in_memory(max_attempts=1)
@@ -57,7 +55,6 @@ class Scene:
             self.group.committed[tp(number)] = OffsetAndMetadata(0)
 
     def look(self, owners: Owners = NOBODY_THERE, *topics: str) -> GroupSnapshot:
-        """Look at it."""
         with self.kafka.connect() as consumer:
             return take_snapshot(
                 consumer,
@@ -69,11 +66,9 @@ class Scene:
             )
 
     def row(self, number: int = 0, owners: Owners = NOBODY_THERE) -> PartitionStatus:
-        """One partition."""
         return self.look(owners).statuses[tp(number)]
 
     def run(self, batch_id: str, status: Status) -> dg.DagsterRun:
-        """A run for the claim of a batch on the first ten offsets."""
         self.group.committed[tp(0)] = claimed(0, 10, batch_id)
         return make_run(
             self.instance, batch_request(batch_id), status, group_id=self.kafka.group_id
@@ -82,7 +77,6 @@ class Scene:
 
 @pytest.fixture
 def scene(instance: dg.DagsterInstance) -> Scene:
-    """A group without members."""
     return Scene(instance)
 
 

@@ -43,18 +43,15 @@ RECEIPT = Receipt(
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """A new one in memory."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
 def member(instance: dg.DagsterInstance, assets: GroupAssets, name: str = "blue") -> Catalogue:
-    """The catalogue of a member."""
     return Catalogue(instance, assets, MemberIdentity(name, "sensor", f"process of {name}"))
 
 
 def told(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str) -> list[bool]:
-    """Whether a check passed, oldest first."""
     found = instance.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(asset, check), limit=100
     )
@@ -62,7 +59,6 @@ def told(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str) -> list[b
 
 
 def by_hand(instance: dg.DagsterInstance, group_id: str, check: str) -> dg.AssetCheckEvaluation:
-    """Execute a check as a person does, with no member there."""
     assets = GroupAssets.of(group_id)
     checks = build_history_checks(assets.offsets, assets.group, "kafka")
     job = dg.Definitions(asset_checks=checks, resources={"kafka": kafka_in_memory()})

@@ -34,31 +34,26 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """A new one in memory."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
 def observed(instance: dg.DagsterInstance, asset: dg.AssetKey) -> list[dg.AssetObservation]:
-    """The observations of the lag, oldest first."""
     records = instance.fetch_observations(asset, limit=100, ascending=True).records
     return [record.asset_observation for record in records if record.asset_observation]
 
 
 def figures(observation: dg.AssetObservation, *names: str) -> list[object]:
-    """Some of its metadata."""
     return [observation.metadata[name].value for name in names]
 
 
 def rows(observation: dg.AssetObservation) -> list[Mapping[str, Any]]:
-    """Its table."""
     table = observation.metadata["largest"]
     assert isinstance(table, dg.TableMetadataValue)
     return [record.data for record in table.records]
 
 
 def evaluations(instance: dg.DagsterInstance, asset: dg.AssetKey) -> list[bool]:
-    """Whether the check passed, oldest first."""
     found = instance.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(asset, LAG_CHECK), limit=100
     )
@@ -314,7 +309,6 @@ def test_without_a_limit_there_is_no_check(instance: dg.DagsterInstance) -> None
 def by_hand(
     kafka: KafkaConsumerResource, instance: dg.DagsterInstance, limit: LagLimit
 ) -> dg.AssetCheckEvaluation:
-    """Execute the check as a person does."""
     group = GroupAssets.of(kafka.group_id)
     check = build_lag_check(
         group.lag, "kafka", limit, lambda storage: Catalogue(storage, group, NO_MEMBER)

@@ -44,8 +44,6 @@ NASTY = (
 
 
 def defs_of(group_id: str, name: str = "orders") -> dg.Definitions:
-    """What a team builds for a group."""
-
     @dg.asset(name=f"work_{name}", required_resource_keys={f"batch_{name}"})
     def work() -> None:
         """Never executed."""
@@ -60,7 +58,6 @@ def defs_of(group_id: str, name: str = "orders") -> dg.Definitions:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """An instance in memory."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 

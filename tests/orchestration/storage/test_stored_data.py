@@ -366,7 +366,7 @@ def test_group_events_are_read(instance: dg.DagsterInstance) -> None:
         frozenset({TopicPartition("orders", 3), TopicPartition("orders", 4)}),
         is_run=True,
     )
-    wanted = catalogue.leave_wanted()
+    wanted = catalogue.leave_request()
     assert wanted is not None
     assert "process-2" in wanted.reason
 

@@ -37,7 +37,6 @@ def _polls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave() -> None:
-    """Ask the process to end, as the machine does."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -55,26 +54,21 @@ def run(
 
 
 def committed(kafka: KafkaInMemory) -> int:
-    """The committed offset of `orders-0`."""
     return GROUPS[kafka.group_id].committed[tp(0)].offset
 
 
 def materializations(instance: dg.DagsterInstance, key: str) -> list[dg.AssetMaterialization]:
-    """Those of an asset, oldest first."""
     found = instance.fetch_materializations(dg.AssetKey(key), limit=100, ascending=True).records
     return [one.asset_materialization for one in found if one.asset_materialization is not None]
 
 
 class Queued(dg.ConfigurableResource[Any]):
-    """An async client: a task of its own answers what functions ask it."""
-
     _asked: Any = PrivateAttr(default=None)
 
     @asynccontextmanager
     async def yield_for_execution(  # type: ignore[override] # Dagster takes both, and types one
         self, context: dg.InitResourceContext
     ) -> AsyncIterator["Queued"]:
-        """Open the client."""
         self._asked = asyncio.Queue()
         answering = asyncio.create_task(self._answer())
         yield self
@@ -85,7 +79,6 @@ class Queued(dg.ConfigurableResource[Any]):
             (await self._asked.get()).set_result("answer")
 
     async def ask(self) -> str:
-        """Wait for an answer."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         await self._asked.put(answer)
         return await asyncio.wait_for(answer, 10)
@@ -241,8 +234,6 @@ def test_assets_that_depend_on_each_other_are_refused() -> None:
 
 
 class Rate(dg.ConfigurableResource[Any]):
-    """A number."""
-
     rate: int
 
 

@@ -34,7 +34,6 @@ STREAM = [form for form in ROWS if not form.stream]
 
 
 def outcome_of(instance: dg.DagsterInstance, run_id: str) -> Outcome:
-    """What a run has left in Dagster."""
     found = Outcome(seen={name: [*said] for name, said in SEEN.items()})
     for record in instance.get_records_for_run(run_id).records:
         event = record.event_log_entry.dagster_event
@@ -63,20 +62,17 @@ def outcome_of(instance: dg.DagsterInstance, run_id: str) -> Outcome:
 
 
 def resources_of(forms: list[Form]) -> dict[str, Any]:
-    """The resources of all forms."""
     return {key: one for form in forms for key, one in form.resources.items()}
 
 
 @pytest.fixture(scope="module")
 def new_instance() -> Iterator[dg.DagsterInstance]:
-    """An instance without the checks and materializations of other tests."""
     with dg.instance_for_test() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def batch_run(new_instance: dg.DagsterInstance) -> Outcome:
-    """A run for one batch, with all forms that work there."""
     SEEN.clear()
     kafka, batch_id = kafka_in_memory(), unique_name("b")
     GROUPS[kafka.group_id].committed[tp(0)] = claimed(0, 10, batch_id)
@@ -95,7 +91,6 @@ def batch_run(new_instance: dg.DagsterInstance) -> Outcome:
 
 @dg.asset
 def begins(kafka_batch: KafkaBatch) -> None:
-    """Ends the run when a batch is tried again."""
     SEEN.setdefault("begins", []).append(kafka_batch.batch_id)
     if len(SEEN["begins"]) > 1:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -103,14 +98,12 @@ def begins(kafka_batch: KafkaBatch) -> None:
 
 @pytest.fixture(scope="module")
 def stream_run(new_instance: dg.DagsterInstance) -> Outcome:
-    """A streaming run of one batch, with all forms that work there."""
     SEEN.clear()
     kafka = kafka_in_memory(retry_delay_s=0.01, retry_delay_limit_s=0.05)
     given = [asset for form in STREAM for asset in form.given]
 
     @dg.asset(deps=[key for asset in given for key in asset.keys])
     def ends(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001 - Dagster evaluates it
-        """Ends the run when the others have made their parts of the first batch."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     with warnings.catch_warnings():

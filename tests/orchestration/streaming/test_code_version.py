@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def load(folder: Path, name: str, wanted: str = "body") -> Callable[..., Any]:
-    """What has a name in a module of a folder."""
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -34,7 +33,6 @@ def load(folder: Path, name: str, wanted: str = "body") -> Callable[..., Any]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with an asset and what it imports."""
     (tmp_path / "assets.py").write_text("def body(): return 1\n")
     (tmp_path / "helpers.py").write_text("LIMIT = 1\n")
     return tmp_path

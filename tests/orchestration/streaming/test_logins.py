@@ -28,7 +28,6 @@ PASSWORD = "swordfish"  # noqa: S105 - of a Kafka that is soon gone
 
 
 def produce(kafka: SecuredKafka, topic: str, value: str) -> None:
-    """Store one record."""
     producer = Producer(kafka.client_config())
     producer.produce(topic, value)
     assert producer.flush(60) == 0
@@ -39,7 +38,6 @@ def resource(
     name: str,
     **settings: Any,  # noqa: ANN401 - of all kinds
 ) -> KafkaConsumerResource:
-    """A group with a topic of the same name."""
     return KafkaConsumerResource(
         bootstrap_servers=kafka.bootstrap_servers,
         group_id=name,

@@ -56,7 +56,6 @@ MANY = 300
 
 
 def leave() -> None:
-    """Ask the process to end, as the machine does."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -73,8 +72,6 @@ def _polls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stage:
-    """A group in memory with records, and a streaming run on it."""
-
     def __init__(
         self,
         instance: dg.DagsterInstance,
@@ -99,20 +96,16 @@ class Stage:
         ).resolve_job_def("stream")
 
     def produce(self, number: int, records: int) -> None:
-        """Append records to `orders-<number>`."""
         self.group.produce(tp(number), records)
 
     def run(self) -> str:
-        """Run until the process is asked to end; returns the id of the run."""
         return self.job.execute_in_process(instance=self.instance, tags=BY_THE_SENSOR).run_id
 
     def committed(self, number: int) -> int:
-        """The committed offset of `orders-<number>`."""
         stored = self.group.committed[tp(number)]
         return stored.offset
 
     def shown(self, key: dg.AssetKey) -> Iterator[dict[str, object]]:
-        """The materialisations of an asset, oldest first."""
         wanted = dg.AssetRecordsFilter(key)
         for record in self.instance.fetch_materializations(
             wanted, limit=100, ascending=True
@@ -447,7 +440,6 @@ def lost(statement: str | None, *, is_invalidated: bool) -> Exception:
 
 
 def wrapped(error: Exception) -> Exception:
-    """Return the error as dagster-postgres raises it after its last try."""
     outer = Exception("too many retries for DB connection")
     outer.__cause__ = error
     return outer
@@ -488,8 +480,6 @@ def test_refusals_over_an_open_connection_are_a_failed_attempt(
 
 
 class NamelessError(Exception):
-    """Its text cannot be had, as that of an error of a JVM that has died."""
-
     def __str__(self) -> str:
         raise ConnectionError
 
@@ -575,7 +565,7 @@ def test_a_mark_that_dagster_does_not_take_is_set_later(
             with pytest.raises(OSError, match="locked"):
                 report()
     assert not run_events_of(instance, run.run_id)
-    assert catalogue.leave_wanted() is None
+    assert catalogue.leave_request() is None
     assert run_events_of(instance, run.run_id) == {RunEvent.READY, RunEvent.JOINED}
 
 
@@ -675,14 +665,14 @@ def test_an_interrupt_does_not_hit_what_tells_of_a_failure(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch has failed by itself, and the run goes on."""
-    tell = StreamRun._say
+    tell = StreamRun._log
 
     def interrupted(run: StreamRun, write: Callable[..., None], text: str, *given: object) -> None:
         if "failed" in text:
             os.kill(os.getpid(), signal.SIGUSR2)
         tell(run, write, text, *given)
 
-    monkeypatch.setattr(StreamRun, "_say", interrupted)
+    monkeypatch.setattr(StreamRun, "_log", interrupted)
 
     def body(stage: Stage, _batch: KafkaBatch) -> None:
         if len(stage.batches) > 1:
@@ -802,23 +792,19 @@ class Checked:
 
     @property
     def committed(self) -> int:
-        """The committed offset of `orders-0`."""
         return GROUPS[self.kafka.group_id].committed[tp(0)].offset
 
     def run(self) -> None:
-        """Run until the process is asked to end."""
         GROUPS[self.kafka.group_id].produce(tp(0), 3)
         job = self.defs.resolve_job_def("stream")
         job.execute_in_process(instance=self.instance, tags=BY_THE_SENSOR)
 
     @property
     def attempts(self) -> list[int]:
-        """Which attempt each batch was."""
         found = [StreamBatch.parse(batch_id) for batch_id in self.ids]
         return [batch.attempt for batch in found if batch is not None]
 
     def said(self, name: str) -> list[bool]:
-        """Whether a check has passed, each time that it was evaluated."""
         key = dg.AssetCheckKey(dg.AssetKey("orders"), name)
         records = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
         events = [record.event.dagster_event for record in records if record.event is not None]
@@ -865,8 +851,6 @@ def with_hooks(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN
 
 
 class Options(dg.Config):
-    """Run config, of which each value has a default."""
-
     day: str = ""
 
 
@@ -890,7 +874,6 @@ def _nothing() -> None:
 
 @dg.graph_asset
 def of_ops() -> None:
-    """Is made of ops."""
     return _nothing()  # type: ignore[no-any-return]
 
 

@@ -62,8 +62,6 @@ def orders(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 
 
 
 class Sensor:
-    """A sensor whose ticks can be real or previews."""
-
     def __init__(
         self, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, version: str = "v1"
     ) -> None:
@@ -76,14 +74,12 @@ class Sensor:
         self.deploy(version)
 
     def deploy(self, version: str) -> None:
-        """The code location is loaded with code of this version."""
         self.version = version
         self.defs = build_kafka_stream_defs(
             kafka=self.kafka, assets=[orders], name=self.name, version=version, runs=2
         )
 
     def tick(self, *, real: bool = True) -> Any:  # noqa: ANN401 - Dagster's class is private
-        """Evaluate it; what it requests becomes runs."""
         self.monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: real)
         made = self.defs.resolve_sensor_def(f"{self.name}_sensor")
         context = dg.build_sensor_context(
@@ -103,12 +99,10 @@ class Sensor:
         return result
 
     def runs(self) -> list[dg.DagsterRun]:
-        """All runs of the stream, oldest first."""
         found = self.instance.get_runs(dg.RunsFilter(tags={STREAM_TAG: self.stream}))
         return list(reversed(found))
 
     def begin(self, run: dg.DagsterRun) -> None:
-        """A run starts, and joins the group."""
         self.instance.report_dagster_event(
             dg.DagsterEvent(event_type_value="PIPELINE_START", job_name=run.job_name), run.run_id
         )
@@ -141,7 +135,6 @@ def _job() -> None:
 
 @pytest.fixture
 def sensor(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Sensor:
-    """A sensor that wants two runs of a group of its own."""
     return Sensor(instance, monkeypatch)
 
 
@@ -360,7 +353,9 @@ def test_how_long_a_run_is_queued_does_not_hang_on_the_zone_of_the_database(
     ahead = record._replace(create_timestamp=record.create_timestamp + timedelta(hours=5))
     seen = {one.run_id: one for one in streams_of(sensor.instance, sensor.stream, [])}
     assert seen[run.run_id].queued_at == pytest.approx(began_at, abs=60)
-    assert sensor_module._seen(sensor.instance, ahead).queued_at == seen[run.run_id].queued_at
+    assert (
+        sensor_module._streaming_run(sensor.instance, ahead).queued_at == seen[run.run_id].queued_at
+    )
     sensor.begin(run)
     (begun,) = streams_of(sensor.instance, sensor.stream, ())
     assert begun.queued_at is None

@@ -35,14 +35,11 @@ GONE = "elsewhere:1:1"
 
 @pytest.fixture(params=EACH_STORAGE)
 def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
-    """An instance on each kind of storage."""
     made: dg.DagsterInstance = request.getfixturevalue(request.param)
     return made
 
 
 class Other:
-    """A streaming run that works, and a claim that it has made."""
-
     def __init__(self, instance: dg.DagsterInstance, attempt: int = 2) -> None:
         self.instance = instance
         self.run = make_run(
@@ -56,13 +53,11 @@ class Other:
         self.claim: Claimed = (str(StreamBatch(self.run.run_id, 7, attempt)), span(0))
 
     def seen(self) -> tuple[RunSnapshot, ...]:
-        """What another member reads of its claim."""
         return RunLedger(self.instance, "etl").read([self.claim[0]], claims=[self.claim])
 
 
 @pytest.fixture
 def other(instance: dg.DagsterInstance) -> Other:
-    """A streaming run of somebody else."""
     return Other(instance)
 
 
@@ -164,7 +159,6 @@ def test_nobody_cancels_a_streaming_run_for_one_partition(other: Other) -> None:
 def test_notes_of_several_claims_in_one_place_do_not_mix(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Places are shared."""
     monkeypatch.setattr("dagster_rebalance.orchestration.storage.key_values.SLOTS", 1)
     notes = AbandonedClaims(instance)
     first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))

@@ -38,36 +38,33 @@ class Others:
             beat=lambda: self.heard.append(self.work.active_partitions),
         )
 
-    def tell(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
-        """Note it, unless the storage is away."""
+    def record_outcomes(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
         if self.is_away:
             message = "database is locked"
             raise OSError(message)
         self.heard.append(dict(outcomes))
 
-    def tell_age(self, run_id: str, batch_id: str, seconds: float) -> None:
-        """Note it."""
+    def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
         self.ages.append((run_id, batch_id, seconds))
 
 
 @pytest.fixture
 def others() -> Others:
-    """A run whose batch has succeeded while its partition was given up."""
     others = Others()
     others.work.begin(
         [BatchRequest(CLAIM[0], 1, (CLAIM[1],))], {CLAIM[0]}, lambda _: Log("an id", 1)
     )
-    others.work.say([tp(0)])
-    others.work.leave([CLAIM])
+    others.work.report([tp(0)])
+    others.work.abandon([CLAIM])
     others.work.end(BatchOutcome.SUCCEEDED)
     return others
 
 
 def test_how_work_ended_is_told_before_the_partition_is_let_go(others: Others) -> None:
     """Whoever hears the second and not the first does the work again."""
-    others.work.say([tp(1)])
+    others.work.report([tp(1)])
     assert others.heard == [{tp(0)}, {CLAIM: BatchOutcome.SUCCEEDED}, {tp(1)}]
-    others.work.say([tp(1)])
+    others.work.report([tp(1)])
     assert others.heard[3:] == [{tp(1)}]
 
 
@@ -75,24 +72,20 @@ def test_a_partition_is_not_let_go_while_that_cannot_be_told(others: Others) -> 
     """The storage is away; it is told again."""
     others.is_away = True
     with pytest.raises(OSError, match="locked"):
-        others.work.say([])
+        others.work.report([])
     assert others.heard == [{tp(0)}]
-    assert others.work.untold == {CLAIM: BatchOutcome.SUCCEEDED}
+    assert others.work.unreported == {CLAIM: BatchOutcome.SUCCEEDED}
 
 
 class Clock:
-    """Shows what a test sets."""
-
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
 
 def at_work(clock: Clock, done: list[str]) -> tuple[Others, StreamWorker]:
-    """A run with a limit of 60 s and a patience of 30 s, and its batch."""
     others = Others()
     work = StreamWorker(
         "r1",
@@ -124,7 +117,7 @@ def test_a_batch_above_its_limit_is_interrupted_and_then_its_run_is_given_up() -
     assert done == ["interrupt", "give up"]
     work.end(BatchOutcome.INTERRUPTED)
     assert not work.is_late
-    (news,) = work.ended()
+    (news,) = work.results()
     assert news.runs[-1].state is RunState.FAILED
     assert work.why_failed("r1", CLAIM[0]) == "it was interrupted after batch_timeout_s=60"
 
@@ -136,7 +129,7 @@ def test_a_stop_by_a_person_is_no_interruption_of_a_batch() -> None:
     work.stop(["r1"])
     work.cancel("r1")
     work.end(BatchOutcome.INTERRUPTED)
-    (news,) = work.ended()
+    (news,) = work.results()
     assert done == ["interrupt"]
     assert (news.runs[-1].is_interrupted, news.runs[-1].is_cancelled_by_member) == (False, True)
 
@@ -149,7 +142,7 @@ def test_a_stop_of_the_work_of_another_run_leaves_the_own_batch_alone() -> None:
     clock.now = 60.0
     work.watch()
     work.end(BatchOutcome.INTERRUPTED)
-    (news,) = work.ended()
+    (news,) = work.results()
     assert news.runs[-1].state is RunState.FAILED
 
 
@@ -158,13 +151,13 @@ def test_others_are_told_once_for_how_long_a_batch_is_at_work() -> None:
     clock = Clock()
     others, work = at_work(clock, [])
     clock.now = 5.0
-    work.say([tp(0)])
-    assert not work.says_all_but([tp(0)])
+    work.report([tp(0)])
+    assert not work.must_report([tp(0)])
     clock.now = 12.0
-    assert work.says_all_but([tp(0)])
-    work.say([tp(0)])
+    assert work.must_report([tp(0)])
+    work.report([tp(0)])
     assert others.ages == [("r1", CLAIM[0], 12.0)]
-    assert not work.says_all_but([tp(0)])
+    assert not work.must_report([tp(0)])
 
 
 def test_partitions_are_said_again_after_a_sign_of_life_that_may_have_arrived() -> None:
@@ -184,10 +177,10 @@ def test_partitions_are_said_again_after_a_sign_of_life_that_may_have_arrived() 
         interrupt=lambda: None,
         beat=beat,
     )
-    work.say(())
+    work.report(())
     with pytest.raises(ConnectionError):
-        work.say([tp(0)])
-    assert work.says_all_but(())
-    work.say(())
+        work.report([tp(0)])
+    assert work.must_report(())
+    work.report(())
     assert arrived == [frozenset(), {tp(0)}, frozenset()]
-    assert not work.says_all_but(())
+    assert not work.must_report(())

@@ -97,14 +97,14 @@ def test_a_tick_takes_the_mail_while_the_pump_is_in_the_middle_of_a_turn(world: 
     world.clockwork.run(5)
     (process,) = world.processes
     told: list[bool] = []
-    take, pumping = process.mailbox.tell, world.clockwork.is_waiting
+    take, pumping = process.mailbox.send, world.clockwork.is_waiting
 
     def tell(event: object) -> None:
         if isinstance(event, TickArrived):
             told.append(pumping(process))
         take(event)  # type: ignore[arg-type]  # it only passes it on
 
-    process.mailbox.tell = tell  # type: ignore[method-assign]
+    process.mailbox.send = tell  # type: ignore[method-assign]
     world.weather.stalls = 0.2
     world.clockwork.run(60)
     assert True in told
