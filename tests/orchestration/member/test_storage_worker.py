@@ -230,3 +230,14 @@ def test_the_end_waits_for_what_is_left_but_not_for_a_storage_that_hangs(desk: D
     desk.let_go.set()
     desk.until(lambda: "reading runs" in desk.done)
     assert "dropped" not in desk.done
+
+
+def test_a_cancelled_job_is_dropped_unless_it_runs(desk: Desk) -> None:
+    desk.hang("running")
+    desk.worker.ask(desk.job("waiting", slot="record"))
+    desk.worker.ask(desk.job("next"))
+    desk.worker.cancel("record")
+    desk.worker.cancel("unknown")
+    desk.let_go.set()
+    desk.until(lambda: len(desk.done) == 2)
+    assert desk.done == ["running", "next"]
