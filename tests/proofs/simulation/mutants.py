@@ -156,7 +156,7 @@ def deaf_pulse(patch: pytest.MonkeyPatch) -> None:
     """A run is taken for dead after a while, whatever signs it gives."""
     patch.setattr(
         Liveness,
-        "_aged",
+        "_track",
         lambda self, run, step_s: replace(
             self.tracked.get(run.run_id, TrackedRun(run)), age_s=_age(self, run) + step_s
         ),
@@ -426,7 +426,7 @@ def end_runs_on_the_thread_of_the_member(patch: pytest.MonkeyPatch) -> None:
 
 def wait_for_ever_for_a_launcher(patch: pytest.MonkeyPatch) -> None:
     """No other thread takes over where a launcher never answers."""
-    patch.setattr(RunCanceller, "_overtake", lambda *_: [])
+    patch.setattr(RunCanceller, "_replace_hung", lambda *_: [])
 
 
 def join_whenever_a_tick_comes(patch: pytest.MonkeyPatch) -> None:
