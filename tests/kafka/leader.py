@@ -42,7 +42,7 @@ class SlowLeader:
         self._connection.close()
 
     def join(self) -> set[str]:
-        """Ask for a new generation, and wait until everybody has joined; the ids of the others.
+        """Ask for a new generation, and wait until all have joined; return the ids of the others.
 
         The group waits for `assign` then.
         """
@@ -71,7 +71,7 @@ class SlowLeader:
     def assign(self, partitions: dict[str, list[int]], *, may_be_late: bool = False) -> None:
         """Let the group go on: the numbers of the partitions that each member gets.
 
-        `may_be_late`: another one has joined meanwhile.
+        `may_be_late`: another member may have joined in between.
         """
         body = (
             _text(self._group)

@@ -408,7 +408,7 @@ def test_check_without_a_valid_certificate_reports_the_reason(holder: Door, tmp_
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong setting and what the message must say.
+    """A wrong setting and the parts of its message.
 
     Settings with the listed prefixes are left out together with it.
     """

@@ -53,7 +53,7 @@ class Scene:
         return self.subscribed
 
     @property
-    def consumer(self) -> Any:  # noqa: ANN401 - what a discovery uses of a client
+    def consumer(self) -> Any:  # noqa: ANN401 - a part of a client
 
         def list_topics(timeout: float) -> SimpleNamespace:
             self.limits.append(timeout)

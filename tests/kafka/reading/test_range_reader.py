@@ -1,4 +1,4 @@
-"""Exact ranges of a real Kafka, whatever stands at their ends and whatever happens meanwhile."""
+"""Exact ranges of a real Kafka, whatever stands at their ends and whatever happens in between."""
 
 from __future__ import annotations
 
