@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Announcer(AsyncRebalanceListener):
-    """Callbacks may be coroutines, and so may what they call."""
+    """Callbacks may be coroutines, and may call coroutines."""
 
     async def on_partitions_assigned(
         self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
@@ -36,7 +36,7 @@ class Announcer(AsyncRebalanceListener):
     async def on_partitions_revoked(
         self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
     ) -> None:
-        """Say what goes."""
+        """Report the revoked partitions."""
         print(
             f"released {', '.join(map(str, partitions))} of {len(await consumer.assignment())}",
             flush=True,
@@ -44,17 +44,17 @@ class Announcer(AsyncRebalanceListener):
 
 
 async def work_on(record: Message, tracker: OffsetTracker) -> None:
-    """What takes a while."""
+    """Simulate slow work."""
     await asyncio.sleep(0.01)
     print(record.topic(), record.partition(), record.offset(), flush=True)
     tracker.done_record(record)
 
 
 async def commit(tracker: OffsetTracker, consumer: AsyncRebalanceAwareConsumer) -> None:
-    """Commit what is done, of all partitions in one request.
+    """Commit the finished records of all partitions in one request.
 
-    What fails is tried again behind the next poll: in a rebalance the partitions are still ours.
-    That poll tells which of them are lost.
+    A failed commit is repeated after the next poll: in a rebalance the partitions are still
+    assigned. That poll reports the lost ones.
     """
     offsets = tracker.to_commit()
     result = await consumer.commit_offsets(offsets)
@@ -64,7 +64,7 @@ async def commit(tracker: OffsetTracker, consumer: AsyncRebalanceAwareConsumer) 
 
 
 async def main(brokers: str, topic: str, group: str = "asyncio-workers") -> None:
-    """Work on records until Ctrl-C, then finish what was begun."""
+    """Work on records until Ctrl-C, then finish the begun ones."""
     config = {"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}
     tracker = OffsetTracker()
     tasks: set[asyncio.Task[None]] = set()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def work_on(record: Message) -> None:
-    """What takes a while."""
+    """Simulate slow work."""
     time.sleep(0.01)
     print(
         f"{record.topic()} {record.partition()} {record.offset()}\n", end="", flush=True
@@ -30,7 +30,7 @@ def work_on(record: Message) -> None:
 
 
 def main(brokers: str, topic: str, group: str = "kip983-loop") -> None:
-    """Work on records until Ctrl-C, then finish what was begun."""
+    """Work on records until Ctrl-C, then finish the begun ones."""
     config = {"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}
     tracker = OffsetTracker()
     stopping = threading.Event()

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def warm_up(partition: TopicPartition) -> dict[str, str]:
-    """Load what the work on a partition needs."""
+    """Load the data that the work on a partition needs."""
     time.sleep(0.5)
     return {"warmed for": str(partition)}
 
 
 class WarmFirst(RebalanceListener):
-    """Pauses what comes, and says what may be resumed."""
+    """Pauses assigned partitions, and returns those to resume."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -45,7 +45,7 @@ class WarmFirst(RebalanceListener):
     def on_partitions_revoked(
         self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
     ) -> None:
-        """Whoever has them next warms a cache of its own."""
+        """Drop the caches; the next owner loads its own."""
         print(f"giving up {len(partitions)} of {len(consumer.assignment())} partitions", flush=True)
         for partition in partitions:
             self.caches.pop(partition).cancel()

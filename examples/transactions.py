@@ -86,10 +86,10 @@ class Copies:
     def abort(
         self, consumer: RebalanceAwareConsumer, lost: frozenset[TopicPartition]
     ) -> frozenset[TopicPartition]:
-        """Undo the transaction, and return the partitions that are read again.
+        """Abort the transaction, and return the partitions to read again.
 
-        That is what this member keeps; the rest is read by who has it now. What was lost may be
-        back, and begins where its owner before has ended.
+        These are the partitions that this member keeps; other members read the rest. A lost
+        partition that was assigned again starts where its former owner ended.
         """
         self._producer.abort_transaction(30)
         kept = consumer.assignment() - consumer.get_to_be_revoked_partitions() - lost

@@ -34,13 +34,13 @@ def _plain(data: bytes) -> str:
 
 @dataclass
 class Issuer:
-    """Issues signed tokens to clients that know their secret.
+    """Issues signed tokens to known clients.
 
     Attributes:
-        clients: The secrets of the clients, by their names.
-        lifetime_s: How long a token is valid.
-        issued: To whom, in its order.
-        url: Where tokens are issued, while `served`.
+        clients: Secrets of the clients, by name.
+        lifetime_s: Validity of a token.
+        issued: The clients that got tokens, in order.
+        url: The token endpoint, while `served`.
     """
 
     clients: dict[str, str] = field(default_factory=dict, repr=False)
@@ -60,7 +60,7 @@ class Issuer:
 
     @property
     def keys(self) -> str:
-        """What brokers verify tokens with."""
+        """Return the keys by which brokers verify tokens."""
         return json.dumps(
             {"keys": [{"kty": "oct", "kid": _KEY_ID, "alg": "HS256", "k": _plain(self._key)}]}
         )
@@ -117,7 +117,7 @@ class KafkaWithTokens(SecuredKafka):
     issuer: Issuer = field(default_factory=Issuer)
 
     def bearer_config(self) -> dict[str, str]:
-        """The settings with which somebody with a token reaches and trusts this Kafka."""
+        """Return the client settings for a token."""
         return {
             "bootstrap.servers": self.bootstrap_servers,
             "security.protocol": "SASL_SSL",

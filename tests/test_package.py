@@ -1,7 +1,4 @@
-"""What the package as a whole promises.
-
-Imports cost nothing, its layers hold, and its lock can be trusted.
-"""
+"""The package as a whole: lazy imports, layers, and the lock."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ def test_the_check_for_heavy_libraries_can_fail() -> None:
 
 
 def test_the_core_imports_only_the_standard_library() -> None:
-    """A forbidden list cannot name every library there is; this can."""
+    """A list of forbidden libraries could not be complete."""
     allowed = sys.stdlib_module_names | {"dagster_rebalance"}
     foreign = {
         (path.name, name)
@@ -89,7 +86,7 @@ def test_the_core_imports_only_the_standard_library() -> None:
 
 
 def test_nothing_imports_private_modules_of_dagster() -> None:
-    """Dagster changes what begins with an underscore without notice."""
+    """Dagster changes private modules without notice."""
     private = {
         (path.name, name)
         for path in PACKAGE.rglob("*.py")
@@ -101,10 +98,7 @@ def test_nothing_imports_private_modules_of_dagster() -> None:
 
 @pytest.mark.parametrize("name", dagster_rebalance.__all__)
 def test_every_public_name_loads(name: str) -> None:
-    """The list of names and the table of their homes are written by hand.
-
-    Loading is lazy, so a typo would show only in use.
-    """
+    """Loading is lazy, so a typo would show only in use."""
     assert getattr(dagster_rebalance, name) is not None
     assert name in dir(dagster_rebalance)
 
@@ -123,7 +117,6 @@ def test_dg_finds_the_package() -> None:
 
 
 def test_the_lock_has_a_hash_for_each_package_and_names_no_address() -> None:
-    """What is installed must be what was locked, wherever the machine gets it from."""
     locks = list((ROOT / "requirements").glob("*.txt"))
     assert len(locks) == 2
     for lock in locks:

@@ -55,7 +55,7 @@ SHOWN_AFTER_S = 60
 
 @dataclass
 class Row:
-    """What one client did on one broker in one protocol."""
+    """The results of one client on one broker with one protocol."""
 
     client: str
     librdkafka: str
@@ -68,7 +68,7 @@ class Row:
 
 
 def uv(*arguments: str | Path, text: str | None = None) -> str:
-    """What uv prints; its own complaint goes to the terminal."""
+    """Run uv and return its output; its errors go to the terminal."""
     done = subprocess.run(
         [UV, *arguments], input=text, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -167,7 +167,7 @@ def play(client: str, broker: str) -> list[Row]:
 
 
 def finish(command: Sequence[str | Path], broker: str, log: Path) -> str:
-    """Run the tests to their end, and say what it was."""
+    """Run the tests, and return the result."""
     env = {**os.environ, VERSION_VARIABLE: broker}
     with log.open("w") as told:
         try:

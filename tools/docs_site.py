@@ -1,8 +1,7 @@
-"""The files of the documentation site, where they stand in the repository.
+"""The files of the documentation site, in the folders of the repository.
 
-A hook of MkDocs (`mkdocs.yml`). README, ARCHITECTURE and their kin stand beside `docs/`, and all of
-them link to each other as GitHub shows them. So the site has the folders of the repository, and no
-link is rewritten: MkDocs checks them as they are.
+A hook of MkDocs (`mkdocs.yml`). The links between README, ARCHITECTURE and `docs/` work on GitHub
+and on the site without rewriting.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PUBLISHED = ("*.md", "LICENSE", "docs/**/*.*", "examples/*.py")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Take what is published from the repository, and of MkDocs' own only what the theme brings."""
+    """Publish the repository's files, and of MkDocs' own files only those of the theme."""
     paths = sorted(path for pattern in PUBLISHED for path in ROOT.glob(pattern) if path.is_file())
     published = [
         File(

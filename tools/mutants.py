@@ -49,16 +49,16 @@ PASSED, FAILED, NO_TESTS = 0, 1, 5
 
 
 class ToolError(Exception):
-    """The run says nothing about the tests."""
+    """The run could not test anything."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What the tests reach.
+    """Coverage of the tests.
 
     Attributes:
         tests: The tests that reach a line, by file and line.
-        seconds: How long each test takes.
+        seconds: Duration of each test.
     """
 
     tests: Mapping[str, Mapping[int, frozenset[str]]]
@@ -124,10 +124,10 @@ def played(
 
 
 def measured(project: Path, jobs: int) -> Reach:
-    """Run the quick tests once, and see what they reach.
+    """Run the quick tests once with coverage.
 
     Raises:
-        ToolError: Some fail without an edit.
+        ToolError: Some tests fail without an edit.
     """
     coverage = ("--cov=dagster_rebalance", "--cov-context=test", "--cov-report=")
     done = played(
@@ -142,7 +142,7 @@ def measured(project: Path, jobs: int) -> Reach:
 
 
 def reach_of(project: Path) -> Reach:
-    """Read what the tests of a copy left behind."""
+    """Read the coverage of a copy."""
     data = CoverageData(str(project / ".coverage"))
     data.read()
     tests: dict[str, dict[int, frozenset[str]]] = {}
@@ -166,7 +166,7 @@ def test_of(context: str) -> str:
 
 
 def drawn(pool: Iterable[Mutation], count: int, seed: int) -> list[Mutation]:
-    """Draw equally many edits of each kind, so that the commonest does not speak for all."""
+    """Draw equally many edits of each kind, so the most frequent kind does not dominate."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     kinds: defaultdict[str, list[Mutation]] = defaultdict(list)
     for mutation in pool:
@@ -180,10 +180,10 @@ def drawn(pool: Iterable[Mutation], count: int, seed: int) -> list[Mutation]:
 
 
 def is_noticed(mutation: Mutation, project: Path, reach: Reach) -> bool:
-    """Whether a test fails with the edit, or hangs.
+    """Return whether a test fails or hangs with the edit.
 
     Raises:
-        ToolError: Pytest itself did not work.
+        ToolError: Pytest itself failed.
     """
     tests = reach.of(mutation)
     if not tests:

@@ -1,7 +1,6 @@
-"""The edits of a mutation run: what a slip of the hand could have made of one place in a module.
+"""The edits of a mutation run: plausible mistakes in one place of a module.
 
-Owns which edits there are. An edit replaces the text of one node and leaves the rest of the file as
-it is, so that a survivor can be shown as a diff. Reads no file, and runs nothing.
+An edit replaces the text of one node, so a survivor can be shown as a diff.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ class Mutation:
 
     Attributes:
         path: The file, relative to the project.
-        kind: What the edit does.
-        lines: The numbers of the lines of the statement in which it stands, without its body.
-        before: The text of the file.
-        after: The text with the edit.
+        kind: The kind of edit.
+        lines: Line numbers of the edited statement, without its body.
+        before: Text of the file.
+        after: Text with the edit.
     """
 
     path: str
@@ -72,7 +71,7 @@ class Mutation:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The file, its changed lines and their replacement, wherever in the file they stand."""
+        """The file, its changed lines and their replacement, independent of line numbers."""
         changed = [line for line in self.diff.splitlines()[2:] if line[0] in "+-"]
         removed, added = (
             " ".join(line[1:].strip() for line in changed if line[0] == sign) for sign in "-+"
@@ -94,7 +93,7 @@ def mutations(path: str, text: str) -> list[Mutation]:
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, ast.stmt]]:
-    """Each node that may be edited, and the statement in which it stands."""
+    """Yield each editable node with its statement."""
 
     def walk(
         node: ast.AST, statement: ast.stmt | None
@@ -149,7 +148,7 @@ def _own_lines(statement: ast.stmt) -> range:
 
 
 def _edits(node: ast.expr | ast.stmt, text: str) -> Iterator[tuple[str, str]]:
-    """What may be done to a node: the kind, and the text that takes its place."""
+    """Yield the edits of a node: the kind, and the replacement."""
     if isinstance(node, REMOVABLE):
         yield "statement removed", "pass"
     elif (

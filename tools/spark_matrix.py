@@ -1,8 +1,7 @@
-"""This tool runs the tests of Spark with the newest supported release of each minor of Spark.
+"""Run the tests of Spark with the newest supported release of each minor of Spark.
 
-Owns the environments for it, one for each release in `.cache/spark`, which have the locked packages
-with another pyspark. The tests are those of the suite. Run by `make spark-matrix`; writes
-build/spark-matrix.json and ends with 1 when anything failed.
+Each release has an environment in `.cache/spark` with the locked packages and another pyspark. Run
+by `make spark-matrix`; writes build/spark-matrix.json and exits with 1 after a failure.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _PIN = re.compile(r"^[a-z0-9][^\\\n]*==[^\\\n]*", re.MULTILINE)
 
 @dataclass
 class Row:
-    """What the tests said with one release of Spark."""
+    """The test results with one release of Spark."""
 
     spark: str
     passed: int = 0

@@ -1,7 +1,4 @@
-"""`make bench`: the form of what it writes, and that the verdict follows from the figures.
-
-No test asserts a speed.
-"""
+"""`make bench`: the form of its results, and the verdict; no test asserts a speed."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ def test_a_list_of_entries_is_written(tmp_path: Path) -> None:
 def played(held: int) -> Played:
     """Two partitions share ten records a second before a hold of one second.
 
-    Partition 1 is asked for; partition 0 has `held` records during the hold.
+    Partition 1 is revoked; partition 0 has `held` records during the hold.
     """
     arrivals = [(number / 10, number % 2) for number in range(-100, 0)] + [
         (number / held, 0) for number in range(held)
@@ -176,7 +173,7 @@ def test_reading_is_measured_for_ours_and_the_bare_client(kafka_broker: KafkaClu
 
 
 def stored(partition: int, at: float, offset: int, *claims: tuple[int, str]) -> StoredOffset:
-    """What a member wrote for a partition."""
+    """Return the records of a member for a partition."""
     text = encode(StoredPartition(offset, tuple(Claim(*claim) for claim in claims))).metadata
     return StoredOffset("group", "orders", partition, offset, at, text)
 

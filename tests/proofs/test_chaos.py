@@ -22,10 +22,7 @@ LIMIT_S = 900
 @pytest.mark.parametrize("options", [[], ["--streaming"]], ids=["batches", "streaming"])
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_three_faults_lose_and_double_nothing(options: list[str], tmp_path: Path) -> None:
-    """The long version is `make chaos FAULTS=200`, which judges stalls, too.
-
-    On the machine of a test, stalls are the machine's own slowness.
-    """
+    """`make chaos FAULTS=200` also judges stalls; on a test machine those are the machine's."""
     chosen = ["--faults", "3", "--seed", "2", *options]
     command = [*COMMAND, *chosen, "--output", str(tmp_path / "chaos.json")]
     with ChildProcess(

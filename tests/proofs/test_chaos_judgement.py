@@ -1,7 +1,4 @@
-"""The judgement of `python -m proofs chaos` must see a partition that stands still.
-
-It must accept what explains the standstill, and no more.
-"""
+"""The judgement of `python -m proofs chaos`: stalls are detected, explained idleness is not."""
 
 from __future__ import annotations
 
@@ -213,10 +210,6 @@ MOVED = replace(WORKED_OFF, owners=[(1.0, "id-1"), (30.0, "id-2")])
     ],
 )
 def test_a_fault_reaches_as_far_as_what_it_was_done_to(fault: Fault, reach: str | None) -> None:
-    """A member's until its partitions have another owner; a broker's a little longer than itself.
-
-    The daemon's and the storage's end when it has ticked again.
-    """
     assert _reasons(fault, history=MOVED) == ([f"{fault.kind.value}: {reach}"] if reach else [])
 
 
@@ -228,10 +221,7 @@ def test_a_hold_explains_what_it_held() -> None:
 def test_in_classic_a_rebalance_that_waits_for_one_member_explains_what_others_do_not_commit() -> (
     None
 ):
-    """The member holds, or is away and not missed yet.
-
-    In the consumer protocol that explains nothing about the others.
-    """
+    """The member holds, or is away and not detected yet."""
     hold = HoldSeen("blue", "drained", "revoke", ("numbers-1",), seconds=4.0, ended_at=24.0, runs=1)
     frozen = Fault(Kind.MEMBER_FROZEN, "green", 40.0, frozenset({1}), 60.0)
     assigned = Event("assigned", "purple", "", ("numbers-1",), {"member_id": "id-3"}, 50.0)
@@ -265,10 +255,6 @@ def test_a_broker_fault_may_cost_a_member_the_news_of_its_partitions() -> None:
 
 
 def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it() -> None:
-    """It drains what it has; what it is given meanwhile leaves with it.
-
-    The process that comes after it is a member of its own.
-    """
     fault = Fault(Kind.MEMBER_TERMINATED, "blue", 20.0, frozenset({5}), 40.0)
     lives = (("id-1", "old", 21.0), ("id-9", "new", 38.0))
     told = tuple(

@@ -1,4 +1,4 @@
-"""What streaming runs did is judged by their journals, which no member writes."""
+"""The judgement of streaming runs by their journals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIRST, SECOND = member_of(ONE), member_of(TWO)
 def body(
     run_id: str, began_at: float, ended_at: float | None, *keys: str, is_done: bool = True
 ) -> BodySeen:
-    """A batch of a run, on `numbers-0` unless told otherwise."""
+    """Return a batch of a run, by default on `numbers-0`."""
     batch_id = f"{run_id}@{began_at}"
     return BodySeen(run_id, batch_id, keys or (KEY,), began_at, ended_at, is_done)
 
@@ -50,10 +50,6 @@ def worked(*bodies: BodySeen, faults: tuple[Fault, ...] = ()) -> list[Worked]:
 
 
 def test_a_journal_tells_what_became_of_each_batch(tmp_path: Path) -> None:
-    """One was done, in one an asset raised, one was interrupted behind its first asset.
-
-    In the last one the process was killed in its second asset.
-    """
     journal = Journal(tmp_path / ONE)
     batch_ids = [f"s.{ONE}.{number}.1" for number in (1, 2, 3, 4)]
     for batch_id in batch_ids:

@@ -1,7 +1,4 @@
-"""Whatever ends the demo, nothing that it started is left.
-
-The demo itself is played by `make demo`.
-"""
+"""No process outlives the demo, however it ends."""
 
 from __future__ import annotations
 

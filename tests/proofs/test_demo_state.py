@@ -1,4 +1,4 @@
-"""The story of runs for batches must understand the catalogue; here members write it."""
+"""The story of per-batch runs reads the catalogue of real members."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST, SECOND, THIRD = PARTITIONS
 
 
 class Group:
-    """Answers what Kafka would say about the group; stands in for an AdminClient."""
+    """A fake AdminClient with the assignments of the group."""
 
     def __init__(self) -> None:
         self.assigned: dict[str, list[TopicPartition]] | None = None
@@ -57,7 +57,7 @@ class Group:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """An instance of its own."""
+    """Return an instance."""
     with dg.instance_for_test() as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""The story of streaming runs reads what Kafka stored, and judges it; here a test stores it."""
+"""The story of streaming runs, with records that the test stores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _stored(at: float, offset: int, until: int = 0, run_id: str = "") -> StoredOffset:
-    """What a member stores for partition 0: an offset, and a claim behind it."""
+    """Return a record of a member for partition 0: an offset with a claim."""
     claims = (Claim(until, str(StreamBatch(run_id, 1))),) if run_id else ()
     text = encode(StoredPartition(offset, claims)).metadata
     return StoredOffset("orders", "orders", 0, offset, at, text)

@@ -75,10 +75,7 @@ class Slow:
 def test_no_part_starts_after_it_was_stopped(
     interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread pool does not know of a thread in whose start it was interrupted.
-
-    The demo left a folder of its Kafka behind.
-    """
+    """A thread pool loses a thread that is interrupted in its start."""
     start = threading.Thread.start
 
     def start_and_interrupt(thread: threading.Thread) -> None:

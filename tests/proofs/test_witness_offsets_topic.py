@@ -1,4 +1,4 @@
-"""An independent witness: what a group committed, read from Kafka's own offsets topic."""
+"""The commits and owners of a group in Kafka's offsets topic."""
 
 from __future__ import annotations
 
@@ -174,10 +174,6 @@ def test_what_a_real_group_stored_is_found_in_order(
 def test_who_had_which_partitions_is_found_in_what_a_real_broker_wrote(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str
 ) -> None:
-    """Both protocols show the owners from the first assignment to the departure.
-
-    An offset stands where it was stored.
-    """
     topic, group = kafka_topic(partitions=3, prefix="owned"), unique_name("group")
     servers = kafka_broker.bootstrap_servers
     consumer = Consumer(

@@ -1,4 +1,4 @@
-"""The witness of who had a partition must see an offset that was stored by somebody else."""
+"""Detection of offsets that were stored by a member without ownership."""
 
 from __future__ import annotations
 
@@ -63,10 +63,7 @@ def test_a_member_that_gave_a_partition_up_stores_nothing_for_it_any_more() -> N
 
 
 def test_a_member_that_was_not_asked_for_a_partition_cannot_know_that_it_was_taken() -> None:
-    """Seen with a member that joined a busy broker: its heartbeats said that it had nothing yet.
-
-    With its next record it knows.
-    """
+    """Seen with a member that joined a busy broker: its first heartbeats reported no partitions."""
     taken = (_member("id-1", 0, 1), _member("id-1", 0), _stored(1, 0))
     assert not _found(*taken)
     assert _found(*taken, _stored(1, 5)) == [
@@ -90,18 +87,12 @@ def test_a_commit_by_the_former_owner_is_told() -> None:
 
 
 def test_who_only_found_the_commit_of_the_owner_did_not_write_it() -> None:
-    """A suspended member finds the commit that it wanted to write, and records it as well.
-
-    The record is there twice, the commit is not.
-    """
+    """A suspended member finds the commit that it wanted to write, and records it once more."""
     assert not _found(_member("id-2", 0), _stored(0, 9), blue_and_green=(0, 0, 9))
 
 
 def test_in_classic_a_partition_stays_with_its_owner_until_it_is_assigned_to_another() -> None:
-    """A cooperative hand-over has a generation in which nobody is assigned the partition.
-
-    The hold is in that time.
-    """
+    """A cooperative hand-over has a generation without an owner, and the hold is in that time."""
     log = (
         _generation(id_1=(0, 1)),
         _generation(id_1=(1,), id_2=()),

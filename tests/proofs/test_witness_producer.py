@@ -1,4 +1,4 @@
-"""The producer whose records are counted: what it takes a confirmation for."""
+"""The producer of numbered records: which answers count as confirmations."""
 
 from __future__ import annotations
 

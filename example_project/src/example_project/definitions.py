@@ -1,4 +1,4 @@
-"""What Dagster loads: everything in the folder `defs`."""
+"""The definitions in the folder `defs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands for what a real project does with a batch. Not needed in yours: delete it."""
+"""Simulates the work of a real project on a batch. Delete it in yours."""
 
 from __future__ import annotations
 

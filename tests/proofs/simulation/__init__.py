@@ -1,1 +1,1 @@
-"""The simulator, and what it has found."""
+"""The simulator, and regressions that it has found."""

@@ -1,7 +1,4 @@
-"""Deliberately broken variants of the package, applied for the time of a test.
-
-Each breaks one rule that ARCHITECTURE.md states.
-"""
+"""Mutants: deliberately broken variants of the package, each against a rule of ARCHITECTURE.md."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def no_start_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
-    """The member loop writes without comparing what is stored."""
+    """The member loop writes without a compare."""
 
     def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> events.Event:
         result = self.dependencies.consumer.commit_offsets(
@@ -111,7 +108,7 @@ def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    """What was lost or superseded is gone on with, as if nothing had been told."""
+    """A lost or superseded assignment continues."""
     patch.setattr(Engine, "_on_lost", lambda *_: ())
 
 
@@ -175,12 +172,12 @@ def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_pulse(patch: pytest.MonkeyPatch) -> None:
-    """Nobody finds the runs whose process is gone."""
+    """Dead runs are not detected."""
     patch.setattr(Liveness, "observe", lambda self, *_: (self, ()))
 
 
 def stopped_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """What stopped a partition is never looked at again."""
+    """A stop is never checked again."""
     real = Engine._distrusted
     patch.setattr(
         Engine,
@@ -214,7 +211,7 @@ def without_a_word(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_at_the_end(patch: pytest.MonkeyPatch) -> None:
-    """A new group passes over what is there."""
+    """A new group skips existing records."""
     real = restore
     patch.setattr(
         driver_module,
@@ -264,7 +261,7 @@ def keep_what_a_later_run_has_spoilt(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_anew_where_offsets_vanished(patch: pytest.MonkeyPatch) -> None:
-    """A group without a committed offset is a new group, whatever Dagster has recorded."""
+    """A group without a committed offset counts as new, whatever Dagster has recorded."""
     real = restoring_module.check_position
     patch.setattr(
         restoring_module,
@@ -357,7 +354,7 @@ def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_people(patch: pytest.MonkeyPatch) -> None:
-    """The engine hears what people order, and goes on."""
+    """The engine ignores directives."""
     patch.setattr(driver_module, "in_force", lambda *_: None)
 
 
@@ -385,7 +382,7 @@ def a_launch_that_fails_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
 
 
 def hear_only_what_a_poll_tells_first(patch: pytest.MonkeyPatch) -> None:
-    """What happened in the same poll behind it is lost."""
+    """Later events of the same poll are lost."""
     real = MemberLoop._poll
     patch.setattr(MemberLoop, "_poll", lambda self, timeout_s: real(self, timeout_s)[:1])
 
@@ -430,7 +427,7 @@ def wait_for_ever_for_a_launcher(patch: pytest.MonkeyPatch) -> None:
 
 
 def join_whenever_a_tick_comes(patch: pytest.MonkeyPatch) -> None:
-    """A replica that made way does not stand back."""
+    """A replica that made way joins again."""
     patch.setattr(HandoverBackoff, "may_join", lambda *_: True)
 
 
@@ -505,7 +502,7 @@ MUTANTS = {
     the_latest_clock_decides: (7, ", which was "),
     believe_the_clock_of_a_run: (2, "although it works and gives signs of life"),
 }
-"""Each with the seed that finds it, and words of what it finds."""
+"""Each mutant with the seed that finds it, and words of the violation."""
 OF_ORDERS = frozenset(
     {ignore_people, begin_before_orders_are_known, paused_for_ever, the_latest_clock_decides}
 )
@@ -526,7 +523,7 @@ OF_REPLICAS = frozenset({join_whenever_a_tick_comes})
 
 
 def where(mutant: Callable[[pytest.MonkeyPatch], None]) -> dict[str, bool]:
-    """What the schedules have that find a mutant."""
+    """Return the features of the schedules that find a mutant."""
     return {
         "orders": mutant in OF_ORDERS,
         "parts": mutant in OF_PARTS,

@@ -1,7 +1,4 @@
-"""Storage hangs in the simulator, and a caller that waits for it keeps nobody else from going on.
-
-No thread is left behind.
-"""
+"""A hanging storage in the simulator blocks only its caller, and leaves no thread behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Each promise about commits, runs and leftovers is broken by hand, and the check sees it.
-
-A check that never fails checks nothing.
-"""
+"""The checks of commits, runs and leftovers detect violations that a test makes by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ def owner(world: World) -> Process:
 
 
 def commit(world: World, member_id: str, stored: OffsetAndMetadata) -> None:
-    """What the coordinator takes from a member that it knows."""
+    """Commit for a known member."""
     world.group.commit(member_id, world.group.seats[member_id].epoch, {PARTITION: stored})
 
 

@@ -1,4 +1,4 @@
-"""The processes of runs, by hand: whose word ends them, and what is done again."""
+"""Processes of simulated runs: what ends them, and what is processed again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world() -> World:
 
 
 def at_work(world: World) -> str:
-    """A run that has begun and works on a range that nobody else has."""
+    """Return a run that has begun and works alone on a range."""
     dagster = world.dagster
     run_id = dagster.create("b", (RANGE,))
     dagster.runs[run_id] = world.dagster.seen(["b"], with_live=False)[-1]
@@ -33,7 +33,7 @@ def at_work(world: World) -> str:
 
 
 def end(world: World, run_id: str) -> None:
-    """What a member does that has seen the last sign of a run."""
+    """End a run as a member does that has read its last heartbeat."""
     sign = world.dagster.processes[run_id].sign(world.clockwork.now)
     assert world.dagster.end_dead(run_id, sign)
     assert world.dagster.call_over(run_id, sign)
@@ -42,10 +42,7 @@ def end(world: World, run_id: str) -> None:
 def test_a_run_that_is_cut_off_and_ends_its_output_in_silence_has_not_succeeded(
     world: World,
 ) -> None:
-    """Dagster never hears of the success of seed 3147318, so its range is done again.
-
-    The second run replaces the output, so nothing is doubled.
-    """
+    """Seed 3147318: Dagster never records the success, so a second run replaces the output."""
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 100)
     world.dagster.processes[run_id].is_working = False

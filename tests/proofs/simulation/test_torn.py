@@ -23,7 +23,7 @@ def world() -> World:
 
 
 def at_work(world: World) -> str:
-    """A run at work on a range that nobody else has."""
+    """Return a run that works alone on a range."""
     dagster = world.dagster
     run_id = dagster.create("b", (RANGE,))
     dagster._move(run_id, RunState.STARTED, has_started=True)

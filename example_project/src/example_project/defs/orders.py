@@ -1,6 +1,6 @@
-"""Orders arrive in Kafka; each run reads its batch of offsets with Spark and writes Parquet.
+"""Each run reads its batch of orders from Kafka with Spark and writes Parquet.
 
-Copy this file to begin with. Every code location that loads it takes a share of the topic's
+Copy this file as a start. Every code location that loads it takes a share of the topic's
 partitions.
 """
 
@@ -20,10 +20,7 @@ from example_project.simulated_work import work_on
 
 @dg.asset(kinds={"pyspark", "parquet"})
 def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> dg.MaterializeResult[None]:
-    """Every order exactly once.
-
-    Each range of offsets has a file of its own, so that doing it again replaces it.
-    """
+    """Write every order exactly once: each range has its own file, which a repetition replaces."""
     records = kafka_batch.dataframe(spark)
     parsed = records.selectExpr(
         *RANGE_KEY, "offset", "from_json(string(value), 'number BIGINT, cents BIGINT') AS order"
