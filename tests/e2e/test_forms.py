@@ -49,7 +49,7 @@ def materializations(instance: dg.DagsterInstance, key: str) -> list[dg.AssetMat
 
 
 @pytest.mark.timeout(300)
-def test_async_pipes_and_multi_assets_process_batch_after_batch_of_one_run(
+def test_async_pipes_and_multi_assets_process_batches_of_one_run(
     kafka_broker: KafkaCluster, tmp_path: Path
 ) -> None:
     kafka_broker.create_topic("forms", 1)

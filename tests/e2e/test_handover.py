@@ -36,7 +36,7 @@ def _is_holding(group: Group) -> bool:
     return any("holding" in (tick["skipReason"] or "") for tick in ticks[:2])
 
 
-def test_a_hold_waits_for_its_run_and_is_released_when_it_succeeded(stage: Stage) -> None:
+def test_hold_is_released_when_its_run_has_succeeded(stage: Stage) -> None:
     groups = stage.groups("handover")
     _in_flight(groups, 2)
     _green_joins(groups)
@@ -56,7 +56,7 @@ def test_a_hold_waits_for_its_run_and_is_released_when_it_succeeded(stage: Stage
         group.check_exactly_once()
 
 
-def test_a_queued_run_is_cancelled_instead_of_waited_for(stage: Stage) -> None:
+def test_hold_cancels_queued_runs(stage: Stage) -> None:
     groups = stage.groups("queued")
     for group in groups:
         group.turn_on("blue")
@@ -79,7 +79,7 @@ def test_a_queued_run_is_cancelled_instead_of_waited_for(stage: Stage) -> None:
         group.check_exactly_once()
 
 
-def test_a_hold_with_nothing_in_flight_is_released_at_once(stage: Stage) -> None:
+def test_hold_without_work_is_released_at_once(stage: Stage) -> None:
     groups = stage.groups("idle")
     for group in groups:
         group.open()
@@ -94,7 +94,7 @@ def test_a_hold_with_nothing_in_flight_is_released_at_once(stage: Stage) -> None
         assert hold["seconds"] < 1
 
 
-def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(
+def test_hold_at_its_deadline_cancels_runs_for_the_next_owner(
     stage: Stage,
 ) -> None:
     """The next owner processes the range with the same bounds and batch id."""
@@ -129,7 +129,7 @@ def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(
         group.check_exactly_once()
 
 
-def test_a_member_fenced_by_the_broker_during_a_hold_commits_nothing_more(stage: Stage) -> None:
+def test_member_fenced_during_a_hold_commits_nothing(stage: Stage) -> None:
     """The member's probes detect the loss. The next owner adopts its runs."""
     groups = stage.groups("fenced")
     _in_flight(groups, 2)
@@ -158,7 +158,7 @@ def _has_ticked_since(ticks: int, group: Group) -> bool:
     return len(group.ticks("blue")) > ticks
 
 
-def test_a_partition_added_during_a_hold_neither_ends_it_nor_is_forgotten(stage: Stage) -> None:
+def test_partition_added_during_a_hold_is_processed_after_it(stage: Stage) -> None:
     """With the classic protocol a metadata change would supersede the hold."""
     groups = stage.groups("grown")
     _in_flight(groups, 2)

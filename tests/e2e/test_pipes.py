@@ -135,7 +135,7 @@ def _all_done_once(groups: list[Group]) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_records_are_written_once_through_a_kill_and_a_cancel(
+def test_pipes_write_records_once_through_a_kill_and_a_cancel(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
 ) -> None:
     with dagster.instance() as instance:

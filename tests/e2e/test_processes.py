@@ -46,7 +46,7 @@ def _in_flight(groups: list[Group], location: str, runs: int) -> None:
         group.wait(f"{runs} runs to work", lambda group: len(group.working()) >= runs)
 
 
-def test_a_batch_offered_by_a_tick_that_timed_out_is_requested_once(stage: Stage) -> None:
+def test_batch_of_a_timed_out_tick_is_requested_once(stage: Stage) -> None:
     """Dagster drops the run requests of such a tick while the function continues."""
     groups = stage.groups("late", partitions=1)
     for group in groups:
@@ -85,7 +85,7 @@ def test_runs_of_a_killed_code_server_are_adopted_by_the_next_owner(stage: Stage
     _restart(stage, "blue")
 
 
-def test_a_run_whose_process_died_is_found_and_done_again(stage: Stage) -> None:
+def test_run_with_a_dead_process_is_repeated(stage: Stage) -> None:
     groups = stage.groups("dying", partitions=1)
     _in_flight(groups, "blue", 1)
     stage.dagster.locations["blue"].server.stop_at_once()
@@ -100,7 +100,7 @@ def test_a_run_whose_process_died_is_found_and_done_again(stage: Stage) -> None:
     _restart(stage, "blue")
 
 
-def test_ctrl_c_lets_a_run_end_and_commits_it_before_the_member_leaves(stage: Stage) -> None:
+def test_ctrl_c_waits_for_the_run_and_commits_it(stage: Stage) -> None:
     groups = stage.groups("interrupted", partitions=1)
     _in_flight(groups, "blue", 1)
     server = stage.dagster.locations["blue"].server
@@ -117,7 +117,7 @@ def test_ctrl_c_lets_a_run_end_and_commits_it_before_the_member_leaves(stage: St
     _restart(stage, "blue")
 
 
-def test_after_a_reload_the_new_process_adopts_the_runs_of_the_old_one(stage: Stage) -> None:
+def test_reloaded_code_location_adopts_the_runs_of_the_old_process(stage: Stage) -> None:
     groups = stage.groups("reloaded", partitions=2)
     _in_flight(groups, "purple", 1)
     stage.dagster.ui.reload("purple")

@@ -152,7 +152,7 @@ class Ground:
 
 
 @pytest.mark.timeout(600)
-def test_past_ranges_are_processed_again_while_the_group_goes_on(
+def test_rerun_processes_past_ranges_while_the_group_continues(
     kafka_broker: KafkaCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "version").write_text("v1")

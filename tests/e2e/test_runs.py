@@ -24,7 +24,7 @@ _STATUS = dg.DagsterRunStatus
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
 
-def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: Stage) -> None:
+def test_run_that_fails_twice_is_retried_with_the_same_batch(stage: Stage) -> None:
     """Dagster ignores a known run key forever, so each attempt has its own key."""
     group = stage.group("failing", "consumer", partitions=1)
     group.fail_next(2)
@@ -36,7 +36,7 @@ def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: St
     group.check_exactly_once()
 
 
-def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_executes_the_run(
+def test_partition_with_failing_runs_is_stopped_until_a_re_execution(
     stage: Stage,
 ) -> None:
     group = stage.group("hopeless", "classic", partitions=1)
@@ -51,7 +51,7 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
     group.check_exactly_once()
 
 
-def test_a_range_whose_runs_keep_failing_goes_to_the_dead_letter_topic_and_its_partition_goes_on(
+def test_range_with_failing_runs_goes_to_the_dead_letter_topic(
     stage: Stage,
 ) -> None:
     """The dead letter is in the topic before the offset is committed."""
@@ -78,7 +78,7 @@ def _check_state(stage: Stage, group: str) -> bool | None:
     return evaluation.passed if evaluation else None
 
 
-def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage) -> None:
+def test_stopped_and_paused_partitions_continue_after_resume(stage: Stage) -> None:
     group = stage.group("ordered", "consumer", partitions=3)
     group.turn_on("blue")
     group.wait("all runs to work", lambda group: len(group.working()) == 3)
@@ -100,7 +100,7 @@ def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage
     group.check_exactly_once()
 
 
-def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
+def test_preview_starts_no_run_and_uses_no_batch(stage: Stage) -> None:
     """A preview runs the same function in the same process."""
     group = stage.group("previewed", "classic", partitions=1)
     shown = stage.dagster.ui.preview("blue", group.sensor)
@@ -126,7 +126,7 @@ def test_two_assets_of_one_run_get_the_same_batch(stage: Stage) -> None:
     assert group.output("first") == group.output("second")
 
 
-def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(stage: Stage) -> None:
+def test_range_of_a_deleted_or_killed_run_waits_for_the_end_of_its_process(stage: Stage) -> None:
     """Users delete, force-terminate and kill runs in each state."""
     groups = stage.groups("ended", partitions=4)
     ended: dict[str, set[str]] = {}
@@ -164,7 +164,7 @@ def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(st
         group.check_exactly_once()
 
 
-def test_whatever_people_cancel_launch_report_and_wipe_in_the_ui_each_record_is_done_once(
+def test_actions_in_the_ui_do_not_lose_or_double_records(
     stage: Stage,
 ) -> None:
     group = stage.group("handled", "classic")
@@ -232,7 +232,7 @@ def _failed_by_itself(group: Group) -> list[str]:
     return [run_id for run_id, entries in logs.items() if "the test wants" in str(entries)]
 
 
-def test_assets_of_runs_beside_each_other_take_the_values_of_their_own_batch(stage: Stage) -> None:
+def test_assets_of_concurrent_runs_load_the_values_of_their_own_batch(stage: Stage) -> None:
     """The asset key alone would make two batches overwrite each other's values."""
     group = stage.group("valued", "consumer", partitions=2)
     group.turn_on("blue")

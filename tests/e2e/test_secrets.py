@@ -79,18 +79,18 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
         return Story([run.status.value for run in group.runs()], refusal, root, secured_kafka.logs)
 
 
-def test_a_deployment_works_with_read_on_its_topic_and_its_group_alone(story: Story) -> None:
+def test_deployment_works_with_read_on_topic_and_group(story: Story) -> None:
     """The rights of docs/security.md suffice for member, runs and check, also after a failure."""
     assert story.statuses == ["FAILURE", "SUCCESS"]
 
 
-def test_a_refused_password_fails_the_tick_and_names_the_settings(story: Story) -> None:
+def test_refused_password_fails_the_tick_and_names_the_settings(story: Story) -> None:
     causes = " ".join(cause["message"] for cause in story.refusal["error"]["causes"])
     assert "Authentication failed" in causes
     assert "'sasl.username' and 'sasl.password'" in causes
 
 
-def test_passwords_are_nowhere_in_dagsters_storage_and_in_no_log(story: Story) -> None:
+def test_passwords_are_not_in_dagsters_storage_or_any_log(story: Story) -> None:
     written = dict(_everything_written(story))
     assert any(
         SNAPSHOT in content for name, content in written.items() if name.startswith("rows of")

@@ -211,7 +211,7 @@ def detached(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDepl
 
 
 @pytest.mark.timeout(1200)
-def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
+def test_streaming_runs_share_partitions_through_a_deploy_and_a_kill(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
 ) -> None:
     streams = [Stream(name, kafka_broker, dagster) for name in STREAMS]
@@ -264,7 +264,7 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
 
 
 @pytest.mark.timeout(1200)
-def test_runs_on_a_cluster_share_the_work_and_leave_when_dagster_shows_that_they_should(
+def test_runs_without_signals_leave_when_dagster_cancels_them(
     kafka_broker: KafkaCluster, detached: DagsterDeployment, tmp_path: Path
 ) -> None:
     stream = Stream(DETACHED, kafka_broker, detached)

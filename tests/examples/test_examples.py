@@ -92,7 +92,7 @@ def worked_on(*examples: ChildProcess) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("example", ["kip983_loop.py", "asyncio_workers.py"])
-def test_two_of_a_group_hand_over_and_work_on_every_record_once(stage: Stage, example: str) -> None:
+def test_two_members_hand_over_and_process_each_record_once(stage: Stage, example: str) -> None:
     stage.produce(100)
     first = stage.start(example)
     wait(lambda: len(worked_on(first)) > 50, "the first one to work", first)
@@ -109,7 +109,7 @@ def test_two_of_a_group_hand_over_and_work_on_every_record_once(stage: Stage, ex
     assert set(worked_on(first, second).values()) == {1}
 
 
-def test_sums_and_offsets_are_saved_together_whatever_kafka_has_committed(stage: Stage) -> None:
+def test_sums_and_external_offsets_survive_a_kill(stage: Stage) -> None:
     stage.produce(100)
     path = stage.folder / "sums.db"
 
@@ -132,7 +132,7 @@ def test_sums_and_offsets_are_saved_together_whatever_kafka_has_committed(stage:
     assert total() == 6000
 
 
-def test_no_record_comes_before_its_partition_is_warm(stage: Stage) -> None:
+def test_records_come_only_from_warm_partitions(stage: Stage) -> None:
     stage.produce(25)
     example = stage.start("pause_until_warm.py")
     wait(
@@ -169,7 +169,7 @@ def copied(stage: Stage, output: str) -> Counter[tuple[str, str]]:
     return found
 
 
-def test_copies_and_offsets_are_committed_together_through_a_hand_over(
+def test_transactions_commit_copies_and_offsets_through_a_hand_over(
     stage: Stage, kafka_topic: TopicFactory
 ) -> None:
     """Partitions are revoked in the middle of transactions, which are committed."""
@@ -204,7 +204,7 @@ runpy.run_path("transactions.py", run_name="__main__")
 """
 
 
-def test_ctrl_c_in_the_middle_of_a_commit_copies_everything_once(
+def test_ctrl_c_during_a_commit_copies_each_record_once(
     stage: Stage, kafka_topic: TopicFactory
 ) -> None:
     output = kafka_topic(4)

@@ -123,7 +123,7 @@ class Pool:
         self.do(len(self._due))
 
 
-def test_threads_that_finish_late_move_no_group_back(stage: Stage) -> None:
+def test_threads_that_finish_late_do_not_commit_older_offsets(stage: Stage) -> None:
     pool, seen = Pool(8), list[int]()
 
     class Scripted(RebalanceAwareConsumer):
@@ -182,7 +182,7 @@ def scripted(stage: Stage, before: Mapping[int, Callable[[], Any]]) -> Callable[
     return lambda config: Scripted(config, **stage.options())
 
 
-def test_tasks_that_finish_late_move_no_group_back(stage: Stage) -> None:
+def test_tasks_that_finish_late_do_not_commit_older_offsets(stage: Stage) -> None:
     tasks, seen = Tasks(), list[int]()
 
     async def lose() -> None:
@@ -205,7 +205,7 @@ def test_tasks_that_finish_late_move_no_group_back(stage: Stage) -> None:
     assert stage.committed == 5005
 
 
-def test_tasks_go_on_when_a_commit_meets_a_rebalance(stage: Stage) -> None:
+def test_tasks_continue_after_a_commit_during_a_rebalance(stage: Stage) -> None:
     tasks = Tasks()
 
     async def refuse() -> None:
@@ -264,7 +264,7 @@ class Transactions:
         self._open = []
 
 
-def test_copies_of_what_was_lost_and_came_back_begin_behind_the_other_owner(
+def test_copies_of_returned_partitions_start_after_the_other_owner(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer, polls = Transactions(stage.group), list[int]()

@@ -39,18 +39,18 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def test_an_index_would_take_both(built: Path) -> None:
+def test_twine_accepts_wheel_and_sdist(built: Path) -> None:
     run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
 
 
-def test_the_metadata_is_complete(wheel: Path) -> None:
+def test_wheel_metadata_is_complete(wheel: Path) -> None:
     found = metadata(wheel)
     for field in ("Summary", "Author", "License-Expression", "Keywords", "Requires-Python"):
         assert found[field], field
     assert found["Description-Content-Type"] == "text/markdown"
 
 
-def test_the_readme_leads_nowhere_away_from_the_repository(wheel: Path) -> None:
+def test_readme_in_the_metadata_has_no_relative_links(wheel: Path) -> None:
     shown = str(metadata(wheel).get_payload())
     targets = re.findall(r"\]\(([^)]*)\)", shown)
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
@@ -59,7 +59,7 @@ def test_the_readme_leads_nowhere_away_from_the_repository(wheel: Path) -> None:
     assert "dg.EnvVar(" in shown
 
 
-def test_the_wheel_has_the_package_alone_and_the_sdist_what_its_tests_need(built: Path) -> None:
+def test_wheel_has_only_the_package_and_sdist_the_tests(built: Path) -> None:
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
@@ -71,7 +71,7 @@ def test_the_wheel_has_the_package_alone_and_the_sdist_what_its_tests_need(built
     assert not held & {".venv", ".cache", "build"}
 
 
-def test_a_version_is_that_of_its_tag(tmp_path: Path) -> None:
+def test_version_is_that_of_the_tag(tmp_path: Path) -> None:
     source = copied(tmp_path / "source")
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
     for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "a"), ("tag", "v3.2.1")):
@@ -79,7 +79,7 @@ def test_a_version_is_that_of_its_tag(tmp_path: Path) -> None:
     assert built_from(source, tmp_path / "dist")["Version"] == "3.2.1"
 
 
-def test_a_copy_without_git_and_the_sdist_can_be_built(built: Path, tmp_path: Path) -> None:
+def test_copy_without_git_and_sdist_can_be_built(built: Path, tmp_path: Path) -> None:
     plain = built_from(copied(tmp_path / "plain"), tmp_path / "plain-dist")
     assert plain["Version"] == "0.2.0.dev0"
     (sdist,) = built.glob("*.tar.gz")

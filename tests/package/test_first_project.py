@@ -123,7 +123,7 @@ def terminal(built: Path, tmp_path: Path) -> Terminal:
     return Terminal(folder, env, free_port())
 
 
-def test_a_first_project_works_as_the_pages_say(terminal: Terminal) -> None:
+def test_first_project_works_as_documented(terminal: Terminal) -> None:
     scaffold, work, configure, broker, dev, produce, look = all_blocks(PROJECT)
     terminal.run(scaffold)
     (terminal.folder / work.file).write_text(work.text)
@@ -152,7 +152,7 @@ def test_a_first_project_works_as_the_pages_say(terminal: Terminal) -> None:
         wait_for_orders(terminal, 2000, dagster)
 
 
-def test_the_page_makes_a_project_of_the_dagster_that_is_tested() -> None:
+def test_first_project_page_uses_the_tested_dagster() -> None:
     (pinned,) = re.findall(r"^dagster==(\S+)", LOCK.read_text(), re.MULTILINE)
     assert f"create-dagster@{pinned} " in all_blocks(PROJECT)[0].text
 

@@ -61,7 +61,7 @@ for command in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_the_wheel_alone_has_every_public_name_and_passes_the_tests_of_its_core(
+def test_wheel_has_every_public_name_and_passes_the_core_tests(
     version: str, wheel: Path, tmp_path: Path
 ) -> None:
     """Runs on each installed Python, without the property tests.
@@ -85,7 +85,7 @@ def test_the_wheel_alone_has_every_public_name_and_passes_the_tests_of_its_core(
 
 
 @pytest.mark.parametrize("extra", [*MODULES, "cli"])
-def test_an_extra_works_without_the_others(extra: str, wheel: Path, tmp_path: Path) -> None:
+def test_extra_works_without_the_others(extra: str, wheel: Path, tmp_path: Path) -> None:
     programs = environment(tmp_path / "environment", sys.executable)
     install_extra(programs, wheel, extra)
     for module in MODULES.get(extra, ()):
@@ -96,7 +96,7 @@ def test_an_extra_works_without_the_others(extra: str, wheel: Path, tmp_path: Pa
         assert f"Usage: dagster-rebalance {command} " in shown
 
 
-def test_the_command_without_its_extra_says_what_to_install(wheel: Path, tmp_path: Path) -> None:
+def test_command_without_its_extra_names_the_extra(wheel: Path, tmp_path: Path) -> None:
     programs = environment(tmp_path / "environment", sys.executable)
     install(programs, wheel)
     done = subprocess.run(

@@ -26,7 +26,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield made
 
 
-def test_a_zombie_requests_no_work_because_its_claim_is_refused() -> None:
+def test_zombie_requests_no_runs_because_its_claim_is_refused() -> None:
     world = World(partitions=1)
     zombie = world.member(owns=1, settings=SETTINGS)
     zombie.is_fenced = True
@@ -37,7 +37,7 @@ def test_a_zombie_requests_no_work_because_its_claim_is_refused() -> None:
     assert world.dagster.runs == {}
 
 
-def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
+def test_fenced_member_requests_nothing_before_and_after_it_detects_that(
     instance: dg.DagsterInstance,
 ) -> None:
     bench = Bench(instance, records=0)
@@ -66,7 +66,7 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
     assert instance.get_runs_count() == 0
 
 
-def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
+def test_zombie_and_next_owner_request_the_same_run_key() -> None:
     world = World(records=100)
     zombie = world.member(owns=1, settings=SETTINGS)
     zombie.is_fenced = True
@@ -81,7 +81,7 @@ def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
     assert outputs(world) == {(0, 0, 100): 1}
 
 
-def test_a_run_that_was_launched_late_finds_its_range_committed_and_refuses_itself() -> None:
+def test_run_launched_after_its_range_was_committed_refuses_itself() -> None:
     world, member, (run_id,) = at_work()
     late = world.dagster.add("b1", world.dagster.runs[run_id].ranges, RunState.WAITING)
     world.succeed(run_id)
@@ -92,7 +92,7 @@ def test_a_run_that_was_launched_late_finds_its_range_committed_and_refuses_itse
     assert outputs(world) == {(0, 0, 100): 1}
 
 
-def test_a_run_that_dagster_resumes_after_its_batch_was_done_again_refuses_itself() -> None:
+def test_run_resumed_after_its_batch_was_done_again_refuses_itself() -> None:
     """Dagster resumes a run after its batch went to another one."""
     for ends_first in (False, True):
         world, member, (dead,) = at_work()
@@ -109,7 +109,7 @@ def test_a_run_that_dagster_resumes_after_its_batch_was_done_again_refuses_itsel
         assert world.kafka.commits == [(tp(0), 100)]
 
 
-def test_a_run_is_compared_with_its_claim_when_it_starts_and_not_when_it_was_asked_for() -> None:
+def test_start_check_uses_the_claim_at_the_start_of_the_run() -> None:
     world = World(records=100)
     member = world.member(owns=1, settings=SETTINGS)
     (run_id,) = member.tick()
@@ -120,7 +120,7 @@ def test_a_run_is_compared_with_its_claim_when_it_starts_and_not_when_it_was_ask
     assert outputs(world) == {}
 
 
-def test_of_two_live_runs_of_a_batch_no_two_succeed() -> None:
+def test_at_most_one_of_two_live_runs_of_a_batch_succeeds() -> None:
     """The start checks run in every order. If both runs refuse, the owner requests a third one."""
     steps = [("a", "start"), ("a", "check"), ("b", "start"), ("b", "check")]
     orders = [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 1, 3), (2, 0, 3, 1), (2, 3, 0, 1)]
@@ -148,9 +148,7 @@ def test_of_two_live_runs_of_a_batch_no_two_succeed() -> None:
         assert outputs(world) == {(0, 0, 100): 1}, order
 
 
-def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partition_is_back() -> (
-    None
-):
+def test_superseded_and_lost_holds_never_send_their_release() -> None:
     for reason, outcome in (
         (LostReason.SUPERSEDED, HoldOutcome.SUPERSEDED),
         (LostReason.FENCED, HoldOutcome.LOST),
@@ -167,7 +165,7 @@ def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partit
         assert world.kafka.commits == [(tp(0), 100)], "by the new ownership"
 
 
-def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
+def test_member_works_again_after_a_loss_on_an_idle_topic(
     instance: dg.DagsterInstance,
 ) -> None:
     bench = Bench(instance, records=0)
@@ -184,7 +182,7 @@ def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
     assert bench.offset() == 10
 
 
-def test_a_pump_lets_go_at_once_of_what_came_and_has_to_go_in_one_poll(
+def test_partition_assigned_and_revoked_in_one_poll_is_released_at_once(
     instance: dg.DagsterInstance,
 ) -> None:
     bench = Bench(instance, partitions=2, records=0)

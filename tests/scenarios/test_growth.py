@@ -47,7 +47,7 @@ def grows(rebalance: Callable[[], None], count: Callable[[], int]) -> bool:
     return count() > before
 
 
-def test_a_driver_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight() -> None:
+def test_engine_memory_does_not_grow_over_dozens_of_rebalances() -> None:
     """Covers succeeded, failed, cancelled and lost runs, and revoked and lost partitions."""
     world = World(partitions=4)
     member = world.member(settings=SETTINGS)
@@ -71,7 +71,7 @@ def test_a_driver_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight()
     assert not grows(rebalance, lambda: elements(member.engine, world, member))
 
 
-def test_a_consumer_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight() -> None:
+def test_consumer_memory_does_not_grow_over_dozens_of_rebalances() -> None:
     """Covers delays, pauses, pending commits, hand-overs and, at the end, a loss."""
     group = FakeGroup({"orders": 4})
     member = group.member()

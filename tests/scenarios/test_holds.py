@@ -18,7 +18,7 @@ P2, P3 = TopicPartition("orders", 2), TopicPartition("orders", 3)
 HAND_OVER = replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE)
 
 
-def test_partitions_revoked_and_assigned_again_in_one_poll_are_told_in_that_order() -> None:
+def test_revoke_and_assignment_in_one_poll_are_reported_in_order() -> None:
     group = FakeGroup({"orders": 4})
     listener = Listener()
     blue, green = owner(group, listener), group.member()
@@ -33,7 +33,7 @@ def test_partitions_revoked_and_assigned_again_in_one_poll_are_told_in_that_orde
     assert blue.assignment() == {tp(number) for number in range(4)}
 
 
-def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() -> None:
+def test_hundreds_of_reassigned_partitions_are_all_restored() -> None:
     world = World(partitions=300)
     member = world.member(owns=300, settings=SETTINGS)
     before = {partition: owned.epoch for partition, owned in member.engine.partitions.items()}
@@ -48,7 +48,7 @@ def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() ->
     assert [receipt.outcome for receipt in member.receipts] == [HoldOutcome.NOTHING_TO_DO]
 
 
-def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() -> None:
+def test_second_revoke_during_a_hold_has_its_own_limit_and_receipt() -> None:
     world, member, (slow, quick) = at_work(2)
     revoke(member, 0)
     world.wait(10, member)
@@ -68,7 +68,7 @@ def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() ->
     ]
 
 
-def test_at_the_limit_what_is_drained_is_committed_and_only_what_is_stuck_is_handed_over() -> None:
+def test_hold_at_its_limit_commits_drained_ranges_and_hands_over_the_rest() -> None:
     world, member, (first, second, stuck) = at_work(3)
     revoke(member, 0, 1, 2)
     world.succeed(first)
@@ -84,7 +84,7 @@ def test_at_the_limit_what_is_drained_is_committed_and_only_what_is_stuck_is_han
     assert world.released_by == [(member, (tp(0), tp(1), tp(2)))]
 
 
-def test_a_run_that_ends_just_after_the_release_is_committed_by_the_next_owner_alone() -> None:
+def test_run_that_ends_after_the_release_is_committed_only_by_the_next_owner() -> None:
     world, member, (run_id,) = at_work(settings=HAND_OVER)
     revoke(member, 0)
     world.wait(25, member)
@@ -100,7 +100,7 @@ def test_a_run_that_ends_just_after_the_release_is_committed_by_the_next_owner_a
     assert outputs(world) == {(0, 0, 100): 1}
 
 
-def test_a_run_of_an_earlier_ownership_is_waited_for_when_its_partition_comes_back() -> None:
+def test_run_of_an_earlier_ownership_is_adopted_when_its_partition_returns() -> None:
     """The claim leads back to the run that is still live."""
     world, member, (run_id,) = at_work(settings=HAND_OVER)
     revoke(member, 0)
@@ -116,7 +116,7 @@ def test_a_run_of_an_earlier_ownership_is_waited_for_when_its_partition_comes_ba
     assert [range_.start for range_ in world.dagster.runs[behind].ranges] == [100]
 
 
-def test_runs_that_holds_have_taken_back_never_stop_a_partition() -> None:
+def test_runs_cancelled_by_holds_never_stop_a_partition() -> None:
     world = World(records=100)
     member = world.member(owns=1, settings=SETTINGS)
     for _ in range(2 * SETTINGS.max_attempts):
@@ -132,7 +132,7 @@ def test_runs_that_holds_have_taken_back_never_stop_a_partition() -> None:
     assert world.kafka.claims(0) == [(100, "b1")]
 
 
-def test_failures_before_a_rebalance_count_after_it_and_those_of_another_batch_do_not() -> None:
+def test_attempts_count_per_batch_across_rebalances() -> None:
     world, member, (run_id,) = at_work()
     for _ in range(SETTINGS.max_attempts - 1):
         world.dagster.move(run_id, RunState.FAILED)

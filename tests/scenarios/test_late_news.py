@@ -14,9 +14,7 @@ from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, st
 TEN_MINUTES_S = 600.0
 
 
-def test_ticks_that_stay_away_for_less_than_the_lease_change_nothing_for_the_work_in_flight() -> (
-    None
-):
+def test_missing_ticks_shorter_than_the_lease_do_not_affect_work_in_flight() -> None:
     world, member, runs = at_work(2, settings=replace(SETTINGS, lease_s=60))
     world.wait(30, member)
     for run_id in runs:
@@ -28,7 +26,7 @@ def test_ticks_that_stay_away_for_less_than_the_lease_change_nothing_for_the_wor
     assert set(member.engine.partitions) == {tp(0), tp(1)}
 
 
-def test_ticks_that_stay_away_for_ten_minutes_cost_the_membership_and_no_work() -> None:
+def test_ticks_missing_for_ten_minutes_cost_the_membership_but_no_work() -> None:
     world, member, (run_id,) = at_work(settings=replace(SETTINGS, lease_s=60))
     world.wait(65, member)
     assert member.left is None, "its run is at work"
@@ -45,7 +43,7 @@ def test_ticks_that_stay_away_for_ten_minutes_cost_the_membership_and_no_work() 
     assert world.kafka.commits == [(tp(0), 100), (tp(0), 110)]
 
 
-def test_a_success_that_is_learned_ten_minutes_late_is_committed_once() -> None:
+def test_success_read_ten_minutes_late_is_committed_once() -> None:
     world, member, (run_id,) = at_work()
     member.fails.add(commands.ReadRuns)
     world.succeed(run_id)
@@ -58,9 +56,7 @@ def test_a_success_that_is_learned_ten_minutes_late_is_committed_once() -> None:
     assert len(world.dagster.recorded) == 1
 
 
-def test_a_success_that_is_learned_after_the_partition_went_is_not_committed_by_its_old_owner() -> (
-    None
-):
+def test_success_read_after_a_hand_over_is_not_committed_by_the_old_owner() -> None:
     world, member, (run_id,) = at_work()
     (asked,) = {type(command): command for command in member.given(commands.ReadRuns)}.values()
     assert isinstance(asked, commands.ReadRuns)
@@ -73,7 +69,7 @@ def test_a_success_that_is_learned_after_the_partition_went_is_not_committed_by_
     assert world.kafka.commits == [(tp(0), 100)]
 
 
-def test_a_range_that_fails_keeps_everything_behind_it_uncommitted_until_it_succeeds() -> None:
+def test_failed_range_blocks_commits_after_it_until_it_succeeds() -> None:
     limits = BatchLimits(max_records_per_range=10, max_claims_per_partition=3, max_ranges_per_run=1)
     world = World(records=30)
     member = world.member(owns=1, settings=replace(SETTINGS, limits=limits, max_attempts=5))
@@ -94,7 +90,7 @@ def test_a_range_that_fails_keeps_everything_behind_it_uncommitted_until_it_succ
     assert set(outputs(world).values()) == {1}
 
 
-def test_the_lag_of_a_partition_that_stands_still_goes_on_growing() -> None:
+def test_lag_of_a_stopped_partition_keeps_growing() -> None:
     world, member, (run_id,) = at_work(settings=replace(SETTINGS, max_attempts=1))
     world.dagster.move(run_id, RunState.FAILED)
     world.wait(2, member)
@@ -105,7 +101,7 @@ def test_the_lag_of_a_partition_that_stands_still_goes_on_growing() -> None:
     assert member.engine.partitions[tp(0)].lag == before + 500
 
 
-def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
+def test_rolling_deploy_processes_each_record_once() -> None:
     world = World(records=20, partitions=6)
     members = {
         0: world.member(settings=SETTINGS),
@@ -140,7 +136,7 @@ def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
     assert sum(until - start for _, start, until in outputs(world)) == 6 * 50
 
 
-def test_a_group_that_begins_at_the_end_begins_there_once() -> None:
+def test_group_that_starts_at_the_end_starts_there_once() -> None:
     settings = replace(SETTINGS, start_from=StartFrom.LATEST)
     world = World(records=100)
     member = world.member(owns=1, settings=settings)

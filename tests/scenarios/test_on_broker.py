@@ -90,7 +90,7 @@ def shared(*actors: Actor, wanted: list[TopicPartition]) -> bool:
 
 
 @IN_CLASSIC
-def test_a_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor) -> None:
+def test_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor) -> None:
     """Heartbeats keep the membership during a hold; only the poll interval ends it."""
     stage.config["session.timeout.ms"] = f"{SESSION_S * 1000:.0f}"
     blue, green = holding(stage, actor)
@@ -104,7 +104,7 @@ def test_a_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor)
 
 
 @IN_BOTH
-def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(
+def test_hold_is_unaffected_by_a_third_member_that_joins(
     stage: KafkaStage, actor: NewActor
 ) -> None:
     """The client requests no other rebalance while it holds the first revoke."""
@@ -130,7 +130,7 @@ def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(
 
 
 @IN_BOTH
-def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(
+def test_commit_right_after_a_suspension_in_a_hold_is_refused(
     stage: KafkaStage, actor: NewActor
 ) -> None:
     """The member commits before a poll has reported the loss."""
@@ -154,7 +154,7 @@ def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(
 
 
 @IN_CLASSIC
-def test_closing_does_not_wait_for_a_member_that_never_polls(
+def test_close_does_not_wait_for_a_member_that_never_polls(
     stage: KafkaStage, actor: NewActor
 ) -> None:
     blue = actor(stage).subscribe()
@@ -173,9 +173,7 @@ def test_closing_does_not_wait_for_a_member_that_never_polls(
 
 
 @IN_CLASSIC
-def test_closing_does_not_wait_for_an_assignment_that_does_not_come(
-    stage: KafkaStage, actor: NewActor
-) -> None:
+def test_close_does_not_wait_for_a_pending_assignment(stage: KafkaStage, actor: NewActor) -> None:
     """The member leaves before and during its first assignment, which the leader delays."""
     with SlowLeader(
         stage.config["bootstrap.servers"], stage.config["group.id"], stage.topic
@@ -197,7 +195,7 @@ def test_closing_does_not_wait_for_an_assignment_that_does_not_come(
         assert time.monotonic() - begun < QUICK_S
 
 
-def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession(
+def test_hundreds_of_partitions_are_read_after_rapid_pauses_and_resumes(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic(PARTITIONS)
@@ -241,7 +239,7 @@ def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession
 
 
 @IN_BOTH
-def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
+def test_hold_outlives_deleted_and_newly_matching_topics(
     stage: KafkaStage, actor: NewActor, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     prefix = unique_name("family")
@@ -277,7 +275,7 @@ def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
 
 
 @pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)
-def test_records_fetched_ahead_are_not_returned_once_their_partitions_are_lost(
+def test_prefetched_records_of_lost_partitions_are_not_returned(
     group: Readers, kafka_broker: KafkaCluster
 ) -> None:
     group.produce(500)
@@ -310,7 +308,7 @@ def test_records_fetched_ahead_are_not_returned_once_their_partitions_are_lost(
 
 
 @pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)
-def test_a_hold_silences_and_wakes_nothing_but_its_own_and_a_pause_neither(group: Readers) -> None:
+def test_holds_and_pauses_affect_only_their_own_partitions(group: Readers) -> None:
     """Covers held and retained partitions, each paused by the user or not."""
     group.produce(50)
     blue = group.reader(CommitOnRevoke())
@@ -372,7 +370,7 @@ class BeginAndPause(CommitOnRevoke):
 
 
 @pytest.mark.parametrize("group", ["consumer"], indirect=True)
-def test_a_partition_that_is_paused_as_it_is_assigned_begins_where_it_should_when_it_is_resumed(
+def test_partition_paused_at_assignment_resumes_at_its_start_position(
     group: Readers,
 ) -> None:
     group.produce(100)

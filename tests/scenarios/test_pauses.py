@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
 
-def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paused() -> None:
+def test_new_topic_and_partition_matching_a_paused_pattern_are_assigned_paused() -> None:
     group = FakeGroup({"orders-eu": 1})
     seen_paused: list[bool] = []
     consumer = consumer_of(group, subscribed=False)
@@ -38,7 +38,7 @@ def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paus
     assert seen_paused == [True, True, True]
 
 
-def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing_behind() -> None:
+def test_pause_and_resume_of_just_lost_partitions_have_no_effect() -> None:
     group = FakeGroup({"orders": 2})
     consumer = consumer_of(group, subscribed=False)
     consumer.subscribe(["orders"])
@@ -57,7 +57,7 @@ def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing
     assert consumer.paused() == set()
 
 
-def test_each_kind_of_pause_is_undone_by_its_own_resume_alone() -> None:
+def test_each_kind_of_pause_is_undone_only_by_its_own_resume() -> None:
     """Resumes come in every order: two parts of a program may pause the same partition."""
     eu = TopicPartition("orders-eu", 0)
     undo: dict[str, Callable[[RebalanceAwareConsumer], None]] = {

@@ -104,30 +104,32 @@ def three_nodes() -> Iterator[KafkaCluster]:
         yield kafka
 
 
-def test_records_go_in_and_come_out(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_kafka_stores_and_returns_records(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     topic = kafka_topic(partitions=2)
     produce(kafka_broker, topic, "a", "b", partition=1)
     assert read_all(kafka_broker, topic, 2, partition=1) == ["a", "b"]
 
 
-def test_topics_of_one_session_have_different_names(kafka_topic: TopicFactory) -> None:
+def test_topic_names_are_unique(kafka_topic: TopicFactory) -> None:
     assert kafka_topic() != kafka_topic()
 
 
-def test_a_topic_that_exists_is_refused_in_a_sentence(
-    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
-) -> None:
+def test_existing_topic_is_refused(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
     topic = kafka_topic()
     with pytest.raises(BrokerError, match=f"refused to create topic {topic}: .*exists"):
         kafka_broker.create_topic(topic)
 
 
-def test_a_topic_is_not_made_by_asking_for_it(kafka_broker: KafkaCluster) -> None:
+def test_topics_are_not_created_automatically(kafka_broker: KafkaCluster) -> None:
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
     assert admin.list_topics("no-such-topic", timeout=10).topics["no-such-topic"].error is not None
 
 
-def test_a_topic_can_grow(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_partitions_are_added_to_a_topic(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     topic = kafka_topic(partitions=2)
     kafka_broker.add_partitions(topic, 3)
     assert kafka_broker.leaders(topic) == [1, 1, 1]
@@ -135,7 +137,7 @@ def test_a_topic_can_grow(kafka_broker: KafkaCluster, kafka_topic: TopicFactory)
     assert read_all(kafka_broker, topic, 1, partition=2) == ["new"]
 
 
-def test_a_node_has_its_records_after_a_crash_and_after_a_restart() -> None:
+def test_records_survive_a_kill_and_a_restart() -> None:
     with KafkaCluster() as kafka:
         address = kafka.bootstrap_servers
         kafka.create_topic("orders")
@@ -149,7 +151,7 @@ def test_a_node_has_its_records_after_a_crash_and_after_a_restart() -> None:
         assert read_all(kafka, "orders", 2) == ["before", "between"]
 
 
-def test_a_suspended_node_answers_nothing_until_it_is_resumed(
+def test_suspended_node_answers_after_resume(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic()
@@ -165,7 +167,7 @@ def test_a_suspended_node_answers_nothing_until_it_is_resumed(
     assert producer.flush(30) == 0
 
 
-def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(
+def test_three_nodes_elect_leader_and_coordinator_after_a_kill(
     three_nodes: KafkaCluster,
 ) -> None:
     three_nodes.create_topic("orders", 3)
@@ -192,7 +194,7 @@ def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(
     assert len(three_nodes.pids) == 3
 
 
-def test_three_nodes_hand_leaderships_over_when_one_is_shut_down(three_nodes: KafkaCluster) -> None:
+def test_node_that_shuts_down_hands_leaderships_over(three_nodes: KafkaCluster) -> None:
     """The leaders move before the node goes, so no partition waits for a timeout."""
     three_nodes.create_topic("calm", 3)
     three_nodes.shut_down(2)
@@ -202,7 +204,7 @@ def test_three_nodes_hand_leaderships_over_when_one_is_shut_down(three_nodes: Ka
     three_nodes.restart(2)
 
 
-def test_nothing_is_left_when_the_process_that_started_kafka_is_killed() -> None:
+def test_kafka_ends_when_its_parent_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     address, pid = parent.stdout.readline().split()
@@ -217,26 +219,26 @@ def test_nothing_is_left_when_the_process_that_started_kafka_is_killed() -> None
     )
 
 
-def test_the_data_is_gone_when_kafka_is() -> None:
+def test_data_is_removed_with_kafka() -> None:
     with KafkaCluster() as kafka:
         folder = kafka.logs[0].parent.parent
         assert folder.is_dir()
     assert not folder.exists()
 
 
-def test_a_setting_that_kafka_refuses_is_an_error_with_kafkas_own_words() -> None:
+def test_refused_setting_is_reported_with_kafkas_message() -> None:
     with pytest.raises(DagsterRebalanceError, match=r"num\.partitions"):
         KafkaCluster(settings={"num.partitions": "many"}).start()
 
 
 @pytest.mark.parametrize("nodes", [0, 2, 4])
-def test_only_one_or_three_nodes_are_offered(nodes: int) -> None:
+def test_cluster_with_two_nodes_is_refused(nodes: int) -> None:
     with pytest.raises(ConfigurationError, match=f"1 or 3 nodes, not {nodes}"):
         KafkaCluster(nodes=nodes)
 
 
 @pytest.mark.parametrize("version", ["latest", "2.8.1", "4.1", "../4.1.1"])
-def test_a_version_that_cannot_be_started_is_refused(
+def test_unsupported_kafka_version_is_refused(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -248,7 +250,7 @@ def test_a_version_that_cannot_be_started_is_refused(
         KafkaCluster()
 
 
-def test_the_version_of_kafka_is_chosen_by_argument_variable_or_default(
+def test_kafka_version_comes_from_argument_variable_or_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(VERSION_VARIABLE, raising=False)
@@ -258,7 +260,7 @@ def test_the_version_of_kafka_is_chosen_by_argument_variable_or_default(
     assert KafkaCluster(version="4.0.0").version == "4.0.0"
 
 
-def test_a_port_in_use_is_refused_before_anything_starts() -> None:
+def test_port_in_use_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_port()))
         taken.listen()
@@ -267,12 +269,12 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
             KafkaCluster(port=port)
 
 
-def test_a_node_that_does_not_exist_is_named(kafka_broker: KafkaCluster) -> None:
+def test_unknown_node_is_refused(kafka_broker: KafkaCluster) -> None:
     with pytest.raises(ConfigurationError, match=r"no node 2 in this Kafka; there are: 1\."):
         kafka_broker.kill(2)
 
 
-def test_a_machine_without_a_java_that_fits_is_told_what_to_install(
+def test_kafka_without_a_suitable_java_is_refused_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(java, "INSTALLED_IN", ())

@@ -32,7 +32,9 @@ def java(tmp_path: Path) -> Java:
     return Java(home / "bin" / "java", 17)
 
 
-def test_the_first_one_makes_it_and_the_next_one_uses_it(java: Java, jars: list[Path]) -> None:
+def test_class_archive_is_written_by_the_first_process_and_used_by_the_next(
+    java: Java, jars: list[Path]
+) -> None:
     archive = ClassArchive.of("tool-1", java, jars, ["-flag"])
     assert archive.path is not None
     assert archive.using == []
@@ -51,7 +53,7 @@ def test_the_first_one_makes_it_and_the_next_one_uses_it(java: Java, jars: list[
     assert not older.exists(), "nobody needs it any more"
 
 
-def test_a_java_that_was_killed_has_made_none(java: Java, jars: list[Path]) -> None:
+def test_killed_process_writes_no_class_archive(java: Java, jars: list[Path]) -> None:
     archive = ClassArchive.of("tool-1", java, jars, ())
     assert archive.making()
     archive.keep()
@@ -59,16 +61,14 @@ def test_a_java_that_was_killed_has_made_none(java: Java, jars: list[Path]) -> N
     assert ClassArchive.of("tool-1", java, jars, ()).making()
 
 
-def test_it_fits_one_java_with_its_flags_and_its_jars(java: Java, jars: list[Path]) -> None:
+def test_class_archive_depends_on_java_flags_and_jars(java: Java, jars: list[Path]) -> None:
     first = ClassArchive.of("tool-1", java, jars, ()).path
     assert ClassArchive.of("tool-1", java, jars, ["-flag"]).path != first
     (java.home / "lib" / "modules").write_text("updated")
     assert ClassArchive.of("tool-1", java, jars, ()).path != first
 
 
-def test_a_java_without_an_archive_of_its_own_classes_can_have_none(
-    java: Java, jars: list[Path]
-) -> None:
+def test_java_without_base_archive_gets_no_class_archive(java: Java, jars: list[Path]) -> None:
     (java.home / "lib" / "server" / "classes.jsa").unlink()
     archive = ClassArchive.of("tool-1", java, jars, ())
     assert (archive.path, archive.using, archive.making()) == (None, [], [])
@@ -85,7 +85,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.broker
-def test_kafka_starts_from_the_archive_that_its_first_start_has_made(cache: Path) -> None:
+def test_second_kafka_uses_the_class_archive_of_the_first(cache: Path) -> None:
     for archives in (0, 1):
         with KafkaCluster() as kafka:
             (pid,) = kafka.pids
@@ -96,7 +96,7 @@ def test_kafka_starts_from_the_archive_that_its_first_start_has_made(cache: Path
 
 
 @pytest.mark.broker
-def test_a_kafka_that_was_killed_before_its_end_is_stopped_as_often_as_one_likes(
+def test_killed_kafka_can_be_stopped_repeatedly(
     cache: Path,
 ) -> None:
     kafka = KafkaCluster().start()

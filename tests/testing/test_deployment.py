@@ -15,7 +15,7 @@ CODE = "import dagster as dg\ndefs = dg.Definitions()\n"
 
 
 @pytest.mark.e2e
-def test_a_location_whose_code_cannot_be_loaded_is_broken_until_it_can(tmp_path: Path) -> None:
+def test_location_with_broken_code_recovers_with_a_reload(tmp_path: Path) -> None:
     module = tmp_path / "shop.py"
     module.write_text(CODE)
     shop = CodeLocation("shop", "shop", tmp_path, reloads=True)

@@ -23,7 +23,7 @@ PAGE = "docs/testing.md"
 
 
 @pytest.mark.broker
-def test_a_project_tests_against_a_kafka_that_runs_already(
+def test_project_runs_its_tests_on_an_existing_kafka(
     kafka_broker: KafkaCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "conftest.py").write_text(block_with(PAGE, "python", "pytest_plugins"))
@@ -43,7 +43,7 @@ def test_a_project_tests_against_a_kafka_that_runs_already(
     assert _topics(kafka_broker) <= before | {"__consumer_offsets"}
 
 
-def test_a_kafka_that_does_not_answer_is_named_with_the_way_out(
+def test_unreachable_existing_kafka_is_reported_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dagster_rebalance.testing.existing_kafka.REQUEST_LIMIT_S", 0.2)

@@ -30,7 +30,7 @@ def _folders_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_the_folder_of_a_killed_kit_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path: Path) -> None:
     """Folders of live processes, and other files, stay."""
     foreign = tmp_path / "dagster-rebalance-notes"
     foreign.mkdir()
@@ -50,5 +50,5 @@ def test_the_folder_of_a_killed_kit_is_removed_by_the_next_one(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {mine.name, another.name, foreign.name}
 
 
-def test_a_folder_is_for_its_owner_alone() -> None:
+def test_private_folder_is_readable_only_by_its_owner() -> None:
     assert private_folder("kafka").stat().st_mode & 0o777 == 0o700

@@ -82,7 +82,7 @@ def cached(tmp_path: Path) -> Path:
     return tmp_path / "cache" / TOOL.name
 
 
-def test_a_set_is_fetched_with_all_it_needs_and_then_taken_from_the_cache(repository: Path) -> None:
+def test_jars_are_downloaded_with_dependencies_and_then_cached(repository: Path) -> None:
     told: list[str] = []
     first = fetch(TOOL, tell=told.append)
     assert [jar.name for jar in first] == ["part-1.0.jar", "tool-1.0.jar"]
@@ -94,7 +94,7 @@ def test_a_set_is_fetched_with_all_it_needs_and_then_taken_from_the_cache(reposi
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_fetch_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
+def test_interrupted_download_is_repeated(tmp_path: Path) -> None:
     fetch(TOOL)
     (cached(tmp_path) / jars.MANIFEST).unlink()
     (cached(tmp_path) / "part-1.0.jar").unlink()
@@ -104,7 +104,7 @@ def test_a_fetch_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("repository")
-def test_leftovers_of_a_fetch_that_was_killed_do_not_get_in_the_way(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_download_are_ignored(tmp_path: Path) -> None:
     partial = tmp_path / "cache" / f"{TOOL.name}.partial" / "jars"
     partial.mkdir(parents=True)
     (partial / "half-1.0.jar").write_bytes(b"half")
@@ -113,7 +113,7 @@ def test_leftovers_of_a_fetch_that_was_killed_do_not_get_in_the_way(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_jar_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
+def test_damaged_jar_in_the_cache_is_downloaded_again(tmp_path: Path) -> None:
     fetch(TOOL)
     jar = cached(tmp_path) / "part-1.0.jar"
     sound = jar.read_bytes()
@@ -126,7 +126,7 @@ def test_a_jar_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) ->
     )
 
 
-def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path: Path) -> None:
+def test_jar_that_differs_from_its_pin_is_refused(repository: Path, tmp_path: Path) -> None:
     fetch(TOOL)
     jars.PINS.mkdir()
     (cached(tmp_path) / jars.MANIFEST).rename(jars.PINS / f"{TOOL.name}.sha256")
@@ -140,7 +140,7 @@ def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path
     assert not cached(tmp_path).exists()
 
 
-def test_a_pinned_set_is_fetched_by_what_its_pin_says(repository: Path, tmp_path: Path) -> None:
+def test_pinned_jars_are_downloaded_without_resolution(repository: Path, tmp_path: Path) -> None:
     fetch(TOOL)
     jars.PINS.mkdir()
     (cached(tmp_path) / jars.MANIFEST).rename(jars.PINS / f"{TOOL.name}.sha256")
@@ -152,7 +152,7 @@ def test_a_pinned_set_is_fetched_by_what_its_pin_says(repository: Path, tmp_path
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_jar_that_nobody_serves_is_an_error_that_says_what_to_do() -> None:
+def test_missing_jar_is_reported_with_the_remedy() -> None:
     absent = JarSet("absent", (Coordinates("org.example", "absent", "1.0"),))
     with pytest.raises(
         DagsterRebalanceError, match=r"org\.example:absent(.|\n)*DAGSTER_REBALANCE_MAVEN"
@@ -161,7 +161,7 @@ def test_a_jar_that_nobody_serves_is_an_error_that_says_what_to_do() -> None:
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_repository_that_does_not_answer_is_an_error_that_says_what_to_do(
+def test_unreachable_repository_is_reported_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(jars.REPOSITORY_VARIABLE, "http://127.0.0.1:1")
@@ -170,7 +170,7 @@ def test_a_repository_that_does_not_answer_is_an_error_that_says_what_to_do(
 
 
 @pytest.mark.usefixtures("repository")
-def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_repository_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(jars.REPOSITORY_VARIABLE, "/etc/ivysettings.xml")
     with pytest.raises(ConfigurationError, match="must begin with http"):
         fetch(TOOL)
@@ -185,7 +185,7 @@ def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         ("*,!central", None),
     ],
 )
-def test_the_mirror_in_the_settings_of_maven_is_used(
+def test_mirror_in_mavens_settings_is_used(
     mirrored: str, address: str | None, tmp_path: Path
 ) -> None:
     settings = tmp_path / "settings.xml"
@@ -194,14 +194,14 @@ def test_the_mirror_in_the_settings_of_maven_is_used(
     assert jars.mirror(settings) == address
 
 
-def test_settings_of_maven_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_maven_settings_are_reported(tmp_path: Path) -> None:
     settings = tmp_path / "settings.xml"
     settings.write_text("<settings>")
     with pytest.raises(ConfigurationError, match=r"settings\.xml, which may name a mirror"):
         jars.mirror(settings)
 
 
-def test_the_pin_of_the_broker_says_where_each_jar_is() -> None:
+def test_pin_of_the_broker_has_the_path_of_each_jar() -> None:
     pin = Path(jars.__file__).parent / "pins" / f"{kafka_jars('4.1.1').name}.sha256"
     places = [line.split()[1] for line in pin.read_text().splitlines()]
     assert len(places) == 46
@@ -209,7 +209,7 @@ def test_the_pin_of_the_broker_says_where_each_jar_is() -> None:
 
 
 @pytest.mark.usefixtures("repository")
-def test_two_who_ask_at_once_fetch_once() -> None:
+def test_concurrent_callers_download_once() -> None:
     told: list[str] = []
     found: list[list[Path]] = []
     threads = [

@@ -31,7 +31,7 @@ def make_java(home: Path, says: str) -> Path:
         'java version "23.0.1"',
     ],
 )
-def test_a_java_from_17_to_23_is_taken(tmp_path: Path, says: str) -> None:
+def test_java_from_17_to_23_is_accepted(tmp_path: Path, says: str) -> None:
     path = make_java(tmp_path, says)
     assert find_java({"JAVA_HOME": str(tmp_path)}, ()).path == path
 
@@ -44,9 +44,7 @@ def test_a_java_from_17_to_23_is_taken(tmp_path: Path, says: str) -> None:
         ("not a java", "does not run"),
     ],
 )
-def test_a_java_that_does_not_fit_is_named_with_what_to_do(
-    tmp_path: Path, says: str, found: str
-) -> None:
+def test_unsuitable_java_is_reported_with_the_remedy(tmp_path: Path, says: str, found: str) -> None:
     path = make_java(tmp_path, says)
     with pytest.raises(
         ConfigurationError,
@@ -58,19 +56,19 @@ def test_a_java_that_does_not_fit_is_named_with_what_to_do(
         find_java({"JAVA_HOME": str(tmp_path)}, ())
 
 
-def test_a_machine_without_java_is_told_what_to_install() -> None:
+def test_missing_java_is_reported_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match="found: none"):
         find_java({"PATH": ""}, ())
 
 
-def test_a_java_that_fits_is_found_behind_one_that_does_not(tmp_path: Path) -> None:
+def test_suitable_java_is_found_after_an_unsuitable_one(tmp_path: Path) -> None:
     make_java(tmp_path / "default", 'openjdk version "25.0.1"')
     fits = make_java(tmp_path / "jvm" / "java-17", 'openjdk version "17.0.15"')
     found = find_java({"PATH": str(tmp_path / "default" / "bin")}, (tmp_path / "jvm",))
     assert (found.path, found.major, found.home) == (fits, 17, tmp_path / "jvm" / "java-17")
 
 
-def test_the_command_prints_the_path_or_the_sentence(
+def test_java_command_prints_the_path_or_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(java, "INSTALLED_IN", ())

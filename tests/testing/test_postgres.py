@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 
-def test_dagster_keeps_its_storage_in_it(postgres: Postgres) -> None:
+def test_postgres_holds_the_storage_of_dagster(postgres: Postgres) -> None:
     name = unique_name("instance").replace("-", "_")
     postgres.create_database(name)
     with dg.instance_for_test(overrides=postgres.dagster_settings(name)) as instance:
@@ -27,7 +27,7 @@ def test_dagster_keeps_its_storage_in_it(postgres: Postgres) -> None:
         assert "postgres" in type(instance.event_log_storage).__module__
 
 
-def test_a_silent_proxy_answers_nothing_until_it_speaks_again(postgres: Postgres) -> None:
+def test_silent_proxy_forwards_later(postgres: Postgres) -> None:
     name = unique_name("silent").replace("-", "_")
     postgres.create_database(name)
     with (

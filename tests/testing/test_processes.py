@@ -87,21 +87,21 @@ def grandchild_of(log: Path) -> int:
     )
 
 
-def test_stop_ends_a_child_that_obeys(tmp_path: Path) -> None:
+def test_stop_ends_a_child_with_sigterm(tmp_path: Path) -> None:
     child = start(SLEEP, tmp_path)
     child.stop(timeout_s=10)
     assert child.exit_code == -signal.SIGTERM
     assert not is_alive(child.pid)
 
 
-def test_stop_ends_by_force_what_ignores_it(tmp_path: Path) -> None:
+def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
     child = start(STUBBORN, tmp_path)
     child.stop(timeout_s=0.2)
     assert child.exit_code == -signal.SIGKILL
     assert not is_alive(child.pid)
 
 
-def test_stop_ends_grandchildren_in_sessions_of_their_own(tmp_path: Path) -> None:
+def test_stop_ends_grandchildren_in_other_sessions(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
     grandchild = grandchild_of(child.log)
     child.stop(timeout_s=0.5)
@@ -109,7 +109,7 @@ def test_stop_ends_grandchildren_in_sessions_of_their_own(tmp_path: Path) -> Non
     assert not is_alive(grandchild)
 
 
-def test_a_suspended_child_does_nothing_any_more(tmp_path: Path) -> None:
+def test_suspend_waits_until_all_threads_are_stopped(tmp_path: Path) -> None:
     child = start(BUSY, tmp_path)
     for _ in range(10):
         child.suspend()
@@ -127,7 +127,7 @@ def test_stop_ends_a_suspended_child(tmp_path: Path) -> None:
     assert child.exit_code == -signal.SIGTERM
 
 
-def test_ctrl_c_while_a_child_starts_ends_it_at_once(
+def test_ctrl_c_during_a_start_kills_the_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
@@ -144,7 +144,7 @@ def test_ctrl_c_while_a_child_starts_ends_it_at_once(
     assert child.is_gone
 
 
-def test_stop_twice_is_stop_once(tmp_path: Path) -> None:
+def test_stop_is_idempotent(tmp_path: Path) -> None:
     child = start(SLEEP, tmp_path)
     child.stop()
     child.stop()
@@ -152,7 +152,7 @@ def test_stop_twice_is_stop_once(tmp_path: Path) -> None:
     assert not child.is_running
 
 
-def test_kill_ends_the_program_alone(tmp_path: Path) -> None:
+def test_kill_ends_only_the_program(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
     grandchild = grandchild_of(child.log)
     child.kill()
@@ -163,7 +163,7 @@ def test_kill_ends_the_program_alone(tmp_path: Path) -> None:
     assert not is_alive(grandchild)
 
 
-def test_a_program_that_ends_by_itself_has_its_own_exit_code(tmp_path: Path) -> None:
+def test_exit_code_is_that_of_the_program(tmp_path: Path) -> None:
     child = ChildProcess(
         "child", [sys.executable, "-c", "raise SystemExit(7)"], log=tmp_path / "log"
     )
@@ -174,7 +174,7 @@ def test_a_program_that_ends_by_itself_has_its_own_exit_code(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "kill"])
 @pytest.mark.parametrize("command", [FAMILY, STUBBORN], ids=["family", "stubborn"])
-def test_nothing_is_left_when_the_parent_is_killed(
+def test_children_end_when_the_parent_is_killed(
     tmp_path: Path, command: list[str], number: signal.Signals
 ) -> None:
     """The kernel closes the parent's end of the guard's pipe."""
@@ -198,7 +198,7 @@ def test_nothing_is_left_when_the_parent_is_killed(
     )
 
 
-def test_a_program_that_ends_before_it_is_ready_is_an_error_with_its_last_words(
+def test_program_that_ends_before_it_is_ready_is_reported_with_its_log(
     tmp_path: Path,
 ) -> None:
     child = ChildProcess(
@@ -217,7 +217,7 @@ def test_a_program_that_ends_before_it_is_ready_is_an_error_with_its_last_words(
     child.stop()
 
 
-def test_a_program_that_is_never_ready_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_program_that_is_never_ready_is_reported_with_its_log(tmp_path: Path) -> None:
     child = start(SLEEP, tmp_path)
     with pytest.raises(
         DagsterRebalanceError, match=r"timed out after 0.1 s waiting for child to be ready(.|\n)*up"
@@ -226,14 +226,14 @@ def test_a_program_that_is_never_ready_is_an_error_with_its_last_words(tmp_path:
     child.stop()
 
 
-def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:
+def test_missing_program_is_reported_in_the_log(tmp_path: Path) -> None:
     child = ChildProcess("child", ["/no/such/program"], log=tmp_path / "log")
     with pytest.raises(DagsterRebalanceError, match=r"cannot run /no/such/program: .*No such file"):
         child.wait_until_ready(lambda: False, timeout_s=20)
     child.stop()
 
 
-def test_the_deadline_tells_what_was_seen_last() -> None:
+def test_timeout_reports_the_last_state() -> None:
     seen: list[int] = []
     with pytest.raises(DagsterRebalanceError, match=r"waiting for 5 records; there are [1-9]"):
         wait_until(

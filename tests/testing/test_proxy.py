@@ -12,7 +12,7 @@ from dagster_rebalance.testing.proxy import Proxy
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_the_end_of_a_proxy_ends_its_connections_and_its_threads(*, is_silent: bool) -> None:
+def test_proxy_exit_ends_connections_and_threads(*, is_silent: bool) -> None:
     before = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as target:
         target.settimeout(20)
@@ -33,14 +33,14 @@ def test_the_end_of_a_proxy_ends_its_connections_and_its_threads(*, is_silent: b
                     assert client.recv(1) == b""
 
 
-def test_a_proxy_that_nobody_reached_ends_as_well() -> None:
+def test_proxy_exit_without_connections_ends_its_thread() -> None:
     before = set(threading.enumerate())
     with Proxy(1) as proxy:
         assert proxy.accepted == 0
     assert set(threading.enumerate()) <= before
 
 
-def test_a_proxy_ends_while_it_accepts_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_exit_during_an_accept_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
     accepted = threading.Event()
 

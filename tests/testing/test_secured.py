@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker
 
 
-def test_a_user_reads_what_was_allowed_and_sees_nothing_else(secured_kafka: SecuredKafka) -> None:
+def test_user_reads_only_allowed_topics(secured_kafka: SecuredKafka) -> None:
     allowed, hidden, user = unique_name("allowed"), unique_name("hidden"), unique_name("user")
     for topic in (allowed, hidden):
         secured_kafka.create_topic(topic)
@@ -40,14 +40,14 @@ def test_a_user_reads_what_was_allowed_and_sees_nothing_else(secured_kafka: Secu
     consumer.close()
 
 
-def test_its_passwords_are_in_no_repr_and_in_no_log(secured_kafka: SecuredKafka) -> None:
+def test_secured_kafka_has_no_passwords_in_repr_and_logs(secured_kafka: SecuredKafka) -> None:
     secured_kafka.add_user(unique_name("user"), "a-password-of-a-test")
     shown = repr(secured_kafka) + "".join(log.read_text() for log in secured_kafka.logs)
     for password in (secured_kafka.client_config()["sasl.password"], "a-password-of-a-test"):
         assert password not in shown
 
 
-def test_its_files_are_for_nobody_else(secured_kafka: SecuredKafka) -> None:
+def test_secured_kafka_has_private_files(secured_kafka: SecuredKafka) -> None:
     assert stat.S_IMODE(secured_kafka.certificate.parent.stat().st_mode) == stat.S_IRWXU
 
 

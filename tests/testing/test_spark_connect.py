@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_a_client_reads_a_topic(
+def test_spark_client_reads_a_topic(
     spark_connect_server: SparkConnectServer, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     """The connector's jars must match the server's Spark, on the driver and the executors."""
@@ -43,20 +43,20 @@ def test_a_client_reads_a_topic(
         spark.stop()
 
 
-def test_a_server_that_cannot_start_says_why() -> None:
+def test_spark_server_that_cannot_start_is_reported_with_its_log() -> None:
     with pytest.raises(
         DagsterRebalanceError, match=r"Spark Connect ended with exit code 1(.|\n)*Master must"
     ):
         SparkConnectServer(master="no-such-master").start()
 
 
-def test_a_killed_server_takes_no_connections_any_more() -> None:
+def test_killed_spark_server_accepts_no_connections() -> None:
     with SparkConnectServer() as server:
         assert accepts_connections(server.port)
         server.kill()
         assert not accepts_connections(server.port)
 
 
-def test_a_server_that_was_not_started_cannot_be_killed() -> None:
+def test_kill_of_a_spark_server_that_was_not_started_is_refused() -> None:
     with pytest.raises(IllegalStateError, match="not started"):
         SparkConnectServer().kill()
