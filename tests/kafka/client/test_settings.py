@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 import pytest
@@ -17,6 +17,9 @@ from dagster_rebalance.kafka.client.settings import HOLD_MARGIN_S, Settings, val
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GOOD = {"bootstrap.servers": "broker:9092", "group.id": "etl"}
 
@@ -35,7 +38,7 @@ def settings(*, hold_limit_s: float = 300.0, **config: object) -> Settings:
     )
 
 
-REFUSED: list[tuple[dict[str, object], str]] = [
+REFUSED: list[tuple[Mapping[str, object], str]] = [
     *[({"enable.auto.commit": on}, r"enable\.auto\.commit") for on in (True, *ON, "True", "T", 1)],
     *[({"enable.partition.eof": on}, r"partition\.eof' is on.*current_lag") for on in (True, *ON)],
     ({"auto.offset.reset": "sometimes"}, r"auto\.offset\.reset"),
@@ -70,7 +73,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 
 @pytest.mark.parametrize(("more", "message"), REFUSED)
 def test_settings_that_cannot_work_are_refused_by_name(
-    more: dict[str, object], message: str
+    more: Mapping[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         validated({**GOOD, **more}, hold_limit_s=300)
