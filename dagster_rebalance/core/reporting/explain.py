@@ -399,7 +399,7 @@ def _span(range_: OffsetRange) -> str:
 def _unconfirmed(run: RunSnapshot, left_s: float) -> str:
     return (
         f"{format_runs([run.run_id])} {_ended(is_deleted=run.state is RunState.DELETED)}: without "
-        f"a sign of life it counts as dead in {left_s:.0f} s, and its work elsewhere is stopped"
+        f"a heartbeat it counts as dead in {left_s:.0f} s, and its external work is stopped"
     )
 
 

@@ -260,7 +260,7 @@ runs = run2
 
 ## deleted_run_whose_process_is_gone_is_ended_at_once
 join m 1 | tick | start run1 | wait 1 | run run1 DELETED is_over=0 is_gone=1 | delete | turns 4
-ended = run1:begun | runs = run2 | summary !~ sign of life
+ended = run1:begun | runs = run2 | summary !~ counts as dead
 
 ## dead_run_on_partitions_of_other_members_is_left_to_them
 world 100 2 | add x 0 0 100 STARTED | add y 1 0 100 STARTED
