@@ -188,15 +188,9 @@ def runs_at_once(max_runs_in_flight: int | None, *, has_local_spark: bool) -> in
 def wait_limits(
     min_records: int | None, max_wait_s: float | None, *, most: int, streams: bool
 ) -> tuple[int, float]:
-    """Return `min_records` and `max_wait_s`, or their defaults.
+    """Return `min_records` (at most `most`) and `max_wait_s`, or their defaults.
 
     Per-batch runs have a high fixed cost, so few records wait for more. Streaming runs do not wait.
-
-    Args:
-        min_records: The setting, if any.
-        max_wait_s: The setting, if any.
-        most: Maximum records of one range and one batch; more are never waited for.
-        streams: Whether the settings are for streaming runs.
     """
     if min_records is None:
         is_taken_at_once = streams if max_wait_s is None else max_wait_s == 0

@@ -87,10 +87,9 @@ class UnreadOffsets:
         return True
 
     def why_gone(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, str]:
-        """Return the partitions that cannot be read to their end, and why.
+        """Return which partitions cannot be read to their end, and why.
 
-        Args:
-            bounds: First offset and high watermark (`until`) of each log.
+        The `until` of each bound is the high watermark.
         """
         reasons = {}
         for partition, position in self.positions.items():

@@ -171,12 +171,9 @@ class RecordCommit:
         return (*self.joined, (self.range.until, self.run_id))
 
     def without(self, recorded: Collection[tuple[int, int, str]]) -> RecordCommit | None:
-        """Return what is still to be recorded, or None.
+        """Return what is not among the recorded commits (see `recorded_commits`), or None.
 
         An answer may have been lost, and the next owner may have recorded the last commit.
-
-        Args:
-            recorded: The recorded commits of the partition, as from `recorded_commits`.
         """
         start = self.range.start
         for index, (until, run_id) in reversed(list(enumerate(self.ends, 1))):

@@ -31,10 +31,7 @@ def split_requests(
 ) -> Iterator[dict[TopicPartition, OffsetAndMetadata]]:
     """Split offsets into requests that the broker can store, in order.
 
-    Args:
-        offsets: The offsets to commit.
-        group_id: The group, whose name is stored with each offset.
-        share: Divisor of the size limit, for brokers with a smaller one.
+    `share` divides the size limit, for brokers with a smaller one.
     """
     most = MAX_REQUEST_BYTES // share
     request: dict[TopicPartition, OffsetAndMetadata] = {}

@@ -158,12 +158,7 @@ def resolve_selector(typed: str, partitions: Iterable[TopicPartition], group_id:
 
 
 def in_force(orders: Sequence[Directive], partition: TopicPartition) -> Directive | None:
-    """Return the pause or stop that is in force for a partition, or None.
-
-    Args:
-        orders: All directives, oldest first.
-        partition: The partition.
-    """
+    """Return the pause or stop in force, of directives in order of time, or None."""
     newest = next(
         (
             order

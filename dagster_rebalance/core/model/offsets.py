@@ -39,12 +39,7 @@ class TopicPartition:
 
 
 def names_of(partitions: Iterable[TopicPartition], most: int = 20) -> str:
-    """Format partitions for messages: `orders-0..3, orders-7`.
-
-    Args:
-        partitions: In any order.
-        most: Maximum number of rows; three or more consecutive partitions are one row.
-    """
+    """Format up to `most` rows of partitions for messages: `orders-0..3, orders-7`."""
     rows: list[list[TopicPartition]] = []
     for partition in sorted(partitions):
         if rows and partition == TopicPartition(

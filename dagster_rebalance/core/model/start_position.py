@@ -62,13 +62,7 @@ def parse_start(text: str) -> Start:
 
 
 def first_offset(start: Start, bounds: Bounds, offset_at_start_time: int | None) -> int:
-    """Return the offset at which the group starts.
-
-    Args:
-        start: The setting.
-        bounds: The bounds of the partition.
-        offset_at_start_time: The first offset at or after a start time, if there is one.
-    """
+    """Return where the group starts; `offset_at_start_time` belongs to a start time."""
     if isinstance(start, StartTime):
         # The leader answered both at different times.
         return (

@@ -228,10 +228,6 @@ class OffsetLedger:
 
         A done range does not change: until its commit is stored, the claim must name the batch of
         its run.
-
-        Args:
-            range_: The range.
-            progress_at_takeover: Its progress in the former batch.
         """
         entries = tuple(
             replace(entry, taken_from="", progress_at_takeover=progress_at_takeover.next_attempt)

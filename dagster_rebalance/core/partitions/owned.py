@@ -232,9 +232,7 @@ class OwnedPartition:
     def due_now(self, *, exhausted_too: bool) -> OwnedPartition:
         """Return the partition with its delayed ranges and refused write due now.
 
-        Args:
-            exhausted_too: Whether to retry exhausted ranges. With a dead-dead_letter topic, these
-                are being stored there.
+        With a dead-letter topic, exhausted ranges (`exhausted_too`) are being stored there instead.
         """
         pending = self.pending
         if pending is not None and pending.refused:

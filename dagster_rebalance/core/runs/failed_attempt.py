@@ -46,15 +46,10 @@ class FailedAttempt:
 
 
 def error_text(error: str, places: Iterable[Place] = (), causes: Sequence[str] = ()) -> str:
-    """Format an error in one line.
+    """Format type and message of an error, its frames (outermost first) and its causes in one line.
 
     Example:
         `ValueError: order 17 has no price (assets.py:41 in clean, assets.py:30 in orders)`
-
-    Args:
-        error: Type and message of the error.
-        places: Its traceback, outermost frame first.
-        causes: Type and message of its causes, root cause last.
     """
     parts = [error, *causes[-_MOST_CAUSES:]]
     most = _MOST_CHARACTERS // len(parts)
@@ -73,12 +68,7 @@ def with_error(
 ) -> tuple[RunSnapshot, ...]:
     """Set the run and the error of the last failed attempt in the runs of a claimed range.
 
-    A batch id counts the attempts before it and does not name their runs. An attempt whose process
-    died left no error.
-
-    Args:
-        runs: The runs, as the batch shows them.
-        failed: The last attempt that stored its error, if any.
+    A batch id counts the attempts before it and does not name their runs.
     """
     return tuple(
         replace(run, run_id=failed.run_id, error=failed.error)

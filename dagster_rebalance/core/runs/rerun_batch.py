@@ -78,12 +78,7 @@ class RerunBatch:
 def batches_of(
     rerun: Rerun, ranges: Iterable[OffsetRange], *, records_per_run: int
 ) -> tuple[RerunBatch, ...]:
-    """Split a rerun into batches.
-
-    Args:
-        rerun: The rerun.
-        ranges: Its ranges, in order.
-        records_per_run: Maximum offsets for one run; a larger range has its own run.
+    """Split a rerun into batches of `records_per_run` offsets; a larger range has its own run.
 
     Raises:
         ConfigurationError: There are too many batches, or `records_per_run` is not positive.

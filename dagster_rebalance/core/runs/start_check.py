@@ -59,14 +59,7 @@ def rerun_refusal(
     committed: Mapping[TopicPartition, OffsetAndMetadata | None],
     planned: RerunBatch | None,
 ) -> str | None:
-    """Return why the run `me` of a rerun must not work, or None.
-
-    Args:
-        me: The run.
-        others: All runs of its batch, and all live runs of the group; may include `me`.
-        committed: The committed offsets of its partitions.
-        planned: Its batch in the rerun store, if any.
-    """
+    """Return why the run `me` of a rerun must not work, or None; `planned` is its stored batch."""
     if me.state is not RunState.STARTED:
         return _not_started(me)
     if planned is None or planned.ranges != me.ranges:

@@ -87,15 +87,10 @@ class StreamBatch:
     ) -> tuple[RunSnapshot, ...]:
         """Return the batch as runs: earlier failed attempts, interruptions, then its own run.
 
-        Without an outcome, the batch of a live run is working while the run may work on the
+        Without a stored outcome, the batch of a live run is working while the run may work on the
         partition, and dropped otherwise. The batch of an ended run is dropped after an orderly end,
         interrupted if the process ended itself because the body ignored its interruption, and
         failed if the process died.
-
-        Args:
-            ranges: The claimed ranges of the batch.
-            run: The streaming run as Dagster shows it.
-            outcome: The outcome that the run stored, if any.
         """
         own = replace(
             run,

@@ -1,4 +1,4 @@
-"""What is read together, when a partition is done, and what is gone."""
+"""Progress of reading exact ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read of commands."""
+"""Phrases of commands."""
 
 from __future__ import annotations
 

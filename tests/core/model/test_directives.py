@@ -1,4 +1,4 @@
-"""The table of orders: which one is in force, and which can never count again."""
+"""Directives: which one is in force, and which are superseded."""
 
 from __future__ import annotations
 

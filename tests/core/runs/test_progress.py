@@ -1,4 +1,4 @@
-"""What the runs of a batch say about one of its ranges."""
+"""Progress of a claimed range, derived from the runs of its batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([run("r1", S.SUCCEEDED)], Succeeded("r1")),
         ([run("r1", S.FAILED)], ToRequest(2, 1, FailureStreak(F, 1, "r1"))),
         ([run("r1", S.CANCELED)], ToRequest(2, 1, FailureStreak(F, 1, "r1"))),
-        # A person who cancels a run in the queue does not want it.
         ([run("r1", S.CANCELED, has_started=False)], ToRequest(2, 1, FailureStreak(F, 1, "r1"))),
         (
             [run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)],
@@ -62,7 +61,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
             [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED)],
             Exhausted(("r1", "r2", "r3"), attempt=4),
         ),
-        # What never started is no attempt, however often.
+        # Runs that never started are not attempts.
         ([run("r1", S.FAILED, has_started=False)], ToRequest(2, 0, FailureStreak(N, 1, "r1"))),
         (
             [run(f"r{n}", S.FAILED, has_started=False) for n in range(9)],
@@ -77,14 +76,12 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ],
             ToRequest(5, 2, FailureStreak(F, 2, "r4")),
         ),
-        # Created, and never submitted: the run itself is asked for again, unless it is not one of
-        # ours.
+        # A created run that its sensor did not submit is requested again.
         ([CREATED], InFlight(("r1",), ("r1",), unsubmitted=CREATED)),
         ([CREATED, run("r2", S.WAITING)], InFlight(("r1", "r2"), ("r1", "r2"))),
         ([run("r1", S.CREATED, attempt=1, parent_id="r0")], InFlight(("r1",), ("r1",))),
         ([run("r1", S.CREATED)], InFlight(("r1",), ("r1",))),
-        # Another location's sensor has created it, and this one's run with the same key has ended:
-        # Dagster starts nothing for that key.
+        # Another sensor has created it, and this sensor's run with the same key has ended.
         ([CREATED, run("r2", S.FAILED, attempt=1, is_cancelled_by_member=True)], ToRequest(2)),
         ([CREATED, run("r2", S.FAILED, attempt=1)], ToRequest(2, 1, FailureStreak(F, 1, "r2"))),
         (
@@ -95,27 +92,25 @@ CREATED = run("r1", S.CREATED, attempt=1)
             [run("r0", S.FAILED, attempt=2), CREATED],
             InFlight(("r1",), ("r1",), unsubmitted=CREATED),
         ),
-        # Somebody deleted runs: the next number is above that of each run that is left.
+        # With deleted runs, the next number is above that of each remaining run.
         ([run("r3", S.FAILED, attempt=3)], ToRequest(4, 1, FailureStreak(F, 1, "r3"))),
         (
             [run("r1", S.FAILED, attempt=1), run("r3", S.FAILED, attempt=3)],
             ToRequest(4, 2, FailureStreak(F, 2, "r3")),
         ),
-        # Refused and taken back: not an attempt, but the next run key must still be a new one.
+        # Refused and cancelled runs are not attempts, but the next run key must be new.
         (
             [run("r1", S.FAILED, is_refused=True, refusal="no claim")],
             ToRequest(2, 0, FailureStreak(R, 1, "r1", "no claim")),
         ),
         ([run("r1", S.CANCELED, is_cancelled_by_member=True)] * 5, ToRequest(6)),
-        # A signal from outside is none either, but it is counted, so that it does not go on for
-        # ever without a word.
+        # Interrupted runs are not attempts, but consecutive ones are counted.
         (
             [run("r1", S.FAILED), *(run(f"r{n}", S.FAILED, is_interrupted=True) for n in (2, 3))],
             ToRequest(4, 1, FailureStreak(T, 2, "r3")),
         ),
         ([run("r1", S.FAILED, is_interrupted=True, is_cancelled_by_member=True)], ToRequest(2)),
-        # Of different kinds as well: on machines that come and go, runs that are told to end take
-        # turns with runs that do not start.
+        # Consecutive runs of different kinds are counted together.
         (
             [
                 run("r1", S.FAILED, is_interrupted=True),
@@ -146,7 +141,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ],
             Exhausted(("r1", "r3", "r4"), attempt=5),
         ),
-        # Dagster's own retries are not attempts of ours.
+        # Dagster's own retries are not attempts.
         ([run("r1", S.FAILED, awaits_retry=True)], InFlight(("r1",))),
         (
             [run("r1", S.FAILED), run("r2", S.STARTED, parent_id="r1")],
@@ -160,11 +155,9 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ],
             ToRequest(2, 1, FailureStreak(F, 1, "r1")),
         ),
-        # A refused run that has not ended is waited for: it may be the one whose start the other
-        # saw.
+        # A refused run that has not ended is still in flight.
         ([run("r1", S.STARTED, is_refused=True)], InFlight(("r1",), started=("r1",))),
-        # A person executes a run again with all of its ranges; when it has to refuse itself, this
-        # one is tried again, once.
+        # A refused manual re-execution requests the range once more.
         (
             [
                 run("r1", S.FAILED),
@@ -184,8 +177,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ],
             Exhausted(("r1", "r2", "r3", "r5"), attempt=5),
         ),
-        # Dagster's own retry says nothing of what a person wants: whatever becomes of it, attempts
-        # have their number and their delay.
+        # A refused automatic re-execution does not.
         (
             [
                 run("r1", S.FAILED),
@@ -200,7 +192,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ],
             Exhausted(("r1", "r2", "r3"), attempt=4),
         ),
-        # A person who has mended the wrong thing wants to see the newest error.
+        # The newest failed re-execution is shown.
         (
             [
                 *(run(f"r{n}", S.FAILED) for n in (1, 2)),
@@ -222,15 +214,14 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ],
             Succeeded("r4"),
         ),
-        # A member ended it, since its process was gone or silent: whatever it says later, somebody
-        # else may be at work by now.
+        # A late success of a run that a member ended as dead does not count.
         ([run("r1", S.SUCCEEDED, is_written_off=True)], ToRequest(2, 1, FailureStreak(F, 1, "r1"))),
         ([run("r1", S.SUCCEEDED, is_written_off=True, is_cancelled_by_member=True)], ToRequest(2)),
         (
             [run("r1", S.SUCCEEDED, is_written_off=True), run("r2", S.STARTED)],
             InFlight(("r2",), started=("r2",)),
         ),
-        # Taken back too late.
+        # The cancellation came too late.
         ([run("r1", S.SUCCEEDED, is_cancelled_by_member=True)], Succeeded("r1")),
     ],
 )

@@ -1,4 +1,4 @@
-"""Setbacks: the delays between runs on one range, and from when on people are told."""
+"""Delays between runs on one range, and stops of its partition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.core.world import Member, World, span, tp
 if TYPE_CHECKING:
     from dagster_rebalance.core.runs.batch_request import BatchRequest
 
-PACE = RetryBackoff()
+BACKOFF = RetryBackoff()
 NOTHING: tuple[BatchRequest, ...] = ()
 ONE_RUN = BatchLimits(max_ranges_per_run=3, max_runs_in_flight=1)
 RUN = "ab12cd34"
@@ -47,22 +47,22 @@ def failed(count: int, kind: FailureKind = FailureKind.FAILED) -> ToRequest:
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_delay_grows_with_consecutive_failures_up_to_limit(kind: FailureKind) -> None:
     waits = [
-        PACE.wait_s(failed(count, kind), has_dead_letters=False)
+        BACKOFF.wait_s(failed(count, kind), has_dead_letters=False)
         for count in (1, 2, 3, 4, 5, 10_000)
     ]
     assert waits == [5.0, 30.0, 180.0, 900.0, 900.0, 900.0]
 
 
 def test_progress_without_failure_has_no_delay() -> None:
-    assert PACE.wait_s(ToRequest(4), has_dead_letters=False) == 0.0
-    assert PACE.wait_s(InFlight(("r",)), has_dead_letters=False) == 0.0
+    assert BACKOFF.wait_s(ToRequest(4), has_dead_letters=False) == 0.0
+    assert BACKOFF.wait_s(InFlight(("r",)), has_dead_letters=False) == 0.0
 
 
 def test_exhausted_range_is_retried_unless_disabled_or_cancelled() -> None:
     exhausted = Exhausted(("r1", "r2", "r3"), attempt=4)
-    assert PACE.wait_s(exhausted, has_dead_letters=False) == 180.0
-    assert PACE.wait_s(exhausted, has_dead_letters=True) == NEVER
-    assert PACE.wait_s(Exhausted(("r1",), is_cancelled=True), has_dead_letters=False) == NEVER
+    assert BACKOFF.wait_s(exhausted, has_dead_letters=False) == 180.0
+    assert BACKOFF.wait_s(exhausted, has_dead_letters=True) == NEVER
+    assert BACKOFF.wait_s(Exhausted(("r1",), is_cancelled=True), has_dead_letters=False) == NEVER
     assert RetryBackoff(retry_stopped=False).wait_s(exhausted, has_dead_letters=False) == NEVER
 
 
@@ -152,7 +152,7 @@ def started(world: World, member: Member) -> str:
 
 def test_next_attempt_is_requested_after_delay() -> None:
     world = World(records=10)
-    member = world.member(owns=1, backoff=PACE)
+    member = world.member(owns=1, backoff=BACKOFF)
     world.dagster.move(started(world, member), RunState.FAILED)
     world.wait(1, member)
     assert member.engine.batch_requests == NOTHING
@@ -166,21 +166,21 @@ def test_next_attempt_is_requested_after_delay() -> None:
 
 def test_new_owner_retries_failed_range_at_once() -> None:
     world = World(records=10)
-    first = world.member(owns=1, backoff=PACE)
+    first = world.member(owns=1, backoff=BACKOFF)
     world.dagster.move(started(world, first), RunState.FAILED)
     world.wait(1, first)
-    second = world.member(owns=1, backoff=PACE)
+    second = world.member(owns=1, backoff=BACKOFF)
     world.wait(1, second)
     assert [batch_request.attempt for batch_request in second.engine.batch_requests] == [2]
 
 
 def test_new_owner_delays_runs_that_do_not_start() -> None:
     world = World(records=10)
-    first = world.member(owns=1, backoff=PACE)
+    first = world.member(owns=1, backoff=BACKOFF)
     (run_id,) = first.tick()
     world.dagster.move(run_id, RunState.FAILED, has_started=False)
     world.wait(1, first)
-    second = world.member(owns=1, backoff=PACE)
+    second = world.member(owns=1, backoff=BACKOFF)
     world.wait(1, second)
     assert second.engine.batch_requests == NOTHING
     world.wait(5, second)

@@ -59,7 +59,7 @@ def test_run_that_cannot_be_ended_is_noted_until_its_next_heartbeat() -> None:
             return False
 
     with dg.build_sensor_context() as context:
-        for _ in range(2):  # the pulse does not name it in each tick
+        for _ in range(2):  # a dead run is not reported in each tick
             found = end_dead_runs(context, Away(), (away, alive), Liveness())  # type: ignore[arg-type]
             assert away.run_id in found.left
             assert "sent no heartbeat and could not be ended" in found.notes[0]
