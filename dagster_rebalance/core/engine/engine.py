@@ -245,21 +245,21 @@ class Engine:
                 or owned.ledger is not None
             ):
                 continue
-            found = event.lookups[partition]
-            taken = restore(
+            lookup = event.lookups[partition]
+            restored = restore(
                 owned,
-                found,
+                lookup,
                 start_from=self.settings.start_from,
                 foreign_metadata=self.settings.foreign_metadata,
             )
-            if isinstance(taken, Refused):
-                yield from self._stop(replace(owned, refused=taken), taken.reason)
+            if isinstance(restored, Refused):
+                yield from self._stop(replace(owned, refused=restored), restored.reason)
                 continue
-            self.partitions[partition] = taken
+            self.partitions[partition] = restored
             self._refresh.read_runs()
             if owned.previous is not None:
                 yield from _passed_deletion(owned.previous)
-            moved = moved_offset_note(taken, found.recorded)
+            moved = moved_offset_note(restored, lookup.recorded)
             if moved is not None:
                 yield moved
 
