@@ -66,13 +66,8 @@ class Refresh:
     ) -> Iterable[commands.Command]:
         """Return the reads that are due.
 
-        Args:
-            followed: Batches whose runs are read although no claim names them.
-            now: The current time.
-            epoch: The newest epoch.
-            directives_epoch: The newest epoch for which the directives are known.
-            is_holding: Whether a hold waits for runs.
-            is_leaving: Whether the member has stopped claiming.
+        `followed` are batches whose runs are read although no claim names them. The directives are
+        known up to `directives_epoch`.
         """
         owned = self._partitions.busy
         if self._partitions and now - self._directives_at >= self._directives_interval_s(

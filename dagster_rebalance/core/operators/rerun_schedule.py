@@ -61,13 +61,7 @@ class _BatchState(NamedTuple):
 def steps(
     batches: Sequence[RerunBatch], runs: Iterable[RunSnapshot], directives: Sequence[Directive]
 ) -> RerunSteps:
-    """Return the next steps.
-
-    Args:
-        batches: The unfinished batches, in the order of their requests.
-        runs: All runs of these batches.
-        directives: The directives of operators, oldest first.
-    """
+    """Return the next steps for unfinished batches, given all their runs and all directives."""
     runs_by_batch: dict[str, list[RunSnapshot]] = {}
     for run in runs:
         runs_by_batch.setdefault(run.batch_id, []).append(run)

@@ -176,13 +176,7 @@ def select(
     runs: Iterable[RunSnapshot],
     planned: Iterable[RerunBatch],
 ) -> Selection:
-    """Select the ranges of a rerun.
-
-    Args:
-        span: The part of the past.
-        history: The past of the partitions.
-        runs: The live runs of the group.
-        planned: The unfinished batches of other reruns.
+    """Select the ranges of a rerun. `planned` are the unfinished batches of other reruns.
 
     Raises:
         ConfigurationError: Kafka has deleted some of the records, another rerun processes some of

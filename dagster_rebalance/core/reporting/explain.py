@@ -88,12 +88,7 @@ def explain_partition(
 ) -> str:
     """Return why a partition does or does not make progress now.
 
-    Args:
-        owned: The partition.
-        now: The current time of the member's clock.
-        streams: Whether the member is a streaming run.
-        has_members: Whether the group has any member.
-        is_outside: Whether a group snapshot explains the partition, which knows no delays.
+    `streams`: the member is a streaming run. `is_outside`: a group snapshot without delays asks.
     """
     state = _state(owned, _Viewpoint(now, streams, has_members, is_outside))
     if owned.directive is None:

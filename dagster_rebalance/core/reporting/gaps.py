@@ -45,11 +45,7 @@ def gaps(records: Iterable[Recorded], skips: Collection[OffsetRange] = ()) -> tu
 
     Records of a partition may overlap and be out of order: a commit may be recorded late, or twice.
     A record below all others means that the offset was moved back or the topic was recreated, so
-    the earlier records are ignored.
-
-    Args:
-        records: The recorded commits, oldest first.
-        skips: The recorded skips of operators.
+    the earlier records are ignored. The records are sorted by time, oldest first.
     """
     by_partition: dict[TopicPartition, list[Recorded]] = {}
     for record in records:

@@ -166,11 +166,7 @@ def status_of(
 ) -> PartitionStatus:
     """Return the status of a partition in the state that its next owner would have.
 
-    Args:
-        owned: The partition.
-        found: Its offsets in Kafka; None while its leader does not verify the committed one.
-        owners: The owners of all partitions.
-        now: The current time of the clock of `owned`.
+    `found` is None while the leader does not verify the committed offset.
     """
     stored = None if found is None else found.stored
     committed = None if stored is None else stored.offset

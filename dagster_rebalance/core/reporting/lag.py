@@ -139,15 +139,7 @@ def group_lag(
     start_from: Start,
     late: Late | None = None,
 ) -> GroupLag:
-    """Return the lag of a group.
-
-    Args:
-        partitions: All partitions of its topics.
-        found: The offsets of the partitions whose leaders answered.
-        state: The state of the partitions.
-        start_from: The start position of partitions without a committed offset.
-        late: The partitions in which a record waits for too long.
-    """
+    """Return the lag of a group from the offsets of the partitions whose leaders answered."""
     late = late or Late()
     rows = [
         replace(
@@ -256,12 +248,7 @@ def find_late(
 ) -> Late:
     """Return the partitions in which a record waits for longer than a limit.
 
-    Args:
-        rows: The partitions with lag.
-        first_since: The first record of each partition that is younger than the limit, if any.
-        limit_s: The limit.
-        now_s: The time, in seconds since 1970.
-        waiting: The state of earlier scans, if any.
+    `first_since` has the first record of each partition that is younger than the limit, if any.
     """
     late, undated = set(), set()
     for row in rows:

@@ -69,12 +69,9 @@ class WorkerAction(enum.Enum):
 
 
 class Worker:
-    """The batches of one streaming run. Not thread-safe.
+    """The batches of one streaming run, each with a time limit. Not thread-safe.
 
-    Args:
-        run_id: The run.
-        limit_s: The time limit of a batch.
-        patience_s: How long an interrupted batch may take to end.
+    `patience_s` is the time that an interrupted batch may take to end.
     """
 
     def __init__(
@@ -100,13 +97,8 @@ class Worker:
     ) -> BegunBatch | None:
         """Begin the first requested batch, if no batch is running.
 
-        Begun ranges are skipped: a request may be older than the end of its batch.
-
-        Args:
-            batch_requests: The batches to begin, in order.
-            claimed: All batches with a claim of this member; other batches are forgotten.
-            log_of: Returns the log of a partition.
-            now: The current time.
+        Begun ranges are skipped: a request may be older than the end of its batch. Batches that are
+        not in `claimed` are forgotten.
         """
         if self.at_work is not None:
             return None
