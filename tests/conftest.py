@@ -1,4 +1,4 @@
-"""All tests share the fixtures of the kit, and an order in which the quick tests speak first."""
+"""Common fixtures of all tests, and their order: quick tests first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(variable, " ".join(SHORT_LIVED))
 
-# No verdict depends on how busy the machine is.
+# No result depends on the load of the machine.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
@@ -29,7 +29,7 @@ settings.load_profile("any machine")
 
 @pytest.fixture(scope="session")
 def kafka_with_tokens() -> Iterator[KafkaWithTokens]:
-    """A real Kafka that takes passwords, and the tokens of an issuer, which is served."""
+    """A real Kafka that accepts passwords, and the tokens of a running issuer."""
     with KafkaWithTokens() as kafka, kafka.issuer.served(kafka.key_and_certificate()):
         yield kafka
 
@@ -38,10 +38,7 @@ REAL_PARTS = ("e2e", "spark", "broker", "postgres", "package")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests without real parts first, then the longest ones.
-
-    No worker shall end alone with a long test.
-    """
+    """Run tests without real parts first, then the longest ones, to balance the workers."""
     items.sort(
         key=lambda item: min(
             (

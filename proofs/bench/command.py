@@ -100,43 +100,33 @@ def bench(
     *,
     only: Annotated[
         list[Benchmark] | None,
-        typer.Option(help="Which one; may be given several times. Default: all."),
+        typer.Option(help="A benchmark; may be given several times. Default: all."),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="How often everything is repeated.")] = 3,
-    hold_seconds: Annotated[
-        float, typer.Option(min=0.5, help="How long partitions are held.")
-    ] = 8.0,
+    runs: Annotated[int, typer.Option(min=1, help="Number of repetitions.")] = 3,
+    hold_seconds: Annotated[float, typer.Option(min=0.5, help="Duration of a hold.")] = 8.0,
     steady_seconds: Annotated[
-        float, typer.Option(min=0.5, help="How long is read before, to compare with.")
+        float, typer.Option(min=0.5, help="Duration of the steady phase before it.")
     ] = 6.0,
     records: Annotated[
         int,
-        typer.Option(
-            min=2000, help="How many records poll_overhead and spark_ingest read each time."
-        ),
+        typer.Option(min=2000, help="Records of poll_overhead and spark_ingest per run."),
     ] = 2_000_000,
-    marks: Annotated[
-        int, typer.Option(min=1000, help="How many records the tracker is told about.")
-    ] = 1_000_000,
-    turns: Annotated[
-        int, typer.Option(min=10, help="How often an idle member looks at its partitions.")
-    ] = 300,
+    marks: Annotated[int, typer.Option(min=1000, help="Records of tracker.")] = 1_000_000,
+    turns: Annotated[int, typer.Option(min=10, help="Turns of an idle member.")] = 300,
     streams: Annotated[
-        int, typer.Option(min=1, help="How often what has streaming runs is repeated.")
+        int, typer.Option(min=1, help="Number of repetitions with streaming runs.")
     ] = 2,
     stream_seconds: Annotated[
-        float, typer.Option(min=1, help="How long a streaming run is measured each time.")
+        float, typer.Option(min=1, help="Measured duration of a streaming run.")
     ] = 10.0,
-    rebalances: Annotated[
-        int, typer.Option(min=1, help="How often partitions are asked for in stream_revoke.")
-    ] = 8,
+    rebalances: Annotated[int, typer.Option(min=1, help="Number of revokes in stream_revoke.")] = 8,
     backlog: Annotated[
-        int, typer.Option(min=1000, help="How many records stream_backlog works off each time.")
+        int, typer.Option(min=1000, help="Records of stream_backlog per run.")
     ] = 5_000_000,
     batches: Annotated[
-        int, typer.Option(min=4, help="In how many batches; likewise in stream_micro_batch.")
+        int, typer.Option(min=4, help="Batches of stream_backlog and stream_micro_batch.")
     ] = 20,
-    output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
+    output: Annotated[Path, typer.Option(help="The file for the figures.")] = Path(
         "build/bench.json"
     ),
 ) -> None:

@@ -48,25 +48,23 @@ class Storage(enum.Enum):
 
 
 def chaos(
-    faults: Annotated[int, typer.Option(min=1, help="How many faults are done.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Decides which faults come in which order.")] = 1,
+    faults: Annotated[int, typer.Option(min=1, help="Number of faults.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the faults.")] = 1,
     protocol: Annotated[Protocol, typer.Option(help="The group protocol.")] = Protocol.CONSUMER,
     output: Annotated[
         Path,
-        typer.Option(help="Where the report is written; after a failure the logs are beside it."),
+        typer.Option(help="The file for the report; after a failure the logs are next to it."),
     ] = Path("build/chaos.json"),
     *,
-    storage: Annotated[
-        Storage, typer.Option(help="Where Dagster keeps its storage.")
-    ] = Storage.SQLITE,
+    storage: Annotated[Storage, typer.Option(help="The storage of Dagster.")] = Storage.SQLITE,
     streaming: Annotated[
         bool, typer.Option(help="Streaming runs of one code location are the members.")
     ] = False,
     spark: Annotated[
-        bool, typer.Option(help="Let the runs use Spark Connect, whose server is killed, too.")
+        bool, typer.Option(help="Runs use Spark Connect, whose server is killed, too.")
     ] = False,
     sink: Annotated[
-        Sink, typer.Option(help="Where Spark writes; a table of delta or iceberg means --spark.")
+        Sink, typer.Option(help="The output of Spark; delta and iceberg imply --spark.")
     ] = Sink.PARQUET,
 ) -> None:
     """Kill, suspend and break real brokers, members, runs and Dagster at random.

@@ -256,7 +256,7 @@ class Play:
         for process in processes:
             if not process.is_running:
                 msg = (
-                    f"{process.name} has ended by itself with exit code {process.exit_code}; "
+                    f"{process.name} ended unexpectedly with exit code {process.exit_code}; "
                     f"{process.log} ends with:\n{process.tail()}"
                 )
                 raise DagsterRebalanceError(msg)
@@ -268,7 +268,7 @@ class Play:
         deadline_at = time.monotonic() + limit_s
         while not is_so():
             if time.monotonic() >= deadline_at:
-                msg = f"waited {limit_s:g} s in vain for {what}; {self._state()}"
+                msg = f"timed out after {limit_s:g} s waiting for {what}; {self._state()}"
                 raise DagsterRebalanceError(msg)
             self._look()
 

@@ -41,18 +41,18 @@ class Protocol(enum.Enum):
 def demo(
     protocol: Annotated[Protocol, typer.Option(help="The group protocol.")] = Protocol.CONSUMER,
     records_per_second: Annotated[
-        int, typer.Option(min=8, help="What the producer produces.")
+        int, typer.Option(min=8, help="Records per second of the producer.")
     ] = 400,
     output: Annotated[
         Path,
-        typer.Option(help="Where the report is written; after a failure the logs are beside it."),
+        typer.Option(help="The file for the report; after a failure the logs are next to it."),
     ] = Path("build/demo.json"),
     *,
     per_batch: Annotated[
         bool,
         typer.Option(
             "--per-batch",
-            help="The other story: a Dagster run for each batch, with Spark. It takes minutes.",
+            help="The other story: one Dagster run per batch, with Spark. It takes minutes.",
         ),
     ] = False,
     spark: Annotated[
@@ -70,7 +70,7 @@ def demo(
     ] = False,
     stay: Annotated[
         bool | None,
-        typer.Option(help="Stay up at the end, to look at the UI. Default: in a terminal."),
+        typer.Option(help="Keep running at the end, for the UI. Default: in a terminal."),
     ] = None,
 ) -> None:
     """Watch streaming runs share a topic, through a deploy and a kill -9.

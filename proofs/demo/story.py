@@ -80,7 +80,7 @@ def check_running(processes: Iterable[ChildProcess]) -> None:
     for process in processes:
         if not process.is_running:
             msg = (
-                f"{process.name} has ended by itself with exit code {process.exit_code}; "
+                f"{process.name} ended unexpectedly with exit code {process.exit_code}; "
                 f"{process.log} ends with:\n{process.tail()}"
             )
             raise DagsterRebalanceError(msg)

@@ -22,7 +22,7 @@ _TOLD_EVERY = 500
 
 def simulate(
     *,
-    schedules: Annotated[int, typer.Option(min=1, help="How many schedules are played.")] = 1000,
+    schedules: Annotated[int, typer.Option(min=1, help="Number of schedules.")] = 1000,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -33,7 +33,7 @@ def simulate(
             ),
         ),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
+    output: Annotated[Path, typer.Option(help="The file for the figures.")] = Path(
         "build/sim.json"
     ),
 ) -> None:

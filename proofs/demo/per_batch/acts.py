@@ -137,7 +137,8 @@ class Play:
                 return
             self._check_parts()
             if time.monotonic() >= deadline_at:
-                msg = f"waited {ACT_LIMIT_S:g} s in vain for {what}; {plain(board.in_words())}"
+                state = plain(board.in_words())
+                msg = f"timed out after {ACT_LIMIT_S:g} s waiting for {what}; {state}"
                 raise DagsterRebalanceError(msg)
             time.sleep(_LOOK_EVERY_S)
 
