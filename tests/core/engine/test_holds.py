@@ -217,6 +217,10 @@ outcomes = revoke lost, revoke drained | state run2 = STARTED
 receipt partitions 0 = 1 | receipt committed 0 = none
 receipt partitions 1 = 0 | receipt committed 1 = 0:100
 
+## loss_of_another_partition_does_not_touch_the_hold
+at_work 2 BASE | revoke 0 | lose 1
+outcomes = none | holds = 1 | held = 0 | owns = 0
+
 ## superseded_hold_is_neither_released_nor_committed
 at_work 2 BASE | revoke 0 | supersede 0 | succeed run1 | wait 40
 outcomes = revoke superseded | receipt partitions = 0
