@@ -166,6 +166,7 @@ def test_threads_that_hang_do_not_pile_up(desk: Desk) -> None:
     desk.hang()
     for _ in range(24 * 60):
         desk.worker.ask(Job("next", lambda: desk.let_go.wait(60)))
+        desk.until(lambda: desk.worker._running is not None)
         desk.clock.advance(60)
         desk.worker.look_after()
     overtaken = [note for note in desk.notes if "no answer" in note]
