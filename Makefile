@@ -66,8 +66,9 @@ format: install  ## format the code and fix what can be fixed
 format-check: install
 	$(BIN)/ruff format --check $(CODE)
 
-lint: install  ## ruff
+lint: install  ## ruff, and the prose (tools/prose.py)
 	$(BIN)/ruff check $(CODE)
+	$(BIN)/python -m tools.prose
 
 types: install  ## mypy, strict
 	$(BIN)/mypy
