@@ -369,7 +369,7 @@ def test_while_the_book_cannot_be_read_nothing_is_claimed(
         message = "database is locked"
         raise OSError(message)
 
-    monkeypatch.setattr(bench.catalogue, "orders", fails)
+    monkeypatch.setattr(bench.catalogue, "directives", fails)
     bench.turn(100)
     assert bench.engine.partitions
     assert bench.mailbox.mail.batch_requests == ()

@@ -594,14 +594,14 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
         "_run": SimpleNamespace(run_id="r"),
         "_context": SimpleNamespace(instance="instance"),
         "_kafka": SimpleNamespace(heartbeat_timeout_s=600.0 if is_late else 0.01),
-        "_mailbox": SimpleNamespace(tell=told.append),
+        "_mailbox": SimpleNamespace(send=told.append),
         "_work": SimpleNamespace(next=lambda _: "a batch", is_late=is_late),
         "_gives_up": False,
         "_has_left": threading.Event(),
         "_is_over": False,
         "_interrupt": lambda: None,
         "_process": process,
-        "_tell": lambda progress: progress,
+        "_log_progress": lambda progress: progress,
     }
     for name, part in parts.items():
         monkeypatch.setattr(run, name, part, raising=False)
