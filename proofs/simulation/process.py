@@ -491,7 +491,7 @@ class Process:
                 self.tell(f"leaves: {self.member_loop.left}")
                 self.consumer.close()
                 self.is_gone = True
-                if self.is_replica and not self.is_succeeded and not self.mailbox.is_abandoned:
+                if self.is_replica and not self.has_successor and not self.mailbox.is_abandoned:
                     self._free_seat()
                 if self.work is not None:
                     self._dagster.end_stream(self.work.run_id)
@@ -504,9 +504,9 @@ class Process:
         self.clockwork.after(self.skew + self.clockwork.within(0.0, 1.2), self, self._turn)
 
     @property
-    def is_succeeded(self) -> bool:
+    def has_successor(self) -> bool:
         """Whether it has left for a successor."""
-        return self.member_loop.is_succeeded
+        return self.member_loop.has_successor
 
     def _free_seat(self) -> None:
         try:

@@ -37,8 +37,8 @@ class _Hosted(HostedMember):
         return self._process.is_gone
 
     @property
-    def is_succeeded(self) -> bool:  # type: ignore[override]  # the real one notes it when its thread ends
-        return self._process.is_succeeded
+    def has_successor(self) -> bool:  # type: ignore[override]  # the real one notes it when its thread ends
+        return self._process.has_successor
 
     @property
     def is_lost(self) -> bool:
@@ -130,7 +130,7 @@ class Replicas:
         )
         if (
             before is not None
-            and before.is_succeeded
+            and before.has_successor
             and not before.mailbox.is_abandoned  # its registry never heard why it left
             and seat is not None
             and owner is not None

@@ -374,8 +374,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         It has the columns of `dataframe` with headers, and reads lazily. `read_all()` returns a
         `pyarrow.Table`. Polars, DuckDB, pandas and others accept the reader.
 
-        The arguments and errors are those of `messages` and `decoded`, which occur during reading.
-        A decoded column is a struct. The dead letters of the batches that were read are stored.
+        The arguments are those of `messages` and `decoded`. Reading raises `BrokerError` and
+        `UndecodableError`. A decoded column is a struct. The dead letters of the batches that were
+        read are stored.
 
         Raises:
             ConfigurationError: pyarrow is missing; or as of `decoded`.

@@ -86,7 +86,7 @@ class MemberLoop:
         self._clock = dependencies.clock
         self._mailbox = mailbox
         self._left: str | None = None
-        self.is_succeeded = False
+        self.has_successor = False
         self._successor_read_at = float("-inf")
         self._lease_renewed_at = float("-inf")
         self._standstill_clock = dependencies.clock_with_suspension or self._clock
@@ -156,7 +156,7 @@ class MemberLoop:
         if work is not None:
             self._report_work(work, frozenset())
         self._show(partial(self._catalogue.record_left, self._left))
-        if not self.is_succeeded and not self._mailbox.is_abandoned:
+        if not self.has_successor and not self._mailbox.is_abandoned:
             self._show(self._catalogue.release_lease)
         self._storage.finish(_FAREWELL_S)
         return self._left
@@ -498,12 +498,12 @@ class MemberLoop:
             self._show(self._catalogue.leave_request, self._leave_requested, slot="successor")
 
     def _leave_requested(self, request: events.LeaveRequested | None) -> events.Event | None:
-        self.is_succeeded = self.is_succeeded or (request is not None and request.has_successor)
+        self.has_successor = self.has_successor or (request is not None and request.has_successor)
         return request
 
     def _renew_lease(self) -> None:
         now = self._clock()
-        if not self.is_succeeded and now - self._lease_renewed_at >= _LEASE_RENEWAL_S:
+        if not self.has_successor and now - self._lease_renewed_at >= _LEASE_RENEWAL_S:
             self._lease_renewed_at = now
             self._show(self._catalogue.renew_lease, slot="lease")
 

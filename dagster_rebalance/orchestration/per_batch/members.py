@@ -66,7 +66,7 @@ class HostedMember:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._mailbox = Mailbox(clock)
         self._failure: Exception | None = None
-        self.is_succeeded = False
+        self.has_successor = False
         self._thread = threading.Thread(
             target=self._main, name=f"dagster_rebalance member {name}", daemon=True
         )
@@ -140,7 +140,7 @@ class HostedMember:
             with self._make_dependencies() as dependencies:
                 member_loop = MemberLoop(dependencies, self._mailbox)
                 member_loop.run()
-                self.is_succeeded = member_loop.is_succeeded
+                self.has_successor = member_loop.has_successor
         except Exception as error:
             logger.exception("the member %s failed", self._name)
             self._failure = error
@@ -155,8 +155,7 @@ class Members:
         call_on_shutdown: Registers a function to call when the process is asked to end.
         clock: A monotonic clock.
         patience_s: How long the tick that makes a member waits for its first mail, so that it
-            requests
-            the first runs.
+            requests the first runs.
     """
 
     def __init__(
@@ -190,8 +189,7 @@ class Members:
 
         Raises:
             DagsterRebalanceError: The member has failed or hangs. If it has ended, the next tick
-                makes
-                another one.
+                makes another one.
         """
         if self._is_standby(key, read_lease):
             return Mail(summary=(_STANDBY,)), []
@@ -219,16 +217,16 @@ class Members:
         That process is a replica, which receives every other tick.
         """
         member = self.get(key)
-        left = member is not None and member.is_over and member.is_succeeded
+        left = member is not None and member.is_over and member.has_successor
         if not left and key not in self._backoffs:
             return False
         sign, now = read_lease(), self._clock()
         with self._lock:
-            is_succeeded = self._backoffs.get(key, HandoverBackoff(sign, now)).observe(sign, now)
+            backoff = self._backoffs.get(key, HandoverBackoff(sign, now)).observe(sign, now)
             if left:
                 self._members.pop(key, None)
-            self._backoffs[key] = is_succeeded
-            if is_succeeded.may_join(now):
+            self._backoffs[key] = backoff
+            if backoff.may_join(now):
                 del self._backoffs[key]
                 return False
         return True

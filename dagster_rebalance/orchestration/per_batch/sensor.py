@@ -91,10 +91,8 @@ def build_kafka_batch_sensor(
     Args:
         name: The name of the sensor.
         job: The job that processes a batch. Each of its steps needs a `KafkaBatch` under
-            `batch_key`,
-            and the job `dg.in_process_executor`. If one of its assets takes the value of another,
-                their
-            IO manager must be `values_by_batch`.
+            `batch_key`, and the job `dg.in_process_executor`. If one of its assets takes the value
+            of another, their IO manager must be `values_by_batch`.
         kafka_key: The resource key of the `KafkaConsumerResource`.
         batch_key: The resource key of the `KafkaBatch`.
         spark_key: The resource key of the `KafkaSparkResource`, to stop Spark jobs of dead runs.
@@ -107,8 +105,7 @@ def build_kafka_batch_sensor(
     Raises:
         ConfigurationError: The steps of the job run in separate processes, a step does not take its
             batch or has a retry policy, a resource is configured at launch, or batches would take
-                the
-            values of each other.
+            the values of each other.
     """
     lag_limit = LagLimit(lag_within_records, lag_within_s)
     check_executor(name, job)

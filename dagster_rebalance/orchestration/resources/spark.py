@@ -150,7 +150,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The session. It starts at the first use, which takes seconds.
 
         A session that was stopped, or that its Spark Connect server lost in a restart, is replaced
-        by one with the same id.
+        by one with the same id, by which any process of the group can end its work.
 
         Raises:
             ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or

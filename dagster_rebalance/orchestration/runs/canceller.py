@@ -33,7 +33,7 @@ _MAX_PATIENCE_S = 1920.0
 """The patience doubles each time that the same task hangs, so a launcher that is silent for a day
 holds few threads."""
 MAX_REPLACED = 48
-"""The number of hanging threads that are replaced."""
+"""The number of hanging threads that are replaced. A further one keeps its place."""
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ WAIT_S = 5.0
 """How long one call waits: a tick has a minute for all dead runs together."""
 FRESH_S = 600.0
 """The age up to which a confirmation counts for a dead run, which begins no more work. Dead runs
-are checked again after a quarter of their time-out."""
+are checked again after a quarter of their timeout, and an answer may take longer than `WAIT_S`."""
 
 
 class ExternalWork(Protocol):

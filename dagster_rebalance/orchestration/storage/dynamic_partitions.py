@@ -93,9 +93,9 @@ class GroupJobs:
 
     A member adds its own job before it looks at any run, and no member removes one, so the runs of
     a former owner with another job are adopted. Runs of any other job are ignored: their tags may
-    be copied, or set in the launchpad. The code location is no part of the name: the
-    same job counts in all of them, such as blue and green. Otherwise a renamed location, or a
-    member of 0.1.0, which adds no job, would have two runs on one range.
+    be copied, or set in the launchpad. The code location is no part of the name: the same job
+    counts in all of them, such as blue and green. Otherwise a renamed location, or a member of
+    0.1.0, which adds no job, would have two runs on one range.
     """
 
     def __init__(
@@ -107,14 +107,20 @@ class GroupJobs:
         self._known: frozenset[str] = frozenset()
 
     def have(self, run: dg.DagsterRun) -> bool:
-        """Whether the job of a run is one of the group. Before the first member, all jobs are."""
+        """Whether the job of a run is one of the group.
+
+        Before the first member, all jobs are, because nothing is committed for them yet.
+        """
         wanted = json.dumps(JobName.of(run))
         if wanted not in self._known:
             self._known = frozenset(self._instance.get_dynamic_partitions(self._name))
         return wanted in self._known or not self._known
 
     def add_own(self) -> None:
-        """Add the member's own job, once. Call it before the first claim."""
+        """Add the member's own job, once.
+
+        Call it before the first claim: other members find the runs of this one by its job.
+        """
         if self._own_job is not None:
             self._instance.add_dynamic_partitions(self._name, [json.dumps(self._own_job)])
             self._own_job = None

@@ -50,6 +50,7 @@ class MemberIdentity:
         return {"member": self.location, "code_location": location, "started_by": self.sensor}
 
 
+_UNKNOWN_HOLDER = "unknown"
 NO_MEMBER = MemberIdentity(location="", sensor="", incarnation="")
 """The identity of a reader."""
 
@@ -85,5 +86,10 @@ class MemberLease:
             self._values.set(self._key, "")
 
     def read(self) -> str:
-        """Return the holder and the time of its last renewal; empty if the lease is free."""
-        return self._values.read([self._key]).get(self._key, "")
+        """Return the holder and the time of its last renewal; empty if the lease is free.
+
+        Where Dagster has no key-values, the lease counts as held: two replicas that both found it
+        free would hand the partitions to each other without end.
+        """
+        stored = self._values.fetch([self._key])
+        return _UNKNOWN_HOLDER if stored is None else stored.get(self._key, "")

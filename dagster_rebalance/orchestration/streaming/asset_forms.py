@@ -27,8 +27,7 @@ def check_makes_assets(name: str, assets: Iterable[object]) -> None:
 
     Raises:
         ConfigurationError: A definition is no asset, is a check, is never materialized, or repeats
-            the
-            asset of another one.
+            the asset of another one.
     """
     made: dict[str, dg.AssetKey] = {}
     for asset in assets:

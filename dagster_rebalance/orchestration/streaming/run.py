@@ -84,8 +84,7 @@ class BatchInterruptedError(dg.DagsterExecutionInterruptedError):
     """Raised in the current batch when it must not continue.
 
     It is not an `Exception`, so handlers in the asset do not catch it. Dagster raises its base
-    class in
-    a cancelled run, so a Pipes client ends its job.
+    class in a cancelled run, so a Pipes client ends its job.
     """
 
 
@@ -109,7 +108,7 @@ class StreamRun:
         context: The step of the run.
         kafka: The group.
         spark: The Spark session of the assets, if they use one.
-        bodies: The calls of the assets that process a batch, in order.
+        calls: The calls of the assets that process a batch, in order.
         lag_limit: The limit of the check `lag_within`.
         stopper: Stops the external work of the assets; None if they have none.
     """

@@ -146,7 +146,7 @@ class StreamWorker:
             self._give_up()
 
     def stop(self, run_ids: Collection[str]) -> None:
-        """Stop the current batch if its run is one of these, by directive."""
+        """Note that a directive has stopped partitions of the current batch."""
         if self.run_id in run_ids:
             with self._lock:
                 self._own.stop()
@@ -210,7 +210,7 @@ class StreamWorker:
 
     @property
     def unreported(self) -> Mapping[Claimed, BatchOutcome]:
-        """The abandoned claims that are not reported yet."""
+        """The outcomes of abandoned claims that are not reported yet."""
         with self._lock:
             return self._own.unreported
 

@@ -330,3 +330,19 @@ def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(
     assert farm.made[0].is_over, "nobody asked it to leave, and it did"
     assert len(farm.group.members) == 1
     assert members.get("key") is farm.made[1]
+
+
+def test_lease_is_held_where_dagster_has_no_key_values(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas that both found it free would hand the partitions to each other without end."""
+    for name in ("get_cursor_values", "set_cursor_values"):
+        monkeypatch.setattr(
+            type(farm.instance.run_storage),
+            name,
+            lambda *_: NotImplementedError("not supported from the user cloud"),
+        )
+    lease = MemberLease(farm.instance, GroupAssets.of("etl"), "blue", "sensor")
+    lease.renew("a process")
+    lease.release("a process")
+    assert lease.read() == "unknown"
