@@ -188,7 +188,7 @@ def runs_at_once(max_runs_in_flight: int | None, *, has_local_spark: bool) -> in
 def wait_limits(
     min_records: int | None, max_wait_s: float | None, *, most: int, streams: bool
 ) -> tuple[int, float]:
-    """Return `min_records` (at most `most`) and `max_wait_s`, or their defaults.
+    """Return `min_records` and `max_wait_s`, or their defaults, at most `most` records.
 
     Per-batch runs have a high fixed cost, so few records wait for more. Streaming runs do not wait.
     """

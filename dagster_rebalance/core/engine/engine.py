@@ -1,7 +1,7 @@
 """Engine: the decision core of one member. Events go in, commands come out.
 
-The engine reads no clock (`now` is an argument) and performs no I/O. Commands are idempotent and
-may fail silently; the engine reissues those that still matter after `retry_s`.
+The engine reads no clock (`now` is an argument) and performs no I/O. Any command may fail without
+an answer, and repeating it is safe; the engine reissues those that still matter after `retry_s`.
 """
 
 from __future__ import annotations

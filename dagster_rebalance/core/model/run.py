@@ -70,7 +70,7 @@ class RunSnapshot:
         left_out: The assets (or steps) of its job that it was not asked for.
         done: The requested assets that succeeded. Known, as `undone`, only if a run of the batch
             left something out.
-        undone: The requested assets that did not succeed.
+        undone: The requested assets that it began and that did not succeed.
         active_partitions: The partitions of a streaming run; None if unknown, so any.
         ended_at: Seconds since 1970; None if it has not ended or the time is unknown.
         working_s: Working time on the batch; None if unknown.

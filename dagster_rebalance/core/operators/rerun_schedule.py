@@ -38,7 +38,7 @@ class RerunSteps(NamedTuple):
     """The next steps of all reruns of a group.
 
     Attributes:
-        offers: The runs to start.
+        batch_requests: The runs to start.
         done: The finished batches, each with its run.
         cancels: The runs to cancel, because of a directive.
         notes: A sentence about each rerun.

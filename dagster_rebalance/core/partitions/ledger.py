@@ -1,7 +1,7 @@
 """Offset ledger: claimed ranges of one partition in one epoch, and the next offset to commit.
 
-An offset may be committed only if the range that ends there and all progress_at_takeover ranges
-have succeeded or are in the dead-letter topic. Ranges are contiguous by construction, so gaps from
+An offset may be committed only if the range that ends there and all earlier ranges have
+succeeded or are in the dead-letter topic. Ranges are contiguous by construction, so gaps from
 transactions or compaction do not matter. Results from another epoch are ignored.
 """
 
@@ -67,7 +67,7 @@ class LedgerEntry:
 
     @property
     def is_takeover_open(self) -> bool:
-        """Whether runs of the batch that it was taken from may still work on it."""
+        """Whether it was taken from another batch whose runs were not read since."""
         return (
             self.taken_from != ""
             and self.completed_by is None

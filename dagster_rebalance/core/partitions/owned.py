@@ -88,7 +88,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A range on its way to the dead-dead_letter topic.
+    """A range on its way to the dead-letter topic.
 
     Attributes:
         command: The issued command.
@@ -147,7 +147,7 @@ class OwnedPartition:
         stop_reason: Why it is stopped; empty if it is not.
         refused: Why it could not be restored the last time.
         blocked_by: Runs without a claim that work on it; they must end before it is restored.
-        dead_letter: The dead dead_letter of its first range.
+        dead_letter: The dead letter of its first range.
         rechecked_runs: Runs that refused themselves and after which the claims were read again,
             once for each, because that restarts the delays of the ranges.
         has_foreign_write: Whether a foreign write was found while draining; nothing more is
@@ -205,7 +205,8 @@ class OwnedPartition:
         """Return the partition after its release was requested.
 
         While it is read again, it drains in its previous state, since known runs may still work on
-        it. That is safe: each commit is compared with what Kafka stores.
+        it. That is safe: each commit is compared with the stored offset, and names the log that the
+        next owner compares with the log of the partition.
         """
         if self.previous is None:
             return self.changed(Change.GIVE_UP_REQUESTED)

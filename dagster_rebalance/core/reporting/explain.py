@@ -122,7 +122,9 @@ def summary(engine: Engine, now: float) -> tuple[str, ...]:
 
 
 def headline(engine: Engine) -> str:
-    """Describe a member in a few words, for the list of ticks. Dagster cuts long texts.
+    """Describe a member in a few words, for the list of ticks.
+
+    Problems come first, because Dagster cuts long texts in their middle.
 
     Example:
         `1 stopped, 1 paused, holding 2, 6 owned, lag 2400, 3 runs`

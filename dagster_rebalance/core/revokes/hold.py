@@ -275,7 +275,7 @@ def _cancel(
     if cancels_all:
         unwanted = _union(owned.live_runs for owned in held)
     else:
-        # The launcher does not cancel a run that has started in the meantime.
+        # A run that has started in the meantime was not cancelled (`only_unstarted`).
         started = _union(owned.started_runs for owned in held)
         hold = replace(hold, cancelled=hold.cancelled - started)
         unwanted = (

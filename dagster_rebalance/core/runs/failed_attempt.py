@@ -68,7 +68,8 @@ def with_error(
 ) -> tuple[RunSnapshot, ...]:
     """Set the run and the error of the last failed attempt in the runs of a claimed range.
 
-    A batch id counts the attempts before it and does not name their runs.
+    A batch id counts the attempts before it and does not name their runs. An attempt whose process
+    died has left no error.
     """
     return tuple(
         replace(run, run_id=failed.run_id, error=failed.error)

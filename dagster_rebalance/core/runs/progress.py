@@ -216,7 +216,7 @@ def _is_left_behind(run: RunSnapshot, runs: Iterable[RunSnapshot]) -> bool:
     """Whether another sensor created the run without submitting it, and Dagster will not start it.
 
     This sensor's run with the same key has ended. Dagster tracks run keys for each sensor and
-    starts nothing for a key that a sensor has used.
+    starts nothing for a key that a sensor has used. If the run does start, its start check refuses.
     """
     return (
         run.state is RunState.CREATED

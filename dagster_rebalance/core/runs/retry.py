@@ -67,9 +67,9 @@ class RetryBackoff:
             case _:
                 return 0.0
 
-    def delay_s(self, describe_failures: int) -> float:
+    def delay_s(self, failures: int) -> float:
         """Return the delay after this many consecutive failures."""
-        return min(self.limit_s, self.first_s * _GROWTH ** min(describe_failures - 1, _MOST_STEPS))
+        return min(self.limit_s, self.first_s * _GROWTH ** min(failures - 1, _MOST_STEPS))
 
 
 def describe_failures(exhausted: Exhausted, what: object) -> str:

@@ -3,7 +3,7 @@
 A streaming run is a member of the group and processes its own batches without a Dagster run for
 each. The batch id is stored in Kafka as the claim of the ranges, and is written before the work
 begins. So the next owner finds the run that has the claim, and a record that kills its process is
-not retried forever. The run stores an `BatchOutcome` only for claims that outlive its work.
+not retried forever. The run stores a `BatchOutcome` only for claims that outlive its work.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Replicas:
     Attributes:
         max_run_s: The age at which a run is replaced.
         leave_limit_s: How long the others wait for a leaving run, which may never end.
-        pace: How long a slot waits after failed runs.
+        backoff: How long a slot waits after failed runs.
     """
 
     runs: int

@@ -2,7 +2,8 @@
 
 A streaming run knows its own runs: it answers from memory the questions that other members ask
 Dagster. The list ends with the run. Outcomes that other members need are in `unreported` until they
-are stored.
+are stored. The thread that owns the member begins each batch, so no batch begins on a partition
+that was released.
 """
 
 from __future__ import annotations
