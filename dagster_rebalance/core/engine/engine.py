@@ -425,6 +425,7 @@ class Engine:
         runs = defaultdict[str, list[RunSnapshot]](list)
         for run in event.runs:
             runs[run.batch_id].append(run)
+        working = tuple(run for run in event.runs if run.may_work)
         for owned in self.partitions.busy:
             if owned.ledger is None:
                 continue
@@ -435,7 +436,7 @@ class Engine:
             self.partitions[owned.partition] = results.owned
             is_known = event.with_live and results.covers_all
             if owned.phase is Phase.RESTORING and is_known and self._knows_directives(owned):
-                yield from self._restore(results.owned, event.runs, now)
+                yield from self._restore(results.owned, working, now)
             yield from self._stop_or_resume(self.partitions[owned.partition])
             yield from self._check_claims(self.partitions[owned.partition], results.refused)
 

@@ -24,6 +24,7 @@ _MAX_EMPTY_ITEMS = 10_000
 """Items of one payload that take no byte."""
 _MAX_VARINT_BYTES = 10
 _TOO_DEEP = f"it nests more than {_MAX_LEVELS} records in each other"
+_TRUNCATED = "it is truncated, or has a branch that its schema does not have"
 _FIXED_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _NUMBERS = {"int", "long", "enum"}
 _LENGTH_PREFIXED = {"bytes", "string"}
@@ -60,8 +61,11 @@ class SizeCheck:
             _Walk(payload, starts_at, self._schema.names, self._empty_items_of).pass_over(
                 self._schema.root, 0
             )
-        except IndexError:  # a truncated payload, or a branch that does not exist
-            return
+        except IndexError:
+            # fastavro refuses it, unless the schema is recursive: it may read a boolean after the
+            # end of the payload again and again, and end the process.
+            if self._levels_of(self._schema.root) == inf:
+                raise UndecodableError(_TRUNCATED) from None
         except RecursionError:
             raise UndecodableError(_TOO_DEEP) from None
 

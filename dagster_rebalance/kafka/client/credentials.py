@@ -89,7 +89,10 @@ class Credentials:
         try:
             login = self._function()
         except (Exception, SystemExit) as problem:
-            msg = f"'credentials_cb' raised {type(problem).__name__}: {problem}; cannot log in"
+            msg = (
+                f"'credentials_cb' raised {type(problem).__name__}: {problem}; "
+                "check what the function needs"
+            )
             raise BrokerError(msg, retriable=True) from problem
         match login:
             case (str(user), str(password)) if user and password:

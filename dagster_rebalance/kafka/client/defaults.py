@@ -277,7 +277,9 @@ def client_config(
     Raises:
         LookupError: The table has no setting of `derived`.
     """
-    unknown = (derived or {}).keys() - {row.name for row in TABLE if row.derived}
+    unknown = (derived or {}).keys() - {
+        row.name for row in TABLE if row.derived and client in row.clients
+    }
     if unknown:
         msg = f"the table of defaults derives no {sorted(unknown)} for the {client.value}"
         raise LookupError(msg)

@@ -141,7 +141,7 @@ POLL_FIRST = KafkaError._RETRY
 
 _REFUSED_WITHIN_S = 1.0
 _LONGEST_S = 2_000_000.0
-"""The client counts a time-out in milliseconds of 32 bits. It ignores longer ones."""
+"""The client counts a timeout in milliseconds of 32 bits. With a longer one it does not wait."""
 RECENT_ERRORS = 20
 """The number of reported errors that a client keeps to find the cause of a time-out."""
 

@@ -77,7 +77,10 @@ class Tokens:
         try:
             token = self._function(config)
         except Exception as problem:
-            msg = f"'oauth_cb' raised {type(problem).__name__}: {problem}; cannot log in"
+            msg = (
+                f"'oauth_cb' raised {type(problem).__name__}: {problem}; "
+                "check what the function needs"
+            )
             raise BrokerError(msg, retriable=True) from problem
         problem_text = _why_no_token(token, now)
         if problem_text is not None:

@@ -2,7 +2,8 @@
 
 After an unclean election and new records, the bounds of a truncated log look unchanged. librdkafka
 has no call for OffsetsForLeaderEpoch, but its consumer sends it before it reads from a position
-with a leader epoch: a record, or the end, verifies it. 1,000 partitions take 0.1 to 0.2 s.
+with a leader epoch: a record, or the end, verifies it, and an error refutes it. 1,000 partitions
+take 0.1 to 0.2 s (2.16.1, three brokers, with and without a backlog).
 """
 
 from __future__ import annotations

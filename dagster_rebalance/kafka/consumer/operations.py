@@ -348,19 +348,32 @@ class RebalanceConsumer(ConsumerOperations):
     callback every method raises `IllegalStateError`, in any thread.
     """
 
-    _has_expired = False
+    _live_state: ConsumerState | None = None
 
-    def expire(self) -> None:
-        """End the use of this object; the consumer calls it after the callback."""
-        self._has_expired = True
-
-    def _check_usable(self) -> None:
-        if self._has_expired:
+    @property
+    def _state(self) -> ConsumerState:
+        state = self._live_state
+        if state is None:
             msg = (
                 "the consumer of a rebalance callback ended with its callback: "
                 "use the consumer itself, outside of callbacks"
             )
             raise IllegalStateError(msg)
+        return state
+
+    @_state.setter
+    def _state(self, state: ConsumerState) -> None:
+        self._live_state = state
+
+    def _check_usable(self) -> None:
+        _ = self._state
+
+    def expire(self) -> None:
+        """End the use of this object; the consumer calls it after the callback.
+
+        A listener may keep the object: it must not keep the clients of a dropped consumer open.
+        """
+        self._live_state = None
 
 
 def parse_limit(call: str, timeout_s: float | None) -> float | None:

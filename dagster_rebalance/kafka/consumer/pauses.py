@@ -88,8 +88,8 @@ class CarriedPauses:
 
     A mark is read after an assignment and written before the partition leaves. To write it, the
     committed offset is committed again; without one, the position where reading starts (`position`
-    returns it within a time-out). No offset changes, and no poll waits for an unavailable
-    coordinator longer than `limit_s`.
+    returns it within a timeout). No offset changes. While the coordinator is unavailable, each step
+    of a poll waits for `MARKS_LIMIT_S` at most.
     """
 
     def __init__(

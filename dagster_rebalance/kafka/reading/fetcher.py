@@ -475,7 +475,10 @@ class Fetcher:
         self._statistics = raw
 
     def _without_withheld(self, batch: list[Message]) -> list[Message]:
-        """Remove the rare records of withheld partitions: a pause drops the client's buffer."""
+        """Remove the rare records of withheld partitions: a pause drops the client's buffer.
+
+        The partitions are assigned again, so these records are read again after the resume.
+        """
         withheld = [message for message in batch if partition_of(message) in self._withheld]
         if not withheld:
             return batch

@@ -1,8 +1,12 @@
 """Look up where reading of a partition starts: at the committed offset, or at an end of the log.
 
-The client must not do this. If its answer arrives after the partition was given up, it later moves
-the partition to an end of the log whatever its next assignment (`rd_kafka_toppar_handle_Offset`,
-"outdated offset response"; seen with 2.16.0): records would be read again or skipped.
+The client must not do this. An answer that arrives after the partition was given up starts a timer
+of 0.5 s, which moves the partition to an end of the log whatever its next assignment
+(`rd_kafka_toppar_handle_Offset`, "outdated offset response"; seen with 2.16.0): records would be
+read again or skipped. By its source, the same happens with an open transaction: the answer counts
+as "nothing is committed" if another assignment comes in between.
+
+Must never choose an offset if `auto.offset.reset` forbids it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ MOST_ERROR_CHARACTERS = 8_000
 
 
 class Sender(Protocol):
-    """The port to the producer, `kafka.producers.dead_letters.DeadLetterProducer`."""
+    """The port to the producer, `kafka.producers.dead_letter_producer.DeadLetterProducer`."""
 
     def send(self, key: str, value: str) -> None:
         """Send a record, unless one with its key is under way."""

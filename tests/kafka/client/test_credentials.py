@@ -87,7 +87,7 @@ def test_credentials_wait_for_a_silent_function_and_warn(
     vault.later.pop()()
     vault.now += ASK_EVERY_S
     login.renew()
-    assert len(vault.later) == 1, "it has with_timeout, and is asked again"
+    assert len(vault.later) == 1, "it has answered, and is called again"
 
 
 def test_login_without_a_function_leaves_the_client_unchanged(vault: Vault) -> None:

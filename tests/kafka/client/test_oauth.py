@@ -56,7 +56,7 @@ def test_tokens_return_the_last_token_while_the_issuer_is_unavailable(
     assert tokens("x")[0] == "token 1"
     issuer.now += 1
     with pytest.raises(
-        BrokerError, match=r"'oauth_cb' raised TimeoutError: no answer for x; cannot"
+        BrokerError, match=r"'oauth_cb' raised TimeoutError: no answer for x; check"
     ):
         tokens("x")
     issuer.is_away = False

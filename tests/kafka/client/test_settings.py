@@ -159,9 +159,11 @@ def test_each_client_gets_exactly_the_defaults_of_the_table(kind: ClientKind) ->
     assert ("group.id" in rows) <= (config.get("group.id") == "etl")
 
 
-def test_derived_setting_outside_the_table_is_refused() -> None:
-    with pytest.raises(LookupError, match=r"fetch\.min\.bytes.*admin client"):
-        client_config(ClientKind.ADMIN, {}, {"fetch.min.bytes": 1})
+@pytest.mark.parametrize("name", ["fetch.min.bytes", "group.id"])
+def test_derived_setting_outside_the_table_is_refused(name: str) -> None:
+    """Also one that the table derives for other clients only."""
+    with pytest.raises(LookupError, match=rf"{name}.*admin client"):
+        client_config(ClientKind.ADMIN, {}, {name: 1})
 
 
 @pytest.mark.parametrize("missing", ["bootstrap.servers", "group.id"])
