@@ -144,7 +144,7 @@ def test_retry_is_stored_apart_from_the_directives(shop: DirectiveStore) -> None
     retried = invoke("retry", "orders", "--group", "shop", "--by", "a")
     assert retried.exit_code == 0
     assert "orders-0..2 retried by a at " in retried.output
-    assert "Still paused or stopped by people: orders-1." in retried.output
+    assert "Still paused or stopped by an operator: orders-1." in retried.output
     assert shop.read() == before
     with dg.DagsterInstance.get() as instance:
         invoke("retry", "orders", "--group", "shop", "--by", "b")

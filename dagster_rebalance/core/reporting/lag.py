@@ -92,7 +92,7 @@ class GroupLag:
         if working:
             runs = len(set(working))
             text += f"; {runs} run{_s(runs)} working on {len(working)} of them"
-        for number, what in ((self.stopped, "stopped"), (self.paused, "paused by people")):
+        for number, what in ((self.stopped, "stopped"), (self.paused, "paused by an operator")):
             text += f"; {number:,} {what}" if number else ""
         if self.unknown:
             text += (

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _ROWS_SHOWN = 100
 _PARTITIONS = "orders:3 for a partition, orders for a topic, ord* for a pattern, * for all."
-_BY = "Who you are. Dagster+ knows it without."
+_BY = "Your name. Dagster+ fills it in."
 
 
 class ControlConfig(dg.Config):
@@ -41,12 +41,12 @@ class ControlConfig(dg.Config):
 
     action: Literal["pause", "stop", "resume", "retry"] = Field(
         description=(
-            "pause: nothing new is begun, and what is at work ends. stop: what is at work is "
-            "cancelled, too. resume: go on. retry: try now what failed or is stopped."
+            "pause: start no new batches, and let running ones finish. stop: also cancel running "
+            "batches. resume: continue. retry: retry failed and stopped ranges now."
         )
     )
     partitions: list[str] = Field(description=_PARTITIONS)
-    reason: str = Field(default="", description="Why. A resume and a retry may go without one.")
+    reason: str = Field(default="", description="The reason. Optional for resume and retry.")
     by: str = Field(default="", description=_BY)
 
 
@@ -57,41 +57,40 @@ class RerunConfig(dg.Config):
     from_offset: int | None = Field(
         default=None,
         description=(
-            "The first offset, of one partition. A range that this cuts is processed as a whole."
+            "The first offset, of one partition. A range that contains it is processed as a whole."
         ),
     )
     until_offset: int | None = Field(
         default=None,
-        description="The offset behind the last one; without it, all that is committed.",
+        description="The offset after the last one. Default: the committed offset.",
     )
     since: str = Field(
         default="",
         description=(
-            "In place of offsets: what was committed from this time on, such as 2026-11-23T14:00 "
-            "(UTC) or 2026-11-23T14:00+01:00."
+            "Instead of offsets: commits from this time on, such as 2026-11-23T14:00 (UTC) or "
+            "2026-11-23T14:00+01:00."
         ),
     )
     until: str = Field(
-        default="", description="Until this time, as `since`; without it, until now."
+        default="", description="Commits before this time, as `since`. Default: now."
     )
-    reason: str = Field(default="", description="Why, for those who find the runs.")
+    reason: str = Field(default="", description="The reason, shown on the runs.")
     by: str = Field(default="", description=_BY)
     dry_run: bool = Field(
         default=True,
         description=(
-            "Only show what would be done, in the log of this run. Set it to false to start the "
-            "runs."
+            "Only show the plan in the log of this run. Set it to false to start the runs."
         ),
     )
     runs_at_once: int = Field(
-        default=RUNS_AT_ONCE, description="How many runs may be at work at the same time."
+        default=RUNS_AT_ONCE, description="The number of runs that may be live at the same time."
     )
     records_per_run: int = Field(
-        default=RECORDS_PER_RUN, description="How many offsets one run processes."
+        default=RECORDS_PER_RUN, description="The number of offsets per run."
     )
     cancel: str = Field(
         default="",
-        description="The id of a rerun that is to end; then nothing else is to be filled in.",
+        description="The id of a rerun to cancel. Leave the other fields empty.",
     )
 
 
@@ -117,10 +116,10 @@ def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
         kafka_key,
         ControlConfig,
         execute,
-        op_description="Tells all members of the group, and those that join later.",
+        op_description="Stores a directive for all members of the group, including later ones.",
         description=(
             "Pauses, stops, resumes or retries partitions of a consumer group. Fill in the "
-            "launchpad; the orders are shown on the asset of the group."
+            "launchpad. The asset of the group shows the directives."
         ),
     )
 
@@ -158,11 +157,11 @@ def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefin
         kafka_key,
         RerunConfig,
         execute,
-        op_description="Says which past ranges are to be processed again.",
+        op_description="Stores the request for a rerun.",
         description=(
-            "Processes past ranges of a consumer group again, with the code of today. What is "
-            "written by range is replaced. Committed offsets stay as they are, and the group goes "
-            "on meanwhile. Fill in the launchpad; the sensor of the group starts the runs."
+            "Processes past ranges of a consumer group again with the current code. Output keyed "
+            "by range is replaced. Committed offsets do not change, and the group continues. Fill "
+            "in the launchpad; the sensor of the group starts the runs."
         ),
     )
 

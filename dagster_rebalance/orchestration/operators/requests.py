@@ -56,10 +56,10 @@ _PATIENCE_S = 30.0
 _RETRIES_KEPT_S = 3600.0
 """Members read a retry within seconds, and a later member retries failed ranges anyway."""
 _DOES = {
-    Action.PAUSE: "nothing new is begun, and what is at work ends and is committed",
-    Action.STOP: "nothing new is begun, and what is at work is cancelled",
-    Action.RESUME: "they go on where they stood",
-    Action.RETRY: "what failed, is stopped or waits for its next attempt is tried",
+    Action.PAUSE: "no new batch starts, and running batches finish and are committed",
+    Action.STOP: "no new batch starts, and running batches are cancelled",
+    Action.RESUME: "they continue where they were",
+    Action.RETRY: "failed, stopped and waiting ranges are retried",
 }
 
 
@@ -153,7 +153,7 @@ def _consequence(
     paused = [partition for partition in matched if in_force(before, partition) is not None]
     more = ""
     if action is Action.RETRY and paused:
-        more = f" Still paused or stopped by people: {names_of(paused)}."
+        more = f" Still paused or stopped by an operator: {names_of(paused)}."
     elif action is Action.RESUME and len(paused) < len(matched):
         others = [partition for partition in matched if partition not in paused]
         more = f" Not paused before: {names_of(others)}."

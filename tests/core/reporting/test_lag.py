@@ -105,7 +105,7 @@ def test_row_has_state_and_run() -> None:
         ("", "run-1", ""),
     ]
     assert (lag.stopped, lag.paused) == (1, 1)
-    assert str(lag).endswith("; 1 run working on 1 of them; 1 stopped; 1 paused by people")
+    assert str(lag).endswith("; 1 run working on 1 of them; 1 stopped; 1 paused by an operator")
 
 
 def test_lag_of_one_partition_or_none_as_text() -> None:

@@ -147,7 +147,7 @@ def test_an_order_is_kept_and_shown_and_says_what_follows(
     said = issue_directive(instance, group_id, wanted(Action.PAUSE, "orders:0", "orders:[12]"))
     assert said.startswith("orders-0..2 paused by ada since ")
     assert said.endswith(
-        ": away. Within seconds nothing new is begun, and what is at work ends and is committed. "
+        ": away. Within seconds no new batch starts, and running batches finish and are committed. "
         "To go on: dagster-rebalance resume orders:0 'orders:[12]'"
     )
     kept = book_of(instance, group_id).read()
@@ -169,7 +169,9 @@ def test_a_resume_says_what_was_not_paused(instance: dg.DagsterInstance, group_i
     said = issue_directive(
         instance, group_id, wanted(Action.RESUME, "orders:1", "orders:2", reason="")
     )
-    assert said.endswith("Within seconds they go on where they stood. Not paused before: orders-2.")
+    assert said.endswith(
+        "Within seconds they continue where they were. Not paused before: orders-2."
+    )
 
 
 @pytest.mark.parametrize(
