@@ -55,7 +55,7 @@ def test_readme_in_the_metadata_has_no_relative_links(wheel: Path) -> None:
     targets = re.findall(r"\]\(([^)]*)\)", shown)
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     assert "![" not in shown
-    assert "in docs/settings.md" in shown or "docs/settings.md" in shown
+    assert "docs/your-own-project.md" in shown
     assert "dg.EnvVar(" in shown
 
 

@@ -246,7 +246,7 @@ def test_unsupported_kafka_version_is_refused(
     ):
         KafkaCluster(version=version)
     monkeypatch.setenv(VERSION_VARIABLE, version)
-    with pytest.raises(ConfigurationError, match="must look like 4"):
+    with pytest.raises(ConfigurationError, match="give a version like 4"):
         KafkaCluster()
 
 
@@ -270,7 +270,7 @@ def test_port_in_use_is_refused() -> None:
 
 
 def test_unknown_node_is_refused(kafka_broker: KafkaCluster) -> None:
-    with pytest.raises(ConfigurationError, match=r"no node 2 in this Kafka; there are: 1\."):
+    with pytest.raises(ConfigurationError, match=r"has no node 2; its nodes: 1\."):
         kafka_broker.kill(2)
 
 
