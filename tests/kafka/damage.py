@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Producer
 
+from dagster_rebalance.testing.deadline import wait_until
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -19,13 +21,23 @@ _LENGTH_AT, _MAGIC_AT, _HEADER = 8, 16, 12
 
 
 def produce_batches(kafka: KafkaCluster, topic: str, partition: int, codec: str = "none") -> None:
+    """Produce three batches of `EACH` records.
+
+    A flush would send a part of a batch if the partition becomes known while records are added.
+    """
+    producer = Producer(
+        {
+            **kafka.client_config(),
+            "compression.type": codec,
+            "batch.num.messages": EACH,
+            "linger.ms": 60_000,
+            "log_level": 0,
+        }
+    )
     for batch in range(3):
-        producer = Producer(
-            {**kafka.client_config(), "compression.type": codec, "linger.ms": 1000, "log_level": 0}
-        )
         for number in range(EACH):
             producer.produce(topic, f"{batch}-{number} {'abc' * 30}", partition=partition)
-        assert producer.flush(30) == 0
+        wait_until(lambda: producer.poll(0.1) >= 0 and not len(producer), timeout_s=30, what="acks")
 
 
 def break_byte(kafka: KafkaCluster, topic: str, partition: int) -> None:
