@@ -7,6 +7,7 @@ Kafka moves the offsets only of a group without members. Must never be used by a
 from __future__ import annotations
 
 import time
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import (
@@ -29,19 +30,28 @@ from dagster_rebalance.kafka.client.confluent import (
     to_confluent,
 )
 from dagster_rebalance.kafka.client.defaults import ClientKind
-from dagster_rebalance.kafka.client.errors import COORDINATOR_MOVES, kafka_error, with_timeout
+from dagster_rebalance.kafka.client.errors import (
+    COORDINATOR_MOVES,
+    NOT_ANSWERED,
+    REFUSALS,
+    kafka_error,
+    with_timeout,
+)
 from dagster_rebalance.kafka.cluster import committed_offsets
 from dagster_rebalance.kafka.cluster.queries import AdminConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from concurrent.futures import Future
 
+    from confluent_kafka import TopicPartition as ConfluentPartition
     from confluent_kafka.admin import ConsumerGroupDescription, MemberAssignment
 
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 
 _Answer = TypeVar("_Answer")
 _PAUSE_S = 0.2
+_STEP_S = 1.0
 _HAS_MEMBERS = {
     KafkaError.NON_EMPTY_GROUP,
     KafkaError.UNKNOWN_MEMBER_ID,
@@ -64,8 +74,7 @@ class GroupAdmin(AdminConnection):
 
         def describe(limit_s: float) -> ConsumerGroupDescription:
             answers = self._admin.describe_consumer_groups([group_id], request_timeout=limit_s)
-            description: ConsumerGroupDescription = answers[group_id].result()
-            return description
+            return self._result(answers[group_id])
 
         try:
             group = self._retried(describe, timeout_s)
@@ -123,7 +132,7 @@ class GroupAdmin(AdminConnection):
 
         def alter(limit_s: float) -> None:
             answers = self._admin.alter_consumer_group_offsets([request], request_timeout=limit_s)
-            for partition in answers[group_id].result().topic_partitions:
+            for partition in self._result(answers[group_id]).topic_partitions:
                 if partition.error is not None:
                     raise KafkaException(partition.error)
 
@@ -147,12 +156,17 @@ class GroupAdmin(AdminConnection):
         config = self._settings.connection(ClientKind.OFFSET_READER)
         reader = create_client(Consumer, {**config, "error_cb": self._recent_errors.append})
 
-        def read(limit_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        def request(
+            limit_s: float,
+        ) -> tuple[list[ConfluentPartition], list[ConfluentPartition]]:
             try:
-                answers, waiting = committed_offsets.read(reader, wanted, limit_s)
+                return committed_offsets.read(reader, wanted, limit_s)
             except KafkaException:
                 reader.poll(0)  # the client reports the reason in its callback
                 raise
+
+        def read(limit_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
+            answers, waiting = with_timeout(request, limit_s, self._root_cause)
             errors = [partition.error for partition in answers if partition.error is not None]
             if waiting or errors:
                 raise KafkaException(committed_offsets.OPEN_TRANSACTION if waiting else errors[0])
@@ -166,6 +180,21 @@ class GroupAdmin(AdminConnection):
         finally:
             reader.close()
 
+    def _result(self, answer: Future[_Answer]) -> _Answer:
+        """Wait for the answer of a request, but stop after a second if Kafka refused the client.
+
+        Unlike `with_timeout`, it sends no second request: librdkafka 2.16 may abort the process if
+        a coordinator answers after the time-out of a request.
+
+        Raises:
+            KafkaException: The request failed or timed out, or Kafka refused the client.
+        """
+        while not wait([answer], _STEP_S).done:
+            error = self._root_cause(KafkaError(NOT_ANSWERED))
+            if error.code() in REFUSALS:
+                raise KafkaException(error)
+        return answer.result()
+
     def _retried(self, call: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """Call, and retry while the coordinator moves.
 
@@ -176,7 +205,7 @@ class GroupAdmin(AdminConnection):
         while True:
             try:
                 left_s = max(deadline - time.monotonic(), _PAUSE_S)
-                return with_timeout(call, left_s, self._root_cause)
+                return call(left_s)
             except KafkaException as problem:
                 is_moving = kafka_error(problem).code() in COORDINATOR_MOVES
                 if not is_moving or time.monotonic() >= deadline:
