@@ -72,7 +72,7 @@ class CommitAnswered:
     result: CommitResult
 
 
-MemberEvent: TypeAlias = (
+GroupEvent: TypeAlias = (
     PartitionsAssigned
     | RevokeRequested
     | PartitionsLost
@@ -128,7 +128,7 @@ class GroupMember(Protocol):
     def unsubscribe(self, timeout_s: float) -> None:
         """Leave the group within `timeout_s` and give up held partitions."""
 
-    def poll(self, timeout_s: float) -> list[MemberEvent]:
+    def poll(self, timeout_s: float) -> list[GroupEvent]:
         """Take part in the group for at most `timeout_s`; return the events in their order.
 
         Return early on an event, and after `wake`.

@@ -31,7 +31,7 @@ from dagster_rebalance.kafka.group_ports import (
     CallbackFailed,
     CommitAnswered,
     CommitResult,
-    MemberEvent,
+    GroupEvent,
     OffsetAndTimestamp,
     PartitionInfo,
     RequestFailed,
@@ -380,7 +380,7 @@ class FakeMember:
         self._group = group
         self._subscription: Collection[str] | re.Pattern[str] = ()
         self._owned: set[TopicPartition] = set()
-        self._events: list[MemberEvent] = []
+        self._events: list[GroupEvent] = []
         self._closed = False
         self._held_since = 0.0
         self._asked = 0
@@ -396,7 +396,7 @@ class FakeMember:
             return self._subscription.fullmatch(topic) is not None
         return topic in self._subscription
 
-    def deliver(self, event: MemberEvent) -> None:
+    def deliver(self, event: GroupEvent) -> None:
         """Let the member's next poll return an event."""
         self._events.append(event)
         match event:
@@ -433,7 +433,7 @@ class FakeMember:
         self._subscription = ()
         self._leave()
 
-    def poll(self, timeout_s: float) -> list[MemberEvent]:
+    def poll(self, timeout_s: float) -> list[GroupEvent]:
         """Return the events, or advance the group's clock by `timeout_s` if there are none."""
         self._check_open("poll")
         self.settle()

@@ -22,7 +22,7 @@ from dagster_rebalance.core.model.events import (
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult, MemberEvent
+from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult, GroupEvent
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import Grant, Refusal
@@ -78,13 +78,13 @@ class SimulatedMember:
         self._subscribed = False
         self._leave()
 
-    def poll(self, timeout_s: float) -> list[MemberEvent]:
+    def poll(self, timeout_s: float) -> list[GroupEvent]:
         """Return the events.
 
         Only the time of this process advances: a poll may take longer than its timeout.
         """
         self._polled_at = self._process.clockwork.now
-        events: list[MemberEvent] = []
+        events: list[GroupEvent] = []
         while self._inbox:
             member_id, answer = self._inbox.popleft()
             if member_id == self.member_id:
@@ -243,14 +243,14 @@ class SimulatedMember:
 
     # In a poll
 
-    def _taken_in(self, answer: Grant | Refusal) -> list[MemberEvent]:
+    def _taken_in(self, answer: Grant | Refusal) -> list[GroupEvent]:
         if answer is Refusal.UNKNOWN_MEMBER:
             return self._thrown_out()
         if isinstance(answer, Grant):
             return self._granted(answer)
         return self._asked_to_join_anew()
 
-    def _granted(self, grant: Grant) -> list[MemberEvent]:
+    def _granted(self, grant: Grant) -> list[GroupEvent]:
         if grant.epoch < self._epoch or self._undone is not None:
             return []
         if self.held:
@@ -267,7 +267,7 @@ class SimulatedMember:
         self._process.tell(f"is assigned {_names(new)} in epoch {grant.epoch}")
         return [PartitionsAssigned(tuple(sorted(new)))]
 
-    def _asked_to_join_anew(self) -> list[MemberEvent]:
+    def _asked_to_join_anew(self) -> list[GroupEvent]:
         group = self._group
         if self.held or not isinstance(group, ClassicGroup) or not self._knows():
             return []
@@ -277,7 +277,7 @@ class SimulatedMember:
             group.join(self.member_id, self._owned)
         return []
 
-    def _asked_back(self, partitions: set[TopicPartition]) -> list[MemberEvent]:
+    def _asked_back(self, partitions: set[TopicPartition]) -> list[GroupEvent]:
         self.held, self._held_since = frozenset(partitions), self._process.clockwork.now
         self._process.tell(f"is asked for {_names(partitions)}")
         self._process.expects_drain(self.held)
@@ -287,7 +287,7 @@ class SimulatedMember:
             )
         return [RevokeRequested(tuple(sorted(partitions)))]
 
-    def _thrown_out(self) -> list[MemberEvent]:
+    def _thrown_out(self) -> list[GroupEvent]:
         if self.held:
             if self._undone is None:
                 self._undone = LostReason.FENCED
@@ -297,7 +297,7 @@ class SimulatedMember:
             return []
         return self._start_over(LostReason.SESSION)
 
-    def _found_out(self) -> list[MemberEvent]:
+    def _found_out(self) -> list[GroupEvent]:
         now = self._process.clockwork.now
         if self.held and self._undone is None and now >= self._held_since + self._group.rebalance_s:
             self._undone, self._found_out_at = LostReason.EXPIRED, now
@@ -305,7 +305,7 @@ class SimulatedMember:
             return []
         return self._start_over(self._undone)
 
-    def _start_over(self, reason: LostReason) -> list[MemberEvent]:
+    def _start_over(self, reason: LostReason) -> list[GroupEvent]:
         lost = tuple(sorted(self._owned))
         self._process.tell(f"has lost {_names(lost)}: {reason.value}")
         self._leave()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pytest
 
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.kafka.group_ports import MemberEvent
+    from dagster_rebalance.kafka.group_ports import GroupEvent
     from dagster_rebalance.kafka.member.session import Session
 
 CONFIG: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
@@ -162,7 +162,7 @@ class ScriptedMember:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clients: list[ScriptedConsumer] = []
-        self.told: list[MemberEvent] = []
+        self.told: list[GroupEvent] = []
         monkeypatch.setattr(confluent_kafka, "Consumer", self._make)
         monkeypatch.setattr(session_module, "_SLICE_S", 0.001)
         monkeypatch.setattr(leave, "_LEAVE_LIMIT_S", 0.01)  # no callback reports an unassign
@@ -212,7 +212,7 @@ class ScriptedMember:
 
         wait_until(step, timeout_s=LIMIT_S, what=what, interval_s=0.001)
 
-    def poll(self) -> list[MemberEvent]:
+    def poll(self) -> list[GroupEvent]:
         return self.member.poll(0)
 
     def close(self) -> None:

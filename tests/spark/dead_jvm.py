@@ -22,7 +22,7 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
-from dagster_rebalance.kafka.group_ports import MemberEvent
+from dagster_rebalance.kafka.group_ports import GroupEvent
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
 from dagster_rebalance.orchestration.storage.run_events import run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import (
@@ -44,7 +44,7 @@ batches: list[int] = []
 poll = FakeMember.poll
 
 
-def slow_poll(member: FakeMember, timeout_s: float) -> list[MemberEvent]:
+def slow_poll(member: FakeMember, timeout_s: float) -> list[GroupEvent]:
     """Leave the JVM a processor: a poll of a group in memory returns immediately."""
     time.sleep(0.02)
     return poll(member, timeout_s)

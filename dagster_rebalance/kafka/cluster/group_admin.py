@@ -74,7 +74,8 @@ class GroupAdmin(AdminConnection):
 
         def describe(limit_s: float) -> ConsumerGroupDescription:
             answers = self._admin.describe_consumer_groups([group_id], request_timeout=limit_s)
-            return self._result(answers[group_id])
+            description: ConsumerGroupDescription = self._result(answers[group_id])
+            return description
 
         try:
             group = self._retried(describe, timeout_s)

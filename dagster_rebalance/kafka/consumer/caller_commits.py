@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.kafka.group_ports import GroupMember, MemberEvent, Offsets
+    from dagster_rebalance.kafka.group_ports import GroupEvent, GroupMember, Offsets
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class CallerCommits:
         self,
         member: GroupMember,
         assigned: AbstractSet[TopicPartition],
-        pending: Collection[MemberEvent],
+        pending: Collection[GroupEvent],
         marked: AbstractSet[TopicPartition],
     ) -> None:
         self._member = member
@@ -58,7 +58,7 @@ class CallerCommits:
         self._pending = pending
         self._marked = marked
         self._unanswered: dict[int, tuple[Offsets, Callable[[CommitResult], None]]] = {}
-        self._events: list[MemberEvent] = []
+        self._events: list[GroupEvent] = []
         self._due: list[Callable[[], None]] = []
         self.stored_marks: dict[TopicPartition, bool] = {}
         """Whether Kafka has a pause mark of a partition; without an entry this is not known.
@@ -108,7 +108,7 @@ class CallerCommits:
             for tp in event.partitions
         )
 
-    def take_events(self) -> list[MemberEvent]:
+    def take_events(self) -> list[GroupEvent]:
         """Return the member's other events during the wait for a commit."""
         events, self._events = self._events, []
         return events
@@ -121,7 +121,7 @@ class CallerCommits:
         while self._due:
             yield self._due.pop(0)
 
-    def finish(self, timeout_s: float) -> list[MemberEvent]:
+    def finish(self, timeout_s: float) -> list[GroupEvent]:
         """Wait for all answers, fail commits without one, and return the member's other events."""
         if self._unanswered:
             self._settle(timeout_s)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import AssignmentEvent
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.consumer.state import ConsumerState
-    from dagster_rebalance.kafka.group_ports import MemberEvent
+    from dagster_rebalance.kafka.group_ports import GroupEvent
 
 
 class RebalanceHandler:
@@ -107,7 +107,7 @@ class RebalanceHandler:
         for callback in self._state.commits.take_due():
             self.callbacks.run(callback)
 
-    def _apply(self, event: MemberEvent, *, same_poll: bool) -> None:
+    def _apply(self, event: GroupEvent, *, same_poll: bool) -> None:
         state = self._state
         match event:
             case PartitionsAssigned(partitions):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.client.settings import Settings
-    from dagster_rebalance.kafka.group_ports import ClusterView, GroupMember, MemberEvent
+    from dagster_rebalance.kafka.group_ports import ClusterView, GroupEvent, GroupMember
     from dagster_rebalance.kafka.reading.fetcher import Fetcher
     from dagster_rebalance.kafka.reading.start_positions import StartPositions
 
@@ -61,7 +61,7 @@ class ConsumerState:
         self.assigned: set[TopicPartition] = set()
         self.revoking: frozenset[TopicPartition] = frozenset()
         self.revokes = RevokeLists()
-        self.pending_events: deque[MemberEvent] = deque()
+        self.pending_events: deque[GroupEvent] = deque()
         """Events of the member that are not handled yet."""
         self.is_delivered = False
         """Whether the caller received the result of the last poll."""

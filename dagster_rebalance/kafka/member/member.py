@@ -45,7 +45,7 @@ from dagster_rebalance.kafka.group_ports import (
     CallbackFailed,
     CommitAnswered,
     CommitResult,
-    MemberEvent,
+    GroupEvent,
     RequestFailed,
 )
 from dagster_rebalance.kafka.member.commits import ReadRefusedError, refusals
@@ -108,7 +108,7 @@ class Member:
         self._tickets = itertools.count(1)
         self._in_flight: dict[int, frozenset[TopicPartition]] = {}
         self._awaited: dict[int, CommitResult | None] = {}
-        self._events: list[MemberEvent] = []
+        self._events: list[GroupEvent] = []
         self._events_taken = 0
         self._woken = False
         self._callbacks: deque[UserCallback] = deque()
@@ -173,7 +173,7 @@ class Member:
         """Leave the group in the background. Any thread may call it, at any time."""
         self._session.leave()
 
-    def poll(self, timeout_s: float) -> list[MemberEvent]:
+    def poll(self, timeout_s: float) -> list[GroupEvent]:
         """Take part in the group, and return the events, early if there are any or after `wake`."""
         self._check_usable("poll")
         if self._session.leave_requested:  # after a fatal error, or without a new client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from dagster_rebalance.kafka.group_ports import MemberEvent
+from dagster_rebalance.kafka.group_ports import GroupEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ class UserCallback:
     arguments: tuple[object, ...]
 
 
-SessionEvent: TypeAlias = MemberEvent | UserCallback
+SessionEvent: TypeAlias = GroupEvent | UserCallback
 
 
 class SessionView(Protocol):

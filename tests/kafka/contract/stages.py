@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         PartitionsLost,
         RevokeRequested,
     )
-    from dagster_rebalance.kafka.group_ports import GroupMember, MemberEvent
+    from dagster_rebalance.kafka.group_ports import GroupEvent, GroupMember
     from dagster_rebalance.testing.broker import KafkaCluster
 
 PROBE_INTERVAL_S = 0.3
@@ -172,7 +172,7 @@ class Actor:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.member = stage.new_member()
-        self.events: list[MemberEvent] = []
+        self.events: list[GroupEvent] = []
 
     def subscribe(self, *more: str) -> Actor:
         self.member.subscribe([self.stage.topic, *more])

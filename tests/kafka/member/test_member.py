@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from dagster_rebalance.kafka.group_ports import MemberEvent
+    from dagster_rebalance.kafka.group_ports import GroupEvent
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LATE = KafkaError._MAX_POLL_EXCEEDED
@@ -113,7 +113,7 @@ def test_loss_is_reported_before_a_failed_rejoin(
     scene = scripted(clock)
     make = confluent_kafka.Consumer
 
-    def failed(events: list[MemberEvent]) -> list[bool]:
+    def failed(events: list[GroupEvent]) -> list[bool]:
         return [
             isinstance(event, RequestFailed) and isinstance(event.error, ConfigurationError)
             for event in events
@@ -717,7 +717,7 @@ def test_fatal_error_ends_a_waiting_poll(
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_rebalance.kafka.member.member._WAIT_SLICE_S", 10 * LIMIT_S)
-    scene, told = scripted(), queue.SimpleQueue[list["MemberEvent"]]()
+    scene, told = scripted(), queue.SimpleQueue[list["GroupEvent"]]()
     poll = partial(scene.member.poll, 10 * LIMIT_S)
     threading.Thread(target=lambda: told.put(poll()), daemon=True).start()
     scene.do(partial(trouble, KafkaError._FATAL))

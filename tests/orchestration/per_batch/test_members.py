@@ -32,7 +32,7 @@ from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember, ManualCl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dagster_rebalance.kafka.group_ports import MemberEvent
+    from dagster_rebalance.kafka.group_ports import GroupEvent
 
 ETERNAL = EngineSettings(lease_s=1e9)
 """The clock of a group in memory runs as fast as its members poll."""
@@ -41,7 +41,7 @@ ETERNAL = EngineSettings(lease_s=1e9)
 class PacedMember(FakeMember):
     """A member in memory whose polls take some real time, as a thread's have to."""
 
-    def poll(self, timeout_s: float) -> list[MemberEvent]:
+    def poll(self, timeout_s: float) -> list[GroupEvent]:
         time.sleep(0.002)
         return super().poll(timeout_s)
 
@@ -294,7 +294,7 @@ def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(
     hangs, wakes = threading.Event(), threading.Event()
     real = PacedMember.poll
 
-    def poll(member: PacedMember, timeout_s: float) -> list[MemberEvent]:
+    def poll(member: PacedMember, timeout_s: float) -> list[GroupEvent]:
         if member.is_subscribed_to("orders") and farm.group.members and not hangs.is_set():
             hangs.set()
             assert wakes.wait(60)

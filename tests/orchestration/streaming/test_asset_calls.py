@@ -17,7 +17,7 @@ from pydantic import PrivateAttr
 
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.kafka.group_ports import MemberEvent
+from dagster_rebalance.kafka.group_ports import GroupEvent
 from dagster_rebalance.orchestration.streaming.asset_results import Results
 from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import GROUPS, KafkaInMemory, kafka_in_memory, tp
@@ -29,7 +29,7 @@ def _polls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll of the group in memory returns at once: its thread would leave the others no time."""
     real = FakeMember.poll
 
-    def poll(member: FakeMember, timeout_s: float) -> list[MemberEvent]:
+    def poll(member: FakeMember, timeout_s: float) -> list[GroupEvent]:
         threading.Event().wait(0.005)
         return real(member, timeout_s)
 

@@ -27,7 +27,7 @@ from tests.orchestration.streaming.test_run import BY_THE_SENSOR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dagster_rebalance.kafka.group_ports import MemberEvent
+    from dagster_rebalance.kafka.group_ports import GroupEvent
 
 BATCH = [form for form in ROWS if not form.batch]
 STREAM = [form for form in ROWS if not form.stream]
@@ -117,7 +117,7 @@ def stream_run(new_instance: dg.DagsterInstance) -> Outcome:
     GROUPS[kafka.group_id].produce(tp(0), 3)
     real = FakeMember.poll
 
-    def poll(member: FakeMember, timeout_s: float) -> list[MemberEvent]:
+    def poll(member: FakeMember, timeout_s: float) -> list[GroupEvent]:
         threading.Event().wait(0.005)
         return real(member, timeout_s)
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dagster_rebalance import ExternalWork
     from dagster_rebalance.core.model.events import LeaveRequested
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.kafka.group_ports import MemberEvent
+    from dagster_rebalance.kafka.group_ports import GroupEvent
 
 BY_THE_SENSOR = {STREAM_TAG: "here:stream_sensor", SLOT_TAG: "0"}
 """The tags of a run that the sensor has started."""
@@ -64,7 +64,7 @@ def _polls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll of the group in memory returns at once: its thread would leave the others no time."""
     real = FakeMember.poll
 
-    def poll(member: FakeMember, timeout_s: float) -> list[MemberEvent]:
+    def poll(member: FakeMember, timeout_s: float) -> list[GroupEvent]:
         threading.Event().wait(0.005)
         return real(member, timeout_s)
 
