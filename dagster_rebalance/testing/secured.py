@@ -55,8 +55,12 @@ class SecuredKafka(KafkaCluster):
         with SecuredKafka() as kafka:
             kafka.create_topic("orders")
             kafka.add_user("etl", "a password")
-            kafka.allow("etl", "READ", topic="orders", group="orders-group")
-            consumer = Consumer({**kafka.client_config("etl"), "group.id": "orders-group"})
+            kafka.allow("etl", "READ", topic="orders", group="orders-etl")
+            client_config = {**kafka.client_config("etl"), "group.id": "orders-etl"}
+
+            kafka.add_certificate("reports")  # instead of a password
+            kafka.allow("reports", "READ", topic="orders", group="reports")
+            mutual_tls = {**kafka.client_config("reports"), "group.id": "reports"}
         ```
     """
 

@@ -1,4 +1,4 @@
-"""docs/security.md: its settings work, with the rights and keys of the tests on a secured Kafka."""
+"""docs/logins.md and docs/security.md: their settings work with the rights of the tests."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = "docs/security.md"
+LOGINS = "docs/logins.md"
 
 
 def _made(text: str) -> KafkaConsumerResource:
-    """The resource of the block that contains a text."""
-    names: dict[str, Any] = {"dg": dg, "KafkaConsumerResource": KafkaConsumerResource}
-    run_block(PAGE, block_with(PAGE, "python", text), names)
-    made: KafkaConsumerResource = names["kafka"]
-    return made
+    """The resource with the login of the block that contains a text."""
+    names: dict[str, Any] = {"dg": dg}
+    run_block(LOGINS, block_with(LOGINS, "python", text), names)
+    return KafkaConsumerResource(
+        bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
+        group_id="orders-etl",
+        topics=["orders"],
+        **names["login"],
+    )
 
 
 @pytest.mark.parametrize("text", ["SCRAM-SHA-512", "ssl.key.location"])
@@ -91,8 +96,8 @@ def test_the_logins_by_tokens_are_taken_by_both_clients(
 def test_the_functions_of_the_examples_return_what_is_asked_for(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     (tmp_path / "password").write_text("hunter2\n")
-    text = block_with(PAGE, "python", "def kafka()").replace("/etc/kafka", str(tmp_path))
-    run_block(PAGE, text, names)
+    text = block_with(LOGINS, "python", "def kafka()").replace("/etc/kafka", str(tmp_path))
+    run_block(LOGINS, text, names)
     assert Credentials(names["kafka"]).current() == ("etl", "hunter2")
 
 
@@ -102,7 +107,7 @@ def test_the_function_of_the_example_gives_a_token_that_is_taken() -> None:
         token_for=lambda config: SimpleNamespace(text=f"for {config}", expires_at=expires_at)
     )
     names: dict[str, Any] = {"my_issuer": issuer}
-    run_block(PAGE, block_with(PAGE, "python", "my_issuer"), names)
+    run_block(LOGINS, block_with(LOGINS, "python", "my_issuer"), names)
     assert Tokens(names["token"])("etl") == ("for etl", expires_at)
 
 
@@ -117,13 +122,15 @@ def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:
 
 
 def test_the_command_for_a_key_is_that_of_the_tests() -> None:
-    assert block_with(PAGE, "sh", "openssl").startswith(f"openssl pkcs8 {' '.join(KEY_FORM)} -in ")
+    assert block_with(LOGINS, "sh", "openssl").startswith(
+        f"openssl pkcs8 {' '.join(KEY_FORM)} -in "
+    )
 
 
 def test_secrets_in_the_examples_come_from_the_environment() -> None:
-    for block in blocks(PAGE, "python")[:2]:
+    for block in blocks(LOGINS, "python"):
         for line in block.splitlines():
-            if re.search(r"username|password", line):
+            if re.search(r'(?:username|password|secret)(?:":|=)', line):
                 assert "dg.EnvVar(" in line
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from textwrap import dedent
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.docs.blocks import block_with, run_block
-
-if TYPE_CHECKING:
-    from dagster_rebalance.testing.secured import SecuredKafka
+from dagster_rebalance.testing.secured import SecuredKafka
+from tests.docs.blocks import run_block
 
 pytestmark = pytest.mark.broker
 
@@ -51,18 +51,13 @@ def test_secured_kafka_has_private_files(secured_kafka: SecuredKafka) -> None:
     assert stat.S_IMODE(secured_kafka.certificate.parent.stat().st_mode) == stat.S_IRWXU
 
 
-def test_the_example_of_the_documentation_works(
-    secured_kafka: SecuredKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_docstring_works(secured_kafka: SecuredKafka) -> None:
     """The example uses the Kafka of these tests, whose nodes must restart with their own key."""
     store = secured_kafka.certificate.with_name("keystore.p12")
     before = store.read_bytes()
-    monkeypatch.setattr(
-        "dagster_rebalance.testing.secured.SecuredKafka", lambda: nullcontext(secured_kafka)
-    )
-    names: dict[str, Any] = {}
-    block = block_with("docs/security.md", "python", "SecuredKafka")
-    run_block("docs/security.md", block, names)
+    names: dict[str, Any] = {"SecuredKafka": lambda: nullcontext(secured_kafka)}
+    (block,) = re.findall(r"```python\n(.*?)\n +```", str(SecuredKafka.__doc__), re.DOTALL)
+    run_block("dagster_rebalance/testing/secured.py", dedent(block), names)
     for config in ("client_config", "mutual_tls"):
         consumer = Consumer({**names[config], "log_level": 0})
         assert set(consumer.list_topics(timeout=10).topics) == {"orders"}

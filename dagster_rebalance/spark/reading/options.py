@@ -82,7 +82,7 @@ _ALTERNATIVES = {
     "sasl.kerberos.principal": "give kafka.sasl.jaas.config with a Krb5LoginModule",
     "oauth_cb": (
         "Java cannot call it, so give Spark a separate login: kafka.sasl.jaas.config and "
-        "kafka.sasl.login.callback.handler.class (docs/security.md)"
+        "kafka.sasl.login.callback.handler.class (docs/logins.md)"
     ),
     "ssl.cipher.suites": "give kafka.ssl.cipher.suites with Java's names of the suites",
     "ssl.crl.location": "remove it: Java checks revocation by the JVM's own properties",

@@ -354,7 +354,7 @@ def holder(secured_kafka: SecuredKafka) -> Door:
 def test_consumer_logs_in_with_a_certificate(
     holder: Door, protocol: str, form: str, tmp_path: Path
 ) -> None:
-    """The settings are those of docs/security.md, whose key has a password, and a single file."""
+    """The settings are those of docs/logins.md, whose key has a password, and a single file."""
     settings = (
         pem_settings(holder.kafka.client_config(holder.name), tmp_path)
         if form == "PEM"
@@ -464,7 +464,7 @@ def test_connection_errors_are_reported_within_seconds(
 
 
 def pem_settings(config: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The settings of docs/security.md for a user with a PKCS#12 file.
+    """The settings of docs/logins.md for a user with a PKCS#12 file.
 
     They name a certificate, and a key with a password that Java can read as well.
     """
