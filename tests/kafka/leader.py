@@ -6,6 +6,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from confluent_kafka import Consumer, TopicPartition
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -21,9 +23,12 @@ class SlowLeader:
     """The first member of a group with the strategy cooperative-sticky."""
 
     def __init__(self, bootstrap_servers: str, group: str, topic: str) -> None:
-        host, _, port = bootstrap_servers.partition(
-            ":"
-        )  # the one node of a test cluster is the coordinator of every group
+        # The one node of a test cluster is the coordinator of every group, once a client has looked
+        # one up and the node has created and loaded `__consumer_offsets`.
+        client = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group})
+        client.committed([TopicPartition(topic, 0)], timeout=20)
+        client.close()
+        host, _, port = bootstrap_servers.partition(":")
         self._connection = socket.create_connection((host, int(port)), timeout=20)
         self._group = group
         self._topic = topic
