@@ -424,6 +424,19 @@ def with_timeout(
     return call(min(timeout_s - first, _LONGEST_S))
 
 
+def without_frames(error: BrokerError) -> BrokerError:
+    """Remove the tracebacks of an error that is kept, not raised.
+
+    A frame keeps its callers. If one of their variables has the error, or one of these frames
+    raises it, this cycle keeps a consumer that was dropped in its group until Python collects it.
+    """
+    inner: BaseException | None = error
+    while inner is not None:
+        inner.__traceback__ = None
+        inner = inner.__cause__ or inner.__context__
+    return error
+
+
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:
     """Convert the error of a client that could not be created from its settings.
 

@@ -78,4 +78,7 @@ class Callbacks:
         """Raise the deferred exception, once."""
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # see `without_frames`

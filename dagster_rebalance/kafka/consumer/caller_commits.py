@@ -155,6 +155,7 @@ class CallerCommits:
                 self.handle_answer(event)
             else:
                 self._events.append(event)
+            del event  # see `without_frames`
 
     def _check_ownership(
         self, offsets: Offsets

@@ -156,7 +156,10 @@ class CompositeRebalanceListener(ForwardingListener):
                     )
                 first = first or error
         if first is not None:
-            raise first
+            try:
+                raise first
+            finally:
+                del first  # see `without_frames`
 
 
 def consumer_aware(listener: AnyRebalanceListener) -> RebalanceListener:

@@ -109,7 +109,10 @@ class ConsumerOperations:
         limit_s = parse_limit("commit_sync", timeout_s)
         error = self._state.commits.commit(parsed, limit_s).worst_error()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # see `without_frames`
 
     @guarded
     def commit_async(

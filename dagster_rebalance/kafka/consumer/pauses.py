@@ -168,7 +168,10 @@ class CarriedPauses:
         refused.update(self._store(self._starts(uncommitted & marked, deadline), deadline))
         error = CommitResult(frozenset(), refused).worst_error()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error, refused  # see `without_frames`
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
         """Forget the stored marks of partitions that left the assignment."""

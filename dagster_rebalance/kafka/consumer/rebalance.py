@@ -78,6 +78,7 @@ class RebalanceHandler:
             is_urgent |= isinstance(event, (RevokeRequested, PartitionsLost))
             self._apply(event, same_poll=same_poll)
             pending.popleft()
+            del event  # see `without_frames`
         self._run_commit_callbacks()
         return is_urgent
 

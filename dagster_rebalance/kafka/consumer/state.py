@@ -98,7 +98,10 @@ class ConsumerState:
         start = known.start if known else "committed"
         starts, error = self._starts.find({partition: start}, limit_s)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # see `without_frames`
         if self.fetcher:
             self.fetcher.pin(partition, starts[partition].offset)
         return starts[partition].offset

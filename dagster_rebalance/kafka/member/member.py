@@ -72,6 +72,7 @@ _WAIT_SLICE_S = 1.0
 _EXTRA_WAIT_S = 0.2
 """The caller waits longer than the client by this, to receive the client's own error."""
 _CALLBACKS_S = 0.2
+_ENDED = "the membership has ended"
 _REJOIN_AFTER_S = 1.0
 """The pause before a member rejoins after a failure or a fatal error of its client."""
 _OVERDUE_S = 1.0
@@ -182,8 +183,7 @@ class Member:
         self._wait(lambda: self._has_events() or self._woken, self._clock() + timeout_s)
         self._woken = False
         self._events_taken = self._session.events_taken
-        events, self._events = self._events, []
-        return events
+        return self._take_events()
 
     def wake(self) -> None:
         """Let the waiting poll, or else the next one, return at once."""
@@ -354,6 +354,10 @@ class Member:
         if not (self._events and self._events[-1] is event):
             self._events.append(event)
 
+    def _take_events(self) -> list[GroupEvent]:
+        events, self._events = self._events, []
+        return events
+
     def _has_events(self) -> bool:
         """Run the user's callbacks, and return whether there are events."""
         self._in_callback = True
@@ -441,17 +445,16 @@ class Member:
         """
         self._drain_events()
         session = self._session
-        over = _poll_first("the membership has ended")
 
         def run() -> T:
             # After the end of the membership, the thread runs its remaining jobs on a closed
             # client.
             if session.end_reason is not None:
-                raise over
+                raise _poll_first(_ENDED)
             return function(session)
 
         if session.leave_requested:  # and there is no new session yet
-            raise over
+            raise _poll_first(_ENDED)
         try:
             return session.submit(run).result(timeout_s)
         except FutureTimeoutError:

@@ -444,7 +444,10 @@ class Fetcher:
     def _raise_problem(self) -> None:
         problem, self._problem = self._problem, None
         if problem is not None:
-            raise problem
+            try:
+                raise problem
+            finally:
+                del problem  # see `without_frames`
         unparsable = self._errors.take_unparsable()
         if unparsable is not None:
             raise unparsable_error(unparsable, self._lagging(), self._operation)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from dagster_rebalance.kafka.client.errors import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -103,10 +104,11 @@ def _answered(
     try:
         return query(partitions, timeout_s), None
     except BrokerError as problem:
-        others = partitions - problem.partitions.keys()
-        if len(others) in {0, len(partitions)}:
-            return {}, problem
-        return _answered(query, others, timeout_s)[0], problem
+        error = without_frames(problem)
+    others = partitions - error.partitions.keys()
+    if len(others) in {0, len(partitions)}:
+        return {}, error
+    return _answered(query, others, timeout_s)[0], error
 
 
 def _forbidden(partitions: Collection[TopicPartition]) -> BrokerError:
