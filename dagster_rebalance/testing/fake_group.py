@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `kafka.group_ports` documents them
 """A consumer group in memory, with cooperative rebalances, held revokes, fencing and commits.
 
 It implements `kafka.group_ports`, with a clock that advances only while members poll. It stores
@@ -215,14 +216,12 @@ class FakeGroup:
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """Return the first existing offsets."""
         self._check_leaders(partitions)
         return {tp: self._deleted.get(self._existing(tp), 0) for tp in partitions}
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """Return the offsets after the last readable record."""
         self._check_leaders(partitions)
         return {
             tp: min(len(self._produced.get(self._existing(tp), [])), self._open.get(tp, MAX_OFFSET))
@@ -242,7 +241,6 @@ class FakeGroup:
     def high_watermarks(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """Return the end offsets, also beyond an open transaction."""
         self._check_leaders(partitions)
         return {tp: len(self._produced.get(self._existing(tp), [])) for tp in partitions}
 
@@ -265,7 +263,6 @@ class FakeGroup:
         return {topic: self._topic_ids[topic] for topic in topics if topic in self._topic_ids}
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Return the result of `topic_ids` as a completed request."""
         return lambda: self.topic_ids(topics)
 
     def offsets_for_times(
@@ -273,7 +270,6 @@ class FakeGroup:
         timestamps: Mapping[TopicPartition, int],
         timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record at or after a time in milliseconds, or None."""
         offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         for tp, since in timestamps.items():
             later = (
@@ -291,7 +287,6 @@ class FakeGroup:
         }
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
-        """Return the partitions of a topic."""
         partitions = self.list_topics(timeout_s).get(topic)
         if partitions is None:
             raise BrokerError(_unknown(topic))
@@ -300,7 +295,6 @@ class FakeGroup:
     def check(
         self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0
     ) -> None:
-        """Raise an error for topics that do not exist."""
         for topic in () if isinstance(subscription, re.Pattern) else subscription:
             self.check_allowed([TopicPartition(topic, 0)])
             self.partitions_for(topic, timeout_s)
@@ -416,18 +410,15 @@ class FakeMember:
         self._events.append(RequestFailed(error))
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the assignment in this member's view."""
         return frozenset(self._owned)
 
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
-        """Subscribe to topics."""
         self._check_open("subscribe")
         self._subscription = subscription
         if self.member_id and not self.held:
             self._group.rebalance()
 
     def unsubscribe(self, timeout_s: float = 10.0) -> None:
-        """Leave the group."""
         self._check_open("unsubscribe")
         self.settle()
         self._subscription = ()
@@ -516,7 +507,6 @@ class FakeMember:
         return self._asked
 
     def settle(self, timeout_s: float = 10.0) -> bool:
-        """Complete the pending commits."""
         self._check_open("settle")
         if not self._group.answers_commits:
             return not self._pending
@@ -526,11 +516,9 @@ class FakeMember:
         return True
 
     def metrics(self) -> dict[str, Any]:
-        """Return no metrics."""
         return {}
 
     def group_metadata(self) -> object:
-        """Return no metadata."""
         return None
 
     def committed(
@@ -538,13 +526,11 @@ class FakeMember:
         partitions: Collection[TopicPartition],
         timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the committed offsets."""
         self._check_open("committed")
         self._group.check_allowed(partitions)
         return {tp: self._group.committed.get(tp) for tp in partitions}
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Leave the group and close the member."""
         if not self._closed:
             self.settle()
             self._closed = True

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `ClusterView` documents them
 """Read-only queries to the cluster: offsets, topics, and checks of settings and rights.
 
 Retries transient errors, and queries many partitions in one request. Must never use the member's
@@ -122,7 +123,6 @@ class Cluster(AdminConnection):
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """Return the first offset that exists, for all partitions in one request."""
         return self._offset_numbers(partitions, OffsetSpec.earliest(), timeout_s)
 
     def end_offsets(
@@ -137,14 +137,12 @@ class Cluster(AdminConnection):
     def high_watermarks(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """Return the offsets of the next records, whether or not a transaction is open."""
         level = IsolationLevel.READ_UNCOMMITTED
         return self._offset_numbers(partitions, OffsetSpec.latest(), timeout_s, level)
 
     def log_ends(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, LogPosition]:
-        """Return the end offsets and the leader epochs of the answers, in one request."""
         found = self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s)
         return {
             tp: LogPosition(end.offset, end.leader_epoch if (end.leader_epoch or 0) >= 0 else None)
@@ -154,7 +152,6 @@ class Cluster(AdminConnection):
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record at or after a time in milliseconds; None if there is none."""
         found = self._offsets(
             {tp: OffsetSpec.for_timestamp(at) for tp, at in timestamps.items()}, timeout_s
         )
@@ -166,10 +163,6 @@ class Cluster(AdminConnection):
     def truncated(
         self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, bool]:
-        """Return whether the log no longer reaches each position.
-
-        The result lacks partitions whose leaders do not answer in time.
-        """
         return find_truncated(self._settings, positions, timeout_s, self._clock)
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
@@ -177,7 +170,6 @@ class Cluster(AdminConnection):
         return self._ids(self._descriptions(topics, timeout_s))
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Request the ids of topics; the returned function has them, or None before the answer."""
         answers = self._admin.describe_topics(
             TopicCollection(sorted(topics)), request_timeout=_TOPIC_IDS_TIMEOUT_S
         )
@@ -194,7 +186,6 @@ class Cluster(AdminConnection):
         return result
 
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
-        """Return the topics that the principal may see and the brokers can describe."""
         described: dict[str, list[PartitionInfo]] = {}
         for name, topic in self._topics(timeout_s).items():
             if topic.error is None:
@@ -204,12 +195,6 @@ class Cluster(AdminConnection):
         return described
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
-        """Return the partitions of a topic.
-
-        Raises:
-            BrokerError: There is no such topic, the principal may not see it, or the brokers cannot
-                describe it.
-        """
         # A request for one topic would create it on a broker with auto.create.topics.enable.
         found = _partitions_of(topic, self._metadata(topic, self._topics(timeout_s)))
         return sorted(found, key=lambda info: info.partition)
@@ -217,7 +202,6 @@ class Cluster(AdminConnection):
     def check(
         self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0
     ) -> None:
-        """Find problems early: with brokers, credentials, topics, or the right to read them."""
         topics = self._topics(timeout_s)
         if isinstance(subscription, re.Pattern):
             return

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `GroupMember` documents them
 """The member of the group, as its caller sees it: the caller's side of a `Session`.
 
 The assigned, held and lost partitions are those of the events that `poll` has returned. A failed
@@ -123,16 +124,13 @@ class Member:
 
     @property
     def member_id(self) -> str:
-        """The id of this member; empty before a join in the classic protocol."""
         return "" if self._closed else self._session.member_id
 
     @property
     def held(self) -> frozenset[TopicPartition]:
-        """The partitions of the revoke that was requested and is not released yet."""
         return self._held
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the assigned partitions according to the polled events, with the held ones."""
         return frozenset() if self._closed else frozenset(self._owned)
 
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
@@ -146,7 +144,6 @@ class Member:
         self._subscription = subscription
 
     def unsubscribe(self, timeout_s: float = _LEAVE_TIMEOUT_S) -> None:
-        """Leave the group within `timeout_s`, and give up held partitions."""
         self._check_usable("unsubscribe")
         deadline = self._clock() + timeout_s
         self._subscription = ()
@@ -157,7 +154,6 @@ class Member:
         left.wait_until_left(deadline - self._clock())
 
     def close(self, timeout_s: float = _LEAVE_TIMEOUT_S) -> None:
-        """Leave the group within `timeout_s`; may be called again."""
         if self._closed:
             return
         self._check_usable("close")
@@ -175,7 +171,6 @@ class Member:
         self._session.leave()
 
     def poll(self, timeout_s: float) -> list[GroupEvent]:
-        """Take part in the group, and return the events, early if there are any or after `wake`."""
         self._check_usable("poll")
         if self._session.leave_requested:  # after a fatal error, or without a new client
             self._try_rejoin()
@@ -186,7 +181,6 @@ class Member:
         return self._take_events()
 
     def wake(self) -> None:
-        """Let the waiting poll, or else the next one, return at once."""
         self._woken = True
         self._session.notify()
 
@@ -205,7 +199,6 @@ class Member:
         self._held = frozenset()
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Store next offsets; a partition that is not assigned fails without a request."""
         self._check_usable("commit", nested=True)
         ticket = next(self._tickets)
         self._awaited[ticket] = None
@@ -217,21 +210,18 @@ class Member:
         return result or CommitResult(frozenset())
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
-        """Store like `commit`, without waiting, and return the number of the `CommitAnswered`."""
         self._check_usable("commit_async", nested=True)
         ticket = next(self._tickets)
         self._send(ticket, offsets)
         return ticket
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no commit is in flight, and return whether that was in time."""
         self._check_usable("a commit with a time-out")
         return self._wait(lambda: not self._in_flight, self._clock() + timeout_s)
 
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float = _READ_TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offsets; None for a partition without one."""
         self._check_usable("committed", nested=True)
         operation = Operation(
             f"reading the committed offsets of group '{self._settings.group_id}' for "
@@ -257,14 +247,9 @@ class Member:
         return found
 
     def metrics(self) -> dict[str, Any]:
-        """Return the client's latest statistics, parsed.
-
-        Empty while `statistics.interval.ms` is off, and before the first statistics.
-        """
         return {} if self._closed else self._session.metrics()
 
     def group_metadata(self) -> object:
-        """Return the object with which a transactional producer commits this member's offsets."""
         self._check_usable("group_metadata", nested=True)
         self._session.probe.offsets_may_move = True
         operation = Operation(

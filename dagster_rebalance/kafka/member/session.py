@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `SessionView` documents them
 """One membership in the group: a confluent Consumer with a separate thread, from join to leave.
 
 To hold a revoke, the thread stays in the client's `on_revoke` callback until the member releases
@@ -118,16 +119,13 @@ class Session:
 
     @property
     def end_reason(self) -> LostReason | None:
-        """Why the membership has ended, by the first reason found; None while it lasts."""
         return self._end_reasons[0] if self._end_reasons else None
 
     def end(self, reason: LostReason) -> None:
-        """End the membership: leave the group, and enqueue no more events."""
         self._end_reasons.append(reason)
         self.notify()
 
     def fail(self, error: KafkaError) -> None:
-        """End the membership after a fatal error of the client. The first error stays."""
         self.fatal_error = self.fatal_error or broker_error(
             error, self._operation, topics=self._topics
         )
@@ -210,28 +208,23 @@ class Session:
     # For commits, probe and discovery, in this session's thread
 
     def owns(self, partition: TopicPartition, events_taken: int) -> bool:
-        """Return whether a partition is assigned, and the caller has taken that event."""
         return partition in self._owned and self._owned[partition] <= events_taken
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
-        """The assigned partitions that are neither released nor lost."""
         return frozenset(self._owned)
 
     def enqueue(self, event: SessionEvent) -> None:
-        """Add an event for the caller's next poll."""
         self._events_queued += 1
         self._events.append(event)
         self.notify()
 
     def call_user(self, callback: str, *arguments: object) -> None:
-        """Let the caller's next poll call a callback of the user's settings, if it is set."""
         function = self._settings.user.get(callback)
         if function is not None:
             self.enqueue(UserCallback(function, arguments))
 
     def subscribe(self, topics: list[str]) -> None:
-        """Subscribe to these topics; with none, leave the group by a revoke."""
         self._has_unsubscribed = not topics
         self._topics = tuple(topics)
         if not topics:
