@@ -64,7 +64,7 @@ class Stage:
     def lose_and_get_back(self) -> None:
         """The session ends, another owner commits 5,000, and the partition comes back."""
         self.group.committed[P0] = OffsetAndMetadata(5000)
-        self.log.produce("orders", 0, 4985)
+        self.group.produce(P0, 4985)
         self.member.deliver(PartitionsLost((P0,), LostReason.SESSION))
         self.member.deliver(PartitionsAssigned((P0,)))
 

@@ -1,4 +1,4 @@
-"""The log of a topic in memory, in place of the fetcher's client."""
+"""The client of a fetcher that reads the records of a `FakeGroup`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
+
+from dagster_rebalance.core.model import offsets
+from dagster_rebalance.kafka.client.confluent import from_confluent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,17 +19,14 @@ if TYPE_CHECKING:
 
 
 class FakeLog:
-    """A client that takes the place of the fetcher's and reads what `produce` appended.
-
-    The fetcher's own client is a `confluent_kafka.Consumer`.
+    """A client that takes the place of a fetcher's `confluent_kafka.Consumer`.
 
     Args:
-        group: The group whose clock moves while nothing is there to be read.
+        group: The group with the records; its clock moves while nothing is there to be read.
     """
 
     def __init__(self, group: FakeGroup) -> None:
         self._group = group
-        self._ends: dict[TopicPartition, int] = {}
         self._next: dict[TopicPartition, int] = {}
         self._returned: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
@@ -34,16 +34,13 @@ class FakeLog:
         """The arguments of each `consume`."""
         self.is_waiting = threading.Event()
         """Set while records are waited for."""
-        self._coming: list[tuple[str, int, int]] = []
+        self._coming: list[offsets.TopicPartition] = []
         self.is_throttled = False
         """Whether the broker answers each fetch with nothing, and not with the end either."""
 
-    def produce(self, topic: str, partition: int, count: int) -> None:
-        tp = TopicPartition(topic, partition)
-        self._ends[tp] = self._ends.get(tp, 0) + count
-
-    def produce_while_waiting(self, topic: str, partition: int, count: int) -> None:
-        self._coming.append((topic, partition, count))
+    def produce_while_waiting(self, partition: offsets.TopicPartition) -> None:
+        """Produce a record in the next `consume` that waits."""
+        self._coming.append(partition)
 
     def assignment(self) -> list[TopicPartition]:
         return list(self._next)
@@ -77,17 +74,17 @@ class FakeLog:
 
     def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int]:
         assert cached, "the member asks the cluster"
-        return (OFFSET_INVALID,) * 2 if self.is_throttled else (0, self._ends.get(partition, 0))
+        return (OFFSET_INVALID,) * 2 if self.is_throttled else (0, self._end(partition))
 
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
         self.waits.append((num_messages, timeout))
         if timeout:
             self.is_waiting.set()
             while self._coming:
-                self.produce(*self._coming.pop())
+                self._group.produce(self._coming.pop())
         batch: list[Message] = []
         for tp in [tp for tp in self._next if tp not in self._paused and not self.is_throttled]:
-            while len(batch) < num_messages and self._next[tp] < self._ends.get(tp, 0):
+            while len(batch) < num_messages and self._next[tp] < self._end(tp):
                 batch.append(
                     Message(
                         topic=tp.topic,
@@ -105,13 +102,16 @@ class FakeLog:
     def close(self) -> None:
         """Nothing is open."""
 
+    def _end(self, partition: TopicPartition) -> int:
+        return len(self._group._produced.get(from_confluent(partition), ()))
+
 
 def fake_log(
     group: FakeGroup, monkeypatch: pytest.MonkeyPatch, records: Mapping[int, int]
 ) -> FakeLog:
     log = FakeLog(group)
     for partition, count in records.items():
-        log.produce("orders", partition, count)
+        group.produce(offsets.TopicPartition("orders", partition), count)
     monkeypatch.setattr(
         "dagster_rebalance.kafka.reading.fetcher.confluent_kafka.Consumer", lambda _settings: log
     )

@@ -14,12 +14,14 @@ from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsum
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
 from dagster_rebalance.testing.fake_group import FakeGroup
-from tests.kafka.consumers import P0, P1, P2, P3, Listener
+from tests.kafka.consumers import CONFIG, P0, P1, P2, P3, Listener
 from tests.kafka.consumers import consumer_of as new_consumer
 from tests.kafka.fake_log import fake_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
 
 
 def client(
@@ -105,9 +107,9 @@ def test_queries_accept_partitions_of_confluent_kafka(group: FakeGroup) -> None:
     consumer = consumer_of(group)
     group.produce(P0, 3, timestamp=50)
     assert consumer.beginning_offsets([client(0)]) == {P0: 0}
-    assert consumer.end_offsets([client(0)]) == {P0: 3}
-    assert consumer.offsets_for_times([client(0, 40)]) == {P0: OffsetAndTimestamp(0, 50)}
-    assert consumer.offsets_for_times({client(0): 40}) == {P0: OffsetAndTimestamp(0, 50)}
+    assert consumer.end_offsets([client(0)]) == {P0: 103}
+    assert consumer.offsets_for_times([client(0, 40)]) == {P0: OffsetAndTimestamp(100, 50)}
+    assert consumer.offsets_for_times({client(0): 40}) == {P0: OffsetAndTimestamp(100, 50)}
     consumer.seek_to_beginning([client(0)])
     consumer.seek_to_end([client(1)])
 
@@ -117,14 +119,16 @@ def test_reading_starts_at_the_position_returned_to_the_assignment_callback(
 ) -> None:
     """The log grows between the look-up and the first fetch."""
     positions: list[int] = []
-    group.produce(P0, 90)
-    consumer = new_consumer(group, fetch=True)
-    consumer.set_rebalance_listener(
-        Listener(assigned=lambda _, view: positions.append(view.position(P0)))
-    )
+
+    def look_up(_partitions: object, view: RebalanceConsumer) -> None:
+        positions.append(view.position(P0))
+        group.produce(P0, 10)
+
+    consumer = new_consumer(group, config={**CONFIG, "auto.offset.reset": "latest"}, fetch=True)
+    consumer.set_rebalance_listener(Listener(assigned=look_up))
     read = [record.offset() for record in consumer.poll(0) if record.partition() == 0]
-    assert positions == [90]
-    assert read == list(range(90, 100))
+    assert positions == [100]
+    assert read == list(range(100, 110))
 
 
 WRONG: list[tuple[Callable[[RebalanceAwareConsumer], object], type[Exception], str]] = [

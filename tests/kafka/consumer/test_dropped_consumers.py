@@ -14,7 +14,7 @@ from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.clients import ScriptedMember
-from tests.kafka.consumers import CONFIG, P0, Listener, bug, consumer_of, poll
+from tests.kafka.consumers import P0, Listener, bug, consumer_of, poll
 from tests.kafka.fake_log import fake_log
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_consumer_dropped_after_an_error_is_freed(
 ) -> None:
     group = FakeGroup({"orders": 4})
     fake_log(group, monkeypatch, {0: 3})
-    consumer = consumer_of(group, config={**CONFIG, "auto.offset.reset": "earliest"}, fetch=True)
+    consumer = consumer_of(group, fetch=True)
     with suppress(DagsterRebalanceError, ValueError):
         cause(group, consumer)
     seen = weakref.ref(consumer)

@@ -228,7 +228,7 @@ def test_single_record_is_returned_at_once(group: FakeGroup, log: FakeLog) -> No
     """The client waits for as many records as it is asked for, so the fetcher asks for one."""
     consumer = reading(group)
     assert len(consumer.poll(LONG_S, 50)) == 5
-    log.produce_while_waiting("orders", 0, 1)
+    log.produce_while_waiting(P0)
     assert [record.offset() for record in consumer.poll(LONG_S, 50)] == [5]
     assert all(count == 1 for count, timeout_s in log.waits if timeout_s)
 

@@ -88,7 +88,6 @@ def test_paused_partition_is_not_stalled(throttled: Throttled) -> None:
 
 def test_partition_is_not_stalled_after_its_first_record(throttled: Throttled) -> None:
     throttled.group.produce(P0, 5)
-    throttled.log.produce("orders", 0, 5)
     assert len(throttled.poll_for(1.5 * STALLED_AFTER_S)) == 1
     throttled.log.is_throttled = False
     assert len(throttled.consumer.poll(1.0)) == 5

@@ -50,9 +50,9 @@ def test_truncated_asks_several_brokers_at_once(kafka: KafkaCluster, offset: int
     producer.flush(30)
     positions = dict.fromkeys(partitions, LogPosition(offset, 0))
     cluster = Cluster(validated(kafka.client_config() | {"group.id": "etl"}, hold_limit_s=10))
-    # A busy machine may be too slow once.
+    # A busy machine may be too slow often; one partition after another takes 3 s each time.
     assert any(
-        cluster.truncated(positions, 0.9) == dict.fromkeys(positions, False) for _ in range(3)
+        cluster.truncated(positions, 0.9) == dict.fromkeys(positions, False) for _ in range(20)
     )
 
 
