@@ -1,4 +1,4 @@
-"""docs/operating.md, docs/control.md and docs/consumer.md: examples that have no page of tests."""
+"""docs/operating.md and docs/consumer.md: examples that have no page of tests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_schedule_of_the_example_executes_the_checks_of_a_group() -> None:
 
 def test_the_order_of_the_example_fits_the_launchpad() -> None:
     job = shop().resolve_job_def("kafka_batches_control")
-    config = yaml.safe_load(block_with("docs/control.md", "yaml", "action: pause"))
+    config = yaml.safe_load(block_with("docs/operating.md", "yaml", "action: pause"))
     assert dg.validate_run_config(job, config)
 
 

@@ -1,59 +1,64 @@
-"""docs/scenarios.md: one line per scenario, with its source and an existing test."""
+"""`scenarios.yaml` and `proposals.yaml`: each line names existing tests, and none is missing."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
-import pytest
+import yaml
 
 from tests.docs.blocks import ROOT
 
-PAGE = (ROOT / "docs" / "scenarios.md").read_text()
 CASES = re.compile(r"^(?:\s*(?:async )?def (?=test_)|## )(\w+)", re.MULTILINE)
 """Tests, and stories in a table."""
-HEADERS = re.compile(r"\|(-|.* shown by)")
-LAST_SECTION = "## Fencing to the end"
-SCENARIOS, PROMISES = PAGE.split(LAST_SECTION)
-COUNT = 53
-PROMISE_COUNT = 5
+SCENARIO_COUNT = 53
+PROMISE_COUNT = 65
 
 
-def rows(text: str) -> list[list[str]]:
-    """The lines of all tables, without their headers, as columns."""
-    lines = [line for line in text.splitlines() if line.startswith("|") and not HEADERS.match(line)]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+def listed(path: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the sections of a list of scenarios or promises."""
+    sections: dict[str, list[dict[str, Any]]] = yaml.safe_load((ROOT / path).read_text())
+    return sections
 
 
-def test_each_scenario_has_one_line() -> None:
-    assert len(rows(SCENARIOS)) == COUNT
-    assert len(rows(PROMISES)) == PROMISE_COUNT
-    told = [scenario for scenario, *_ in rows(PAGE)]
-    assert len(set(told)) == len(told)
+SCENARIOS = listed("tests/scenarios/scenarios.yaml")
+PROPOSALS = listed("tests/kafka/consumer/proposals.yaml")
 
 
-def test_each_test_that_is_named_exists() -> None:
-    defined = [
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in CASES.findall(path.read_text())
-    ]
-    shown_by = " ".join(row[-1] for row in rows(PAGE))
-    for name in {*re.findall(r"`(test_\w+)`", PAGE), *re.findall(r"`(\w+)`", shown_by)}:
-        assert name in defined, name
+def cases(folder: str) -> set[str]:
+    """Return the names of all tests and stories in a folder."""
+    paths = (ROOT / "tests" / folder).rglob("test_*.py")
+    return {name for path in paths for name in CASES.findall(path.read_text())}
 
 
-@pytest.mark.parametrize("row", rows(SCENARIOS), ids=lambda row: row[0][:40])
-def test_each_line_has_a_source_and_names_what_shows_it(row: list[str]) -> None:
-    _, source, here, shown_by = row
-    assert re.search(r"\w", source)
-    if not re.search(r"`\w+`", shown_by):
-        assert len(here.partition("cannot happen here: ")[2]) > len("cannot happen"), here
+def shown_by(row: dict[str, Any]) -> list[str]:
+    """Return the tests of a line."""
+    return [name for kind in ("tests", "broker", "memory") for name in row.get(kind, ())]
+
+
+def test_each_scenario_has_one_line_with_its_source() -> None:
+    told = [row["scenario"] for row in SCENARIOS["scenarios"]]
+    assert len(told) == len(set(told)) == SCENARIO_COUNT
+    assert all(row["source"] and row["here"] for row in SCENARIOS["scenarios"])
+    assert all(row["promise"] and row["how"] for row in SCENARIOS["fencing"])
+
+
+def test_each_promise_of_a_proposal_has_one_line() -> None:
+    told = [row["promise"] for rows in PROPOSALS.values() for row in rows]
+    assert len(told) == PROMISE_COUNT
+    assert all(told)
+
+
+def test_each_line_names_tests_that_exist() -> None:
+    existing = cases("")
+    for rows in (*SCENARIOS.values(), *PROPOSALS.values()):
+        for row in rows:
+            names, files = shown_by(row), row.get("files", ())
+            assert names or files, row
+            assert set(names) <= existing, set(names) - existing
+            assert all((ROOT / file).exists() for file in files), files
 
 
 def test_each_scenario_that_is_played_on_purpose_is_listed() -> None:
-    played = {
-        name
-        for path in (ROOT / "tests" / "scenarios").glob("test_*.py")
-        for name in CASES.findall(path.read_text())
-    }
-    assert played <= set(re.findall(r"`(test_\w+)`", PAGE))
+    named = {name for rows in SCENARIOS.values() for row in rows for name in shown_by(row)}
+    assert cases("scenarios") <= named

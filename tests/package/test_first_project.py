@@ -1,4 +1,4 @@
-"""The first pages of the documentation, executed from an empty folder with the wheel.
+"""The first page of the documentation, executed from an empty folder with the wheel.
 
 Three things differ from a user's: the Python is that of the tests, the broker has a free port, and
 it comes from the checkout, as building pyspark for another environment takes a minute.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.package, pytest.mark.e2e, pytest.mark.timeout(580)]
 
-PROJECT, HOUR = "docs/your-own-project.md", "docs/first-hour.md"
+PAGE = "docs/your-own-project.md"
 PAGE_PORT, PAGE_PYTHON = "9092", "UV_PYTHON=3.13"
 START_LIMIT_S = 200.0
 WORK_LIMIT_S = 200.0
@@ -124,7 +124,7 @@ def terminal(built: Path, tmp_path: Path) -> Terminal:
 
 
 def test_first_project_works_as_documented(terminal: Terminal) -> None:
-    scaffold, work, configure, broker, dev, produce, look = all_blocks(PROJECT)
+    scaffold, work, configure, broker, dev, produce, look, pause, resume = all_blocks(PAGE)
     terminal.run(scaffold)
     (terminal.folder / work.file).write_text(work.text)
     terminal.run(configure)
@@ -144,7 +144,6 @@ def test_first_project_works_as_documented(terminal: Terminal) -> None:
         )
         assert "1000" in terminal.run(look).split()
 
-        pause, resume = all_blocks(HOUR)
         said = terminal.run(pause)
         assert "orders-3" in said
         assert "the warehouse is being moved" in said
@@ -154,7 +153,7 @@ def test_first_project_works_as_documented(terminal: Terminal) -> None:
 
 def test_first_project_page_uses_the_tested_dagster() -> None:
     (pinned,) = re.findall(r"^dagster==(\S+)", LOCK.read_text(), re.MULTILINE)
-    assert f"create-dagster@{pinned} " in all_blocks(PROJECT)[0].text
+    assert f"create-dagster@{pinned} " in all_blocks(PAGE)[0].text
 
 
 def wait_for(server: ChildProcess, text: str) -> None:

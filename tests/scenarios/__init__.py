@@ -1,1 +1,1 @@
-"""Failure scenarios that cross layers: docs/scenarios.md lists them."""
+"""Failure scenarios that cross layers: `scenarios.yaml` lists them with their sources."""
