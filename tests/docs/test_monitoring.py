@@ -1,4 +1,4 @@
-"""docs/reference/monitoring.md has the events and metrics of the code; its files name metrics that exist."""
+"""docs/reference/monitoring.md has the events and metrics of the code; its files name real metrics."""
 
 from __future__ import annotations
 

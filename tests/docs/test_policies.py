@@ -1,4 +1,4 @@
-"""docs/failures.md has each policy, and docs/dead-letters.md the dead letter that a member writes."""
+"""docs/failures.md has each policy, docs/dead-letters.md the dead letter that a member writes."""
 
 from __future__ import annotations
 
