@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, TopicPartition
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 _JOIN_GROUP, _JOIN_VERSION = 11, 3
@@ -38,12 +36,7 @@ class SlowLeader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def join(self) -> set[str]:

@@ -33,7 +33,6 @@ from dagster_rebalance.kafka.consumer.listener import (
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Collection, Iterable, Mapping
-    from types import TracebackType
     from typing import Any, NoReturn
 
     from confluent_kafka import Message
@@ -108,12 +107,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def set_rebalance_listener(self, listener: AnyListener | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dagster_rebalance.core.model.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from typing_extensions import Self
 
@@ -125,12 +125,7 @@ class CallGuard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._running.pop(_KEY, None)
 
 

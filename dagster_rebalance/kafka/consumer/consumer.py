@@ -31,7 +31,6 @@ from dagster_rebalance.kafka.reading.start_positions import StartPositions
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Iterable, Mapping
-    from types import TracebackType
     from typing import Any, NoReturn
 
     from confluent_kafka import Message
@@ -175,12 +174,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,8 +20,8 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartiti
 from dagster_rebalance.kafka.consumer.caller_commits import with_mark
 from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
-from tests.kafka.consumers import CONFIG as PLAIN_CONFIG
 from tests.kafka.consumers import (
+    CONFIG,
     EVERYTHING,
     P0,
     P1,
@@ -43,31 +43,21 @@ if TYPE_CHECKING:
 
     NewConsumer = Callable[[PauseMarksPolicy], RebalanceAwareConsumer]
 
-CONFIG = {**PLAIN_CONFIG, "auto.offset.reset": "earliest"}
-
 
 @pytest.fixture
 def group() -> FakeGroup:
     return FakeGroup({"orders": 4, "clicks": 1})
 
 
-def pausing(
-    group: FakeGroup,
-    pause_marks: PauseMarksPolicy,
-    **options: Any,  # noqa: ANN401
-) -> RebalanceAwareConsumer:
-    return consumer_of(group, config=CONFIG, pause_marks=pause_marks, **options)
-
-
 @pytest.fixture
 def new(group: FakeGroup) -> NewConsumer:
-    return lambda pause_marks: pausing(group, pause_marks)
+    return lambda pause_marks: consumer_of(group, pause_marks=pause_marks)
 
 
 @pytest.fixture
 def blue(group: FakeGroup) -> RebalanceAwareConsumer:
     """A consumer that owns everything, and carries its marks."""
-    return owner(group, config=CONFIG, pause_marks="carry")
+    return owner(group, pause_marks="carry")
 
 
 def hand_over(blue: RebalanceAwareConsumer, green: RebalanceAwareConsumer) -> None:
@@ -348,7 +338,7 @@ def test_mark_that_cannot_be_read_yet_is_read_by_a_later_poll(
     blue.close()
     member = SlowMember(group)
     member.takes_s = None
-    green = pausing(group, "carry", member=member)
+    green = consumer_of(group, pause_marks="carry", member=member)
     poll(green)
     assert green.assignment() == set(EVERYTHING)
     assert not green.paused()
@@ -362,7 +352,7 @@ def test_mark_that_cannot_be_read_yet_is_read_by_a_later_poll(
 def away(group: FakeGroup) -> tuple[SlowMember, RebalanceAwareConsumer]:
     """A consumer with an unstored mark, whose coordinator does not answer."""
     member = SlowMember(group)
-    consumer = owner(group, config=CONFIG, pause_marks="carry", member=member)
+    consumer = owner(group, pause_marks="carry", member=member)
     consumer.pause([P0])
     member.takes_s = None
     return member, consumer
@@ -453,7 +443,7 @@ def test_no_request_for_marks_is_sent_with_too_little_time_left(
 ) -> None:
     """The client treats a time-out below 0 as infinite."""
     member = SlowMember(group)
-    consumer = owner(group, config=CONFIG, pause_marks="carry", member=member)
+    consumer = owner(group, pause_marks="carry", member=member)
     consumer.pause([P0, P1])
     member.takes_s = takes_s
     consumer.poll(0)
@@ -476,7 +466,7 @@ class FailingMember(FakeMember):
 def test_resume_of_a_mark_that_was_never_stored_commits_nothing(group: FakeGroup) -> None:
     """The user has committed nothing, and the position may be after unfinished records."""
     member = FailingMember(group)
-    consumer = owner(group, config=CONFIG, pause_marks="carry", member=member)
+    consumer = owner(group, pause_marks="carry", member=member)
     consumer.pause([P0])
     consumer.poll(0)
     member.commit_async = super(FailingMember, member).commit_async  # type: ignore[method-assign]
@@ -488,4 +478,4 @@ def test_resume_of_a_mark_that_was_never_stored_commits_nothing(group: FakeGroup
 
 def test_unknown_policy_is_refused(group: FakeGroup) -> None:
     with pytest.raises(ConfigurationError, match="'keep', 'clear' or 'carry'"):
-        pausing(group, "forget")  # type: ignore[arg-type]
+        consumer_of(group, pause_marks="forget")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tests.kafka.contract.stages import Actor, FakeStage, KafkaStage, MockCluster, Stage, play
+from tests.kafka.contract.stages import FakeStage, KafkaStage, MockCluster, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
@@ -75,33 +75,3 @@ def stage(request: pytest.FixtureRequest) -> Stage:
     broker = cast("KafkaCluster", request.getfixturevalue("kafka_broker"))
     topic = cast("TopicFactory", request.getfixturevalue("kafka_topic"))
     return KafkaStage(broker.bootstrap_servers, topic(4), protocol, broker)
-
-
-@pytest.fixture
-def actor(stage: Stage) -> Iterator[Callable[[], Actor]]:
-    """Creates members, which leave at the end of the test."""
-    actors: list[Actor] = []
-
-    def make() -> Actor:
-        actors.append(Actor(stage))
-        return actors[-1]
-
-    yield make
-    for each in actors:
-        each.member.close(5.0)
-
-
-@pytest.fixture
-def blue(actor: Callable[[], Actor]) -> Actor:
-    """A member that owns all partitions."""
-    blue = actor().subscribe()
-    play(lambda: blue.owns == blue.everything, blue, what="blue to own everything")
-    return blue
-
-
-@pytest.fixture
-def green(blue: Actor, actor: Callable[[], Actor]) -> Actor:
-    """A member that waits for two partitions, which `blue` holds."""
-    green = actor().subscribe()
-    play(lambda: blue.member.held, blue, green, what="a revoke request to blue")
-    return green

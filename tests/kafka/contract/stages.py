@@ -213,3 +213,18 @@ def pass_time(*actors: Actor, polls: int = 10) -> None:
     for _ in range(polls):
         for actor in actors:
             actor.poll()
+
+
+def share(*actors: Actor, what: str = "all to share the partitions", partitions: int = 4) -> None:
+    """Poll all members and release their holds until each partition has one owner."""
+    everything = [TopicPartition(actors[0].stage.topic, number) for number in range(partitions)]
+
+    def shared() -> bool:
+        for actor in actors:
+            if actor.member.held:
+                actor.member.release()
+        return all(actor.owns for actor in actors) and everything == sorted(
+            tp for actor in actors for tp in actor.owns
+        )
+
+    play(shared, *actors, what=what)

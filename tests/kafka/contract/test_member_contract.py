@@ -16,7 +16,7 @@ from dagster_rebalance.core.model.events import (
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult
-from tests.kafka.contract.stages import Actor, Stage, pass_time, play
+from tests.kafka.contract.stages import Actor, Stage, pass_time, play, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,14 +208,7 @@ def test_commit_after_fencing_fails_with_partition_lost(stage: Stage, blue: Acto
 def test_fenced_member_rejoins(stage: Stage, blue: Actor, green: Actor) -> None:
     stage.evict(blue.member)
     play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
-
-    def shared() -> bool:
-        for each in (blue, green):
-            if each.member.held:
-                each.member.release()
-        return len(blue.owns) == len(green.owns) == 2 and not blue.owns & green.owns
-
-    play(shared, blue, green, what="both to share the partitions again")
+    share(blue, green)
     assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
 
 

@@ -11,10 +11,10 @@ from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, 
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.deadline import wait_until
-from tests.kafka.contract.stages import Actor, KafkaStage, pass_time, play
+from tests.kafka.contract.stages import Actor, KafkaStage, pass_time, play, share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
@@ -27,57 +27,17 @@ def stage(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> KafkaStage:
     return KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), "range")
 
 
-@pytest.fixture
-def actor(stage: KafkaStage) -> Iterator[Callable[[], Actor]]:
-    actors: list[Actor] = []
-
-    def make() -> Actor:
-        actors.append(Actor(stage).subscribe())
-        return actors[-1]
-
-    yield make
-    for each in actors:
-        each.member.close(5.0)
-
-
-def everything(stage: KafkaStage) -> frozenset[TopicPartition]:
-    return frozenset(TopicPartition(stage.topic, number) for number in range(4))
-
-
-def all_share(stage: KafkaStage, *actors: Actor) -> Callable[[], bool]:
-
-    def shared() -> bool:
-        for each in actors:
-            if each.member.held:
-                each.member.release()
-        return all(each.owns for each in actors) and sorted(
-            tp for each in actors for tp in each.owns
-        ) == sorted(everything(stage))
-
-    return shared
-
-
-def holding(stage: KafkaStage, actor: Callable[[], Actor]) -> tuple[Actor, Actor]:
-    blue = actor()
-    play(lambda: blue.owns == everything(stage), blue, what="the first member to own everything")
-    green = actor()
-    play(lambda: blue.member.held, blue, green, what="a revoke request to the first member")
-    return blue, green
-
-
-def test_eager_hold_covers_all_partitions_and_accepts_commits(
-    stage: KafkaStage, actor: Callable[[], Actor]
-) -> None:
-    blue, green = holding(stage, actor)
+def test_eager_hold_covers_all_partitions_and_accepts_commits(blue: Actor, green: Actor) -> None:
     pass_time(blue, green, polls=15)
-    assert blue.member.held == blue.owns == everything(stage)
+    assert blue.member.held == blue.owns == blue.everything
     assert not green.owns
-    assert blue.member.commit(
-        dict.fromkeys(everything(stage), OffsetAndMetadata(7))
-    ).committed == everything(stage)
+    assert (
+        blue.member.commit(dict.fromkeys(blue.everything, OffsetAndMetadata(7))).committed
+        == blue.everything
+    )
     blue.member.release()
     assert not blue.owns
-    play(all_share(stage, blue, green), blue, green, what="both to share the partitions")
+    share(blue, green)
     assert {
         offset.offset for offset in green.member.committed(green.owns, 5.0).values() if offset
     } == {7}
@@ -85,10 +45,11 @@ def test_eager_hold_covers_all_partitions_and_accepts_commits(
     assert not blue.partitions_of(PartitionsLost)
 
 
-def test_eager_hold_delays_the_whole_group(stage: KafkaStage, actor: Callable[[], Actor]) -> None:
-    blue, green = holding(stage, actor)
-    play(all_share(stage, blue, green), blue, green, what="both to share the partitions")
-    late = actor()
+def test_eager_hold_delays_the_whole_group(
+    actor: Callable[[], Actor], blue: Actor, green: Actor
+) -> None:
+    share(blue, green)
+    late = actor().subscribe()
     play(
         lambda: blue.member.held and green.member.held,
         blue,
@@ -101,38 +62,37 @@ def test_eager_hold_delays_the_whole_group(stage: KafkaStage, actor: Callable[[]
     assert blue.owns
     assert not green.owns | late.owns
     blue.member.release()
-    play(all_share(stage, blue, green, late), blue, green, late, what="all to share the partitions")
+    share(blue, green, late)
 
 
 def test_fencing_in_an_eager_hold_is_reported_once(
-    stage: KafkaStage, actor: Callable[[], Actor]
+    stage: KafkaStage, blue: Actor, green: Actor
 ) -> None:
-    blue, green = holding(stage, actor)
-    blue.member.commit(dict.fromkeys(everything(stage), OffsetAndMetadata(1)))
+    blue.member.commit(dict.fromkeys(blue.everything, OffsetAndMetadata(1)))
     stage.evict(blue.member)
     play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(everything(stage))
+    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
     assert [event.reason for event in blue.events if isinstance(event, PartitionsLost)] == [
         LostReason.FENCED
     ]
-    play(all_share(stage, blue, green), blue, green, what="both to share the partitions")
+    share(blue, green)
 
 
 @pytest.mark.parametrize("ending", ["close", "unsubscribe"])
 def test_leave_in_an_eager_hold_releases_all_partitions(
-    stage: KafkaStage, actor: Callable[[], Actor], ending: str
+    blue: Actor, green: Actor, ending: str
 ) -> None:
-    blue, green = holding(stage, actor)
     if ending == "close":
         blue.member.close(5.0)
     else:
         blue.member.unsubscribe(5.0)
-    play(lambda: green.owns == everything(stage), green, what="the second member to own everything")
+    play(lambda: green.owns == blue.everything, green, what="the second member to own everything")
 
 
 def test_delay_revoke_of_an_eager_member_returns_whether_assigned(
     stage: KafkaStage, actor: Callable[[], Actor]
 ) -> None:
+    everything = frozenset(TopicPartition(stage.topic, number) for number in range(4))
     with closing(RebalanceAwareConsumer(stage.config, hold_limit_s=30, fetch=False)) as blue:
         blue.subscribe([stage.topic])
         wait_until(
@@ -141,7 +101,7 @@ def test_delay_revoke_of_an_eager_member_returns_whether_assigned(
             what="everything to be assigned",
             interval_s=0,
         )
-        green = actor()
+        green = actor().subscribe()
 
         def requested() -> bool:
             green.poll()
@@ -150,11 +110,11 @@ def test_delay_revoke_of_an_eager_member_returns_whether_assigned(
 
         wait_until(requested, timeout_s=12, what="a revoke request", interval_s=0)
         for _ in range(5):
-            assert blue.get_to_be_revoked_partitions() == everything(stage)
-            assert blue.delay_revoke(everything(stage))
+            assert blue.get_to_be_revoked_partitions() == everything
+            assert blue.delay_revoke(everything)
             blue.poll(0.05)
             green.poll()
-            assert blue.assignment() == everything(stage)
+            assert blue.assignment() == everything
             assert not green.owns
         play(
             lambda: green.owns or blue.poll(0.05), green, what="the second member to own its share"

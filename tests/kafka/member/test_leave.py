@@ -68,40 +68,26 @@ class DeafConsumer(WatchedConsumer):
         )
 
 
-@pytest.fixture
-def clients(monkeypatch: pytest.MonkeyPatch) -> list[WatchedConsumer]:
-    made: list[WatchedConsumer] = []
-
-    def make(config: Mapping[str, object]) -> WatchedConsumer:
-        made.append(WatchedConsumer(config))
-        return made[-1]
-
-    monkeypatch.setattr(confluent_kafka, "Consumer", make)
-    return made
-
-
 @pytest.fixture(params=["classic", "consumer", "range"])
-def pair(
+def stage(
     request: pytest.FixtureRequest,
-    clients: list[WatchedConsumer],
+    monkeypatch: pytest.MonkeyPatch,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
-) -> Iterator[tuple[Actor, Actor]]:
-    """A member that holds partitions, and the one that waits for them.
+) -> Iterator[KafkaStage]:
+    """A group whose members must leave without a callback in `close`."""
+    clients: list[WatchedConsumer] = []
 
-    The first holds two partitions, or all four with an eager strategy.
-    """
-    stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
-    if stage.protocol == "classic":
-        stage.config["session.timeout.ms"] = (
-            "30000"  # longer than anything here waits: members leave, and do not just vanish
-        )
-    blue = Actor(stage).subscribe()
-    play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")
-    green = Actor(stage).subscribe()
-    play(lambda: blue.member.held, blue, green, what="a revoke request")
-    yield blue, green
-    green.member.close(5.0)
+    def make(config: Mapping[str, object]) -> WatchedConsumer:
+        clients.append(WatchedConsumer(config))
+        return clients[-1]
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", make)
+    made = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
+    if made.protocol == "classic":
+        # Longer than anything here waits: members leave, and do not just vanish.
+        made.config["session.timeout.ms"] = "30000"
+    yield made
     assert {client.is_closing for client in clients} == {True}
     assert [called for client in clients for called in client.called_in_close] == []
 
@@ -113,24 +99,21 @@ def green_owns_everything(green: Actor) -> bool:
 
 
 @pytest.mark.broker
-def test_close_in_a_hold_leaves_no_callback(pair: tuple[Actor, Actor]) -> None:
-    blue, green = pair
+def test_close_in_a_hold_leaves_no_callback(blue: Actor, green: Actor) -> None:
     blue.member.close(5.0)
     play(lambda: green_owns_everything(green), green, what="the second member to own everything")
 
 
 @pytest.mark.broker
-def test_close_after_a_release_leaves_no_callback(pair: tuple[Actor, Actor]) -> None:
+def test_close_after_a_release_leaves_no_callback(blue: Actor, green: Actor) -> None:
     """Two callbacks are due, which can freeze a close."""
-    blue, green = pair
     blue.member.release()
     blue.member.close(5.0)
     play(lambda: green_owns_everything(green), green, what="the second member to own everything")
 
 
 @pytest.mark.broker
-def test_rejoin_after_fencing_in_a_hold_leaves_no_callback(pair: tuple[Actor, Actor]) -> None:
-    blue, green = pair
+def test_rejoin_after_fencing_in_a_hold_leaves_no_callback(blue: Actor, green: Actor) -> None:
     blue.stage.evict(blue.member)
     play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
     assert [event.reason for event in blue.events if isinstance(event, PartitionsLost)] == [
