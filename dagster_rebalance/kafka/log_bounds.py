@@ -1,7 +1,8 @@
 """Read the bounds and committed offsets of partitions, and verify that they fit each other.
 
 If a leader is unavailable, only its own partitions wait: the others have an answer at once, and
-that leader is retried a little later.
+that leader is retried a little later. `BrokerError` is raised if Kafka refuses, and waiting would
+not help, or if it does not answer at all.
 """
 
 from __future__ import annotations
@@ -47,9 +48,6 @@ def read_bounds(
     """Return the bounds of all partitions, within `timeout_s`.
 
     First offsets in `known_starts` are not queried.
-
-    Raises:
-        BrokerError: Some of them have no answer.
     """
     known = known_starts or {}
     unknown = [partition for partition in partitions if partition not in known]
@@ -74,9 +72,6 @@ def find(
 
     `timeout_s` limits the coordinator, and `patience_s` all leaders together. The group starts at
     `start` in a partition without a committed offset.
-
-    Raises:
-        BrokerError: Kafka refuses, or its coordinator does not answer.
     """
     stored, refused = committed(consumer, bounds, timeout_s)
     bounds = {partition: found for partition, found in bounds.items() if partition in stored}
@@ -117,11 +112,7 @@ def allowed(
     query: Callable[[list[TopicPartition]], dict[TopicPartition, _Answer]],
     partitions: Iterable[TopicPartition],
 ) -> tuple[dict[TopicPartition, _Answer], dict[TopicPartition, str]]:
-    """Query partitions, and return the answers and the reasons of refused topics' partitions.
-
-    Raises:
-        BrokerError: Kafka refuses everything, or does not answer.
-    """
+    """Query partitions, and return the answers and the reasons of refused topics' partitions."""
     wanted = list(partitions)
     try:
         return query(wanted), {}
@@ -139,9 +130,6 @@ def committed(
     """Return the group's committed offsets, and the reasons of the partitions without an answer.
 
     These are partitions of refused topics, or with an offset in an open transaction.
-
-    Raises:
-        BrokerError: Kafka refuses everything, or does not answer.
     """
     wanted = list(partitions)
     try:
@@ -212,9 +200,6 @@ class BoundsReader:
         """Return the facts of the partitions whose leaders answer, as the function `find`.
 
         Leaders that do not verify a committed offset in time get more time in the next call.
-
-        Raises:
-            BrokerError: Kafka refuses, or its coordinator does not answer.
         """
         bounds = self.read(partitions)
         refused = {p: why for p, why in self.refused.items() if p in partitions}
@@ -233,20 +218,13 @@ class BoundsReader:
         return found
 
     def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of the partitions whose leaders answer; a later call retries others.
-
-        Raises:
-            BrokerError: Kafka refuses, and waiting would not help, or no leader answers.
-        """
+        """Return the bounds of the partitions whose leaders answer; a later call retries others."""
         return self._read_all(partitions, {})
 
     def read_beyond(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Return the same with cached first offsets and, every 30 s, with the high watermarks.
 
         Only a high watermark shows the records behind an open transaction.
-
-        Raises:
-            BrokerError: Kafka refuses, and waiting would not help, or no leader answers.
         """
         now = self._clock()
         due = [

@@ -282,11 +282,7 @@ def _kind(schema: Any) -> str:  # noqa: ANN401 - the client's own type
 
 
 def _with_built_in(references: Mapping[str, str], text: str, what: str) -> dict[str, str]:
-    """Return the files that a Protobuf schema needs, each after its dependencies.
-
-    Raises:
-        _UnusableError: The registry returned the schema as text, or a file is missing.
-    """
+    """Return the files that a Protobuf schema needs, each after its dependencies."""
     from google.protobuf import descriptor_pb2, descriptor_pool  # noqa: PLC0415 - optional
 
     found: dict[str, str] = {}

@@ -60,11 +60,7 @@ def to_confluent(
 def to_commit(
     partition: TopicPartition, offset: OffsetAndMetadata
 ) -> confluent_kafka.TopicPartition:
-    """Return the partition for a commit of the client.
-
-    Raises:
-        TypeError: `offset` is not an `OffsetAndMetadata`.
-    """
+    """Return the partition for a commit of the client."""
     if not isinstance(offset, OffsetAndMetadata):
         msg = (
             f"a commit for {partition} must be an OffsetAndMetadata with the next offset, "

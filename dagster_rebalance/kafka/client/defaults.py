@@ -272,11 +272,7 @@ TABLE: tuple[ClientDefault, ...] = (
 def client_config(
     client: ClientKind, given: Mapping[str, Any], derived: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a client: the defaults of the table, and those `given` by the user.
-
-    Raises:
-        LookupError: The table has no setting of `derived`.
-    """
+    """Return the settings of a client: the defaults of the table, and those `given` by the user."""
     unknown = (derived or {}).keys() - {
         row.name for row in TABLE if row.derived and client in row.clients
     }

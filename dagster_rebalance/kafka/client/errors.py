@@ -406,9 +406,6 @@ def with_timeout(
     """Call with a time limit, but stop after a second if Kafka refused the client.
 
     The client itself would retry with a wrong password. An infinite time-out is 23 days.
-
-    Raises:
-        KafkaException: The call failed or timed out.
     """
     first = min(timeout_s, _REFUSED_WITHIN_S)
     try:

@@ -50,11 +50,7 @@ class OwnerThread:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, function: Callable[[], T], *, nested: bool = True) -> Future[T]:
-        """Run a function; a `nested` one also while a job that is not nested waits.
-
-        Raises:
-            IllegalStateError: The thread was stopped, or this process is a fork of the thread's.
-        """
+        """Run a function; a `nested` one also while a job that is not nested waits."""
         if os.getpid() != self._process:
             msg = (
                 "the consumer was made by another process, of which this one is a fork: "

@@ -148,12 +148,7 @@ class Settings:
 
 
 def with_login(config: Mapping[str, Any], credentials: Credentials | None = None) -> dict[str, Any]:
-    """Return the settings with user and password in place of the function that returns them.
-
-    Raises:
-        BrokerError: The function failed.
-        ConfigurationError: It returned something else.
-    """
+    """Return the settings with user and password in place of the function that returns them."""
     plain = {name: value for name, value in config.items() if name != CREDENTIALS}
     if CREDENTIALS not in config:
         return plain
@@ -167,11 +162,7 @@ def isolation_level(config: Mapping[str, Any]) -> str:
 
 
 def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
-    """Validate a config mapping.
-
-    Raises:
-        ConfigurationError: A setting cannot work; the message names it and the change.
-    """
+    """Validate a config mapping; raise `ConfigurationError` for a setting that cannot work."""
     _refuse(_type_problems(config))
     user: dict[str, Any] = {**(config.get("default.topic.config") or {}), **config}
     user.pop("default.topic.config", None)
@@ -194,11 +185,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
 
 
 def checked_seconds(name: str, value: object) -> None:
-    """Check that a value is a number of seconds from 0 on.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
+    """Raise `ConfigurationError` unless a value is a number of seconds from 0 on."""
     is_seconds = (
         isinstance(value, int | float)
         and not isinstance(value, bool)

@@ -38,11 +38,7 @@ def read(
     timeout_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[confluent_kafka.TopicPartition], list[confluent_kafka.TopicPartition]]:
-    """Return the answers, and the partitions that wait for the end of a transaction.
-
-    Raises:
-        KafkaException: No answer, or a refusal of the whole request.
-    """
+    """Return the answers, and the partitions that wait for the end of a transaction."""
     try:
         return client.committed(list(partitions), timeout=timeout_s), []
     except KafkaException as problem:

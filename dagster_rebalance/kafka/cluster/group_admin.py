@@ -65,11 +65,7 @@ class GroupAdmin(AdminConnection):
     """Describes one group and moves its offsets. Connects with the first call."""
 
     def members(self, timeout_s: float = 10.0) -> tuple[GroupMember, ...]:
-        """Return the members of the group; an unknown group has none.
-
-        Raises:
-            BrokerError: Kafka did not answer, or refused.
-        """
+        """Return the members of the group; an unknown group has none."""
         group_id = self._settings.group_id
 
         def describe(limit_s: float) -> ConsumerGroupDescription:
@@ -186,9 +182,6 @@ class GroupAdmin(AdminConnection):
 
         Unlike `with_timeout`, it sends no second request: librdkafka 2.16 may abort the process if
         a coordinator answers after the time-out of a request.
-
-        Raises:
-            KafkaException: The request failed or timed out, or Kafka refused the client.
         """
         while not wait([answer], _STEP_S).done:
             error = self._root_cause(KafkaError(NOT_ANSWERED))
@@ -197,11 +190,7 @@ class GroupAdmin(AdminConnection):
         return answer.result()
 
     def _retried(self, call: Callable[[float], _Answer], timeout_s: float) -> _Answer:
-        """Call, and retry while the coordinator moves.
-
-        Raises:
-            KafkaException: The call failed or timed out.
-        """
+        """Call, and retry while the coordinator moves."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:

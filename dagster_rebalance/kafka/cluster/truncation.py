@@ -50,9 +50,6 @@ def find_truncated(
     """Return whether the log no longer reaches each position.
 
     The result lacks partitions whose leaders do not answer in time.
-
-    Raises:
-        BrokerError: Kafka refuses, and waiting would not help.
     """
     if not positions:
         return {}

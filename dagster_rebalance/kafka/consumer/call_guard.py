@@ -54,12 +54,7 @@ class CallGuard:
         return os.getpid() != self._process
 
     def exclusive(self, call: str) -> AbstractContextManager[object]:
-        """Admit a call that must not run inside another one.
-
-        Raises:
-            IllegalStateError: Another call is running, in this thread or in another one; or the
-                consumer is closed or belongs to another process.
-        """
+        """Admit a call that must not run inside another one."""
         self._refuse_fork(call)
         outer = self._outer_call()
         if outer is not None:
@@ -74,12 +69,7 @@ class CallGuard:
         return self._enter(call, _caller())
 
     def reentrant(self, call: str) -> AbstractContextManager[object]:
-        """Admit a call, also inside a running call of the same thread.
-
-        Raises:
-            IllegalStateError: A call of another thread is running, or the consumer is closed or
-                belongs to another process.
-        """
+        """Admit a call, also inside a running call of the same thread."""
         self._refuse_fork(call)
         if self._outer_call() is not None:
             return nullcontext()

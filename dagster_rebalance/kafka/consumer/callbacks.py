@@ -35,11 +35,7 @@ class Callbacks:
         self._error: Exception | None = None
 
     def set_listener(self, listener: AnyRebalanceListener | None) -> None:
-        """Set the listener that the next `begin` puts into effect.
-
-        Raises:
-            IllegalStateError: The object is not a listener.
-        """
+        """Set the listener that the next `begin` puts into effect."""
         self._next = None if listener is None else consumer_aware(listener)
 
     def begin(self) -> None:

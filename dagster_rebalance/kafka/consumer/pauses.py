@@ -126,9 +126,6 @@ class CarriedPauses:
         """Apply the stored marks of newly assigned partitions.
 
         A mark without an answer within `limit_s` stays unread until the next call.
-
-        Raises:
-            BrokerError: The error is not retriable.
         """
         committed = self._committed(self._unread, limit_s)
         stored = {
@@ -143,9 +140,6 @@ class CarriedPauses:
         """Store the marks that differ, or may differ, from those in Kafka.
 
         A mark without an answer within `limit_s` is tried again by the next call.
-
-        Raises:
-            BrokerError: A mark cannot be stored, and the error is not retriable.
         """
         deadline = self._clock() + limit_s
         marked, stored = frozenset(self._pauses.partitions), self._commits.stored_marks

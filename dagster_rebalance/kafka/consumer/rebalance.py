@@ -59,14 +59,10 @@ class RebalanceHandler:
         return due.has_undelivered
 
     def poll_member(self, timeout_s: float, *, same_poll: bool) -> bool:
-        """Poll the member and apply its events.
+        """Poll the member for at most `timeout_s`, and apply its events.
 
-        Args:
-            timeout_s: How long the member may wait for an event.
-            same_poll: Whether requested revokes are completed at once.
-
-        Returns:
-            Whether the caller must receive the events without delay.
+        With `same_poll`, requested revokes are completed at once. Return whether the caller must
+        receive the events without delay.
         """
         pending = self._state.pending_events
         pending.extend(self._state.commits.take_events())

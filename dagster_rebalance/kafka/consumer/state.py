@@ -31,11 +31,7 @@ PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
 
 
 class ConsumerState:
-    """Collaborators and assignment of one consumer; without a fetcher it reads no records.
-
-    Raises:
-        ConfigurationError: `pause_marks` is not a policy.
-    """
+    """Collaborators and assignment of one consumer; without a fetcher it reads no records."""
 
     def __init__(
         self,

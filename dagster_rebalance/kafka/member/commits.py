@@ -171,12 +171,7 @@ class Commits:
     def read(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offsets.
-
-        Raises:
-            KafkaException: No answer, or a refusal of the whole request.
-            ReadRefusedError: Some partitions are refused.
-        """
+        """Return the group's committed offsets; raise `ReadRefusedError` if some are refused."""
         found, refused = self.look_up(partitions, timeout_s)
         if refused:
             raise ReadRefusedError(refused)
@@ -185,11 +180,7 @@ class Commits:
     def look_up(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, KafkaError]]:
-        """Return the group's committed offsets, and the errors of the refused partitions.
-
-        Raises:
-            KafkaException: No answer, or a refusal of the whole request.
-        """
+        """Return the group's committed offsets, and the errors of the refused partitions."""
         if not partitions:
             return {}, {}
         answers, waiting = committed_offsets.read(

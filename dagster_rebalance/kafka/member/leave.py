@@ -28,11 +28,7 @@ callback."""
 def unassign(
     consumer: confluent_kafka.Consumer, partitions: Iterable[TopicPartition], *, eager: bool
 ) -> None:
-    """Unassign partitions; with an eager strategy a client can only unassign all.
-
-    Raises:
-        KafkaException: The client does not have them.
-    """
+    """Unassign partitions; with an eager strategy a client can only unassign all."""
     if eager:
         consumer.unassign()
     else:
@@ -53,11 +49,7 @@ def leave(consumer: confluent_kafka.Consumer) -> None:
     on one core, 2 of 486 on two; none of 1,488 in this way. On Kafka 4.1.1 two callbacks wait right
     after a release and after a lost hold, in both protocols.
 
-    Args:
-        consumer: The client. Its callbacks must not hold a revoke any more.
-
-    Raises:
-        RuntimeError: It is closed.
+    The callbacks of the client must not hold a revoke any more.
     """
     try:
         consumer.unsubscribe()

@@ -89,9 +89,6 @@ class Member:
     Args:
         probe_interval_s: How often to probe for fencing during a hold.
         discovery_interval_s: How often to look for new topics and partitions, between holds.
-
-    Raises:
-        ConfigurationError: The client refuses a setting; the message names it.
     """
 
     def __init__(
@@ -423,11 +420,7 @@ class Member:
             self._apply(CommitAnswered(ticket, CommitResult(frozenset(), failed)))
 
     def _query(self, function: Callable[[Session], T], timeout_s: float) -> T:
-        """Run a function in the session's thread, and return its result.
-
-        Raises:
-            KafkaException: It was refused, or not answered in time.
-        """
+        """Run a function in the session's thread, and return its result."""
         self._drain_events()
         session = self._session
 

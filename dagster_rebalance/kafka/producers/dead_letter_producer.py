@@ -75,9 +75,6 @@ class DeadLetterProducer:
         config: The settings of the group member; those of the connection are used.
         topic: The dead-letter topic.
         make_producer: Creates the client from its settings.
-
-    Raises:
-        ConfigurationError: A setting cannot work.
     """
 
     def __init__(
@@ -135,9 +132,6 @@ class DeadLetterProducer:
         """Store dead letters of records, and wait until all of them are stored.
 
         Each delivery ends within the time-out of the client.
-
-        Raises:
-            BrokerError: A letter could not be stored.
         """
         in_flight = set()
         for letter in letters:

@@ -163,11 +163,7 @@ class Fetcher:
         self._staged.update(staged)
 
     def start_staged(self) -> None:
-        """Start reading the staged partitions. A failed look-up is retried later.
-
-        Raises:
-            BrokerError: The client refused; the next read retries.
-        """
+        """Start reading the staged partitions. A failed look-up is retried later."""
         if not self._staged:  # the usual case
             return
         may_look_up = self._clock() >= self._look_up_at
@@ -235,11 +231,7 @@ class Fetcher:
         self._forget(gone)
 
     def seek(self, partition: TopicPartition, start: Start) -> None:
-        """Continue reading elsewhere. Buffered records of the partition are dropped.
-
-        Raises:
-            IllegalStateError: The partition is not assigned, or Kafka has no such offset.
-        """
+        """Continue reading elsewhere. Buffered records of the partition are dropped."""
         if isinstance(start, int) and not 0 <= start <= MAX_OFFSET:
             msg = (
                 f"seek of {partition} to {start}: an offset is a number from 0 to {MAX_OFFSET}; "
@@ -255,11 +247,7 @@ class Fetcher:
             self._forget({partition})
 
     def position(self, partition: TopicPartition) -> Position:
-        """Return the position of a partition.
-
-        Raises:
-            IllegalStateError: The partition is not assigned.
-        """
+        """Return the position of a partition."""
         if partition in self._staged:
             start = self._staged[partition]
             return Position(start if isinstance(start, int) else None, start)

@@ -341,11 +341,7 @@ class _Read:
         return str(problem) if problem else self._errors.reason or NO_REASON
 
     def _check_logs(self) -> bool:
-        """Find offsets that no longer exist, and return whether the leaders have answered.
-
-        Raises:
-            BrokerError: Some offsets are gone, or Kafka refuses.
-        """
+        """Find offsets that no longer exist, and return whether the leaders have answered."""
         try:
             logs = self._query_logs(self._unread.positions)
             gone = self._unread.why_gone({tp: log.bounds for tp, log in logs.items()})
