@@ -1,4 +1,4 @@
-"""docs/reference/monitoring.md has the events and metrics of the code; its files name real metrics."""
+"""The pages on monitoring have the events and metrics of the code; their files name real ones."""
 
 from __future__ import annotations
 
