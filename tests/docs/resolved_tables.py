@@ -5,7 +5,6 @@ Argument: a folder. Prints the rows of both tables.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -38,12 +37,11 @@ def batch() -> KafkaBatch:
 
 
 if __name__ == "__main__":
-    os.environ["KAFKA_BROKERS"] = "nowhere:9092"
     delta, iceberg = pasted("import write_delta"), pasted("iceberg.spark.SparkCatalog")
     spark = KafkaSparkResource(
         master="local[1]",
         spark_config={
-            **delta["defs"].resources["spark"].resource.spark_config,
+            **delta["spark"].spark_config,
             **iceberg["spark"].spark_config,
             "spark.sql.catalog.lake.type": "hadoop",
             "spark.sql.catalog.lake.warehouse": f"{folder}/warehouse",

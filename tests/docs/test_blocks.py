@@ -40,6 +40,7 @@ OTHERS = {
     "export",
     "kafka-acls",
     "kafka-configs",
+    "kafka-consumer-groups",
     "mkdir",
     "openssl",
     "psql",

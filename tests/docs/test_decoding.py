@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance import SchemaRegistryResource
+from dagster_rebalance import (
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    SchemaRegistryResource,
+    build_kafka_batch_defs,
+)
 from tests.decoding.http_registry import http_registry
 from tests.decoding.records import ORDER, avro, batch
 from tests.docs.blocks import block_with, run_block
@@ -28,7 +33,14 @@ def pasted(block: str) -> dict[str, Any]:
 def test_the_example_with_spark_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGISTRY_PASSWORD", raising=False)
     names = pasted(block_with(PAGE, "python", "def orders("))
-    dg.Definitions.validate_loadable(names["defs"])
+    kafka = KafkaConsumerResource(bootstrap_servers="nowhere:9092", group_id="a", topics=["b"])
+    defs = build_kafka_batch_defs(
+        kafka=kafka,
+        assets=[names["orders"]],
+        spark=KafkaSparkResource(),
+        resources={"registry": names["registry"]},
+    )
+    dg.Definitions.validate_loadable(defs)
 
 
 def test_the_example_without_spark_reads_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:

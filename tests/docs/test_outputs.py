@@ -1,4 +1,4 @@
-"""docs/outputs.md and docs/parquet.md: the examples write each range once."""
+"""docs/outputs.md, docs/parquet.md and values in docs/assets.md: each range is written once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ import psycopg2
 import pytest
 from confluent_kafka import Message
 
-from dagster_rebalance import KafkaBatch, OffsetRange
+from dagster_rebalance import (
+    KafkaBatch,
+    KafkaConsumerResource,
+    OffsetRange,
+    build_kafka_stream_defs,
+)
 from dagster_rebalance.spark.output import write_parquet_by_range
 from tests.docs.blocks import block_with, run_block
 from tests.spark.lakes import connected, table_server
@@ -66,11 +71,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.mark.spark
 def test_the_example_of_a_table_writes_each_range_once(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
     names = pasted("import write_delta", data=str(tmp_path))
-    dg.Definitions.validate_loadable(names["defs"])
+    kafka = KafkaConsumerResource(bootstrap_servers="nowhere:9092", group_id="a", topics=["b"])
+    dg.Definitions.validate_loadable(
+        build_kafka_stream_defs(kafka=kafka, assets=[names["orders"]], spark=names["spark"])
+    )
     spark = SimpleNamespace(spark_session=session)
     pen, cup, ink = ('{"id": 1, "item": "pen"}', '{"id": 2, "item": "cup"}', '{"id": 3}')
     for given in (batch((0, 5, pen), (1, 3, cup)), batch((0, 5, pen), (0, 7, ink))):
@@ -83,7 +90,7 @@ def test_the_example_of_values_between_assets_hands_them_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
-    names = pasted("def cleaned", data=str(tmp_path))
+    names = pasted("def cleaned", "docs/assets.md", data=str(tmp_path))
     written: list[object] = []
     names["write_by_range"] = lambda *given: written.append(given)
 

@@ -19,7 +19,13 @@ from botocore.stub import Stubber
 from confluent_kafka import Producer
 from pyarrow import dataset
 
-from dagster_rebalance import ExternalJobs, KafkaBatch, OffsetRange
+from dagster_rebalance import (
+    ExternalJobs,
+    KafkaBatch,
+    KafkaConsumerResource,
+    OffsetRange,
+    build_kafka_batch_defs,
+)
 from tests.docs.blocks import ROOT, block_with, run_block
 
 if TYPE_CHECKING:
@@ -187,7 +193,15 @@ PLATFORMS = {
 @pytest.mark.parametrize("text", PLATFORMS)
 @pytest.mark.usefixtures("played")
 def test_the_example_is_a_code_location(text: str) -> None:
-    dg.Definitions.validate_loadable(pasted(text)["defs"])
+    names = pasted(text)
+    kafka = KafkaConsumerResource(bootstrap_servers="nowhere:9092", group_id="a", topics=["b"])
+    defs = names.get("defs") or build_kafka_batch_defs(
+        kafka=kafka,
+        assets=[names["orders"]],
+        resources=names["resources"],
+        external_work=names["external_work"],
+    )
+    dg.Definitions.validate_loadable(defs)
 
 
 def test_runs_of_databricks_are_ended(played: Played) -> None:

@@ -64,7 +64,6 @@ def test_the_example_with_polars_writes_each_range_once(tmp_path: Path) -> None:
 
 def test_the_example_with_duckdb_writes_each_range_once(tmp_path: Path) -> None:
     names = pasted(block_with(PAGE, "python", "import duckdb"), tmp_path)
-    dg.Definitions.validate_loadable(names["defs"])
     for attempt in (batch((0, 5, "pen"), (1, 3, "cup")), batch((0, 5, "pen"), (0, 7, "ink"))):
         dg.materialize([names["orders"]], resources={"kafka_batch": attempt})
     with duckdb.connect(str(tmp_path / "shop.duckdb")) as shop:

@@ -1,4 +1,4 @@
-"""docs/settings.md: each setting of the resources with its default and description."""
+"""docs/settings.md and docs/client-settings.md: each setting with its default and description."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> No
 def test_the_table_of_client_settings_is_that_of_the_code() -> None:
     head = "| setting | value | clients | yours wins | why |\n|---|---|---|---|---|"
     table = "\n".join((head, *map(str, TABLE)))
-    assert table in (ROOT / "docs/settings.md").read_text(), (
-        f"docs/settings.md should have:\n{table}"
+    assert table in (ROOT / "docs/client-settings.md").read_text(), (
+        f"docs/client-settings.md should have:\n{table}"
     )
 
 

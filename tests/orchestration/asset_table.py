@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import dagster as dg
@@ -28,6 +29,7 @@ from dagster_rebalance import KafkaBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "assets.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+_WRAPPED: dict[str, Any] = {"width": 120, "subsequent_indent": "  ", "break_on_hyphens": False}
 os.environ["RATE_OF_TABLE"] = "9"
 SEEN: dict[str, list[Any]] = {}
 """What the functions have noted, by their own names."""
@@ -804,7 +806,7 @@ def automated(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-BY_SENSOR = "remove it. The sensor"
+BY_SENSOR = "remove it"
 row(OPTIONS, "`automation_condition`", automated, batch=BY_SENSOR, stream=BY_SENSOR)
 
 
@@ -1225,21 +1227,28 @@ row(
 
 
 def table() -> str:
-    """The table of the page."""
-    lines = []
+    """The forms that work in both kinds of run, and a table of the others."""
+    lines = ["## Forms that work in both\n"]
     for area in dict.fromkeys(form.area for form in ROWS):
-        lines += [f"## {area}\n", "| form | run for each batch | streaming run |", "|---|---|---|"]
-        lines += [
-            f"| {form.name} | {_cell(form.batch)} | {_cell(form.stream)} |"
-            for form in ROWS
-            if form.area == area
+        working = [
+            form.name for form in ROWS if form.area == area and not form.batch and not form.stream
         ]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _cell(refusal: str) -> str:
-    return f"refused: {refusal}" if refusal else "works"
+        lines.append(fill(f"- **{area}**: {'; '.join(working)}.", **_WRAPPED))
+    lines += [
+        "\n## Forms that are refused, and the alternative\n",
+        "| form | per-batch run | streaming run |",
+        "|---|---|---|",
+    ]
+    refused: dict[tuple[str, str], list[str]] = {}
+    for form in ROWS:
+        if form.batch or form.stream:
+            refused.setdefault((form.batch, form.stream), []).append(form.name)
+    lines += [
+        f"| {'; '.join(names)} | {batch or 'works'} "
+        f"| {'the same' if stream == batch else stream or 'works'} |"
+        for (batch, stream), names in refused.items()
+    ]
+    return "\n".join([*lines, ""])
 
 
 def page(text: str) -> str:

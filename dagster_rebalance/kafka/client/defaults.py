@@ -1,6 +1,7 @@
 """The librdkafka settings that the package sets for its clients, each with its reason.
 
-`docs/settings.md` shows the table. `settings` decides which of the user's settings reach a client.
+`docs/client-settings.md` shows the table. `settings` decides which of the user's settings reach a
+client.
 """
 
 from __future__ import annotations
@@ -78,8 +79,7 @@ TABLE: tuple[ClientDefault, ...] = (
     ClientDefault(
         "reconnect.backoff.max.ms",
         tuple(ClientKind),
-        "As in Apache's client. With librdkafka's 10 s, reading from a restarted broker resumes up "
-        "to 10 s later.",
+        "As in Apache's client. librdkafka's 10 s delay reading from a restarted broker.",
         value=1000,
         unless="reconnect.",
     ),
@@ -92,15 +92,13 @@ TABLE: tuple[ClientDefault, ...] = (
     ClientDefault(
         "check.crcs",
         _READERS,
-        "As in Apache's client. A damaged batch is refused instead of read. Costs up to 10 % "
-        "of the CPU time of reading.",
+        "As in Apache's client: refuses damaged batches, for up to 10 % of the CPU of reading.",
         value=True,
     ),
     ClientDefault(
         "fetch.queue.backoff.ms",
         (ClientKind.FETCHER,),
-        "After librdkafka's buffer was full, its next fetch waits for this time. With 1,000 "
-        "ms, `poll` reads a quarter of the records per second.",
+        "The wait after a full buffer. With 1,000 ms, `poll` reads a quarter of the records.",
         value=5,
     ),
     ClientDefault(
@@ -112,34 +110,32 @@ TABLE: tuple[ClientDefault, ...] = (
     ClientDefault(
         "queued.max.messages.kbytes",
         (ClientKind.RANGE_READER,),
-        "Records that are fetched ahead stay in memory, and are dropped at the end of a range.",
+        "Limits the memory of prefetched records, which are dropped at the end of a range.",
         value=16_384,
     ),
     ClientDefault(
         "queued.min.messages",
         (ClientKind.RANGE_READER,),
-        "Records that are fetched ahead stay in memory, and are dropped at the end of a range.",
+        "Limits the memory of prefetched records, which are dropped at the end of a range.",
         value=20_000,
     ),
     ClientDefault(
         "fetch.wait.max.ms",
         (ClientKind.RANGE_READER,),
-        "At the end of the log, the leader waits for this time before it answers. A range "
-        "that ends there without a record ends with this answer.",
+        "The wait at the end of the log. A range that ends there without a record ends with it.",
         value=2,
     ),
     ClientDefault(
         "fetch.wait.max.ms",
         (ClientKind.LOG_CHECK,),
-        "At the end of the log, the leader waits for this time before it answers.",
+        "The wait at the end of the log.",
         value=10,
         is_fixed=True,
     ),
     ClientDefault(
         "max.partition.fetch.bytes",
         (ClientKind.LOG_CHECK,),
-        "One record per partition is enough. A broker answers a fetch with larger batches one "
-        "partition at a time.",
+        "One record per partition is enough. Larger batches are answered one partition at a time.",
         value=16_384,
         is_fixed=True,
     ),
@@ -160,60 +156,54 @@ TABLE: tuple[ClientDefault, ...] = (
     ClientDefault(
         "auto.offset.reset",
         (ClientKind.FETCHER, ClientKind.RANGE_READER, ClientKind.LOG_CHECK),
-        "The client must not choose an offset. The consumer looks it up, and follows the "
-        "user's `auto.offset.reset`.",
+        "The client must not choose an offset: your `auto.offset.reset` applies.",
         value="error",
         is_fixed=True,
     ),
     ClientDefault(
         "auto.offset.reset",
         (ClientKind.MEMBER,),
-        "The member reads no records. Each partition is assigned at offset 0, which retention "
-        "may have deleted, and is paused.",
+        "The member reads no records. Its start, offset 0, may be deleted by retention.",
         value="latest",
         is_fixed=True,
     ),
     ClientDefault(
         "enable.partition.eof",
         (ClientKind.FETCHER, ClientKind.RANGE_READER, ClientKind.LOG_CHECK),
-        "The end of a partition shows that no more records are due, also where its last "
-        "offsets hold none. `poll` does not return it.",
+        "Detects the end of a log whose last offsets hold no records.",
         value=True,
         is_fixed=True,
     ),
     ClientDefault(
         "group.id",
         (ClientKind.LOG_CHECK, ClientKind.OFFSET_READER),
-        "librdkafka needs it for each consumer. These consumers do not join the group.",
+        "librdkafka requires it. These clients do not join the group.",
         derived="the group",
         is_fixed=True,
     ),
     ClientDefault(
         "client.id",
         _READERS,
-        "Tells the two clients of a consumer apart in the broker's logs and quotas.",
+        "Separates the clients in the broker's logs and quotas.",
         derived="yours with `-fetch`",
         is_fixed=True,
     ),
     ClientDefault(
         "group.protocol",
         (ClientKind.MEMBER,),
-        "The consumer protocol (KIP-848) is the default here. librdkafka's default is `classic`.",
+        "KIP-848. librdkafka's default is `classic`.",
         derived="`consumer`",
     ),
     ClientDefault(
         "partition.assignment.strategy",
         (ClientKind.MEMBER,),
-        "Classic protocol only. librdkafka's default (`range,roundrobin`) stops the whole "
-        "group in each rebalance.",
+        "Classic only. librdkafka's `range,roundrobin` stops the whole group in each rebalance.",
         derived="`cooperative-sticky`",
     ),
     ClientDefault(
         "topic.metadata.refresh.interval.ms",
         (ClientKind.MEMBER,),
-        "Classic protocol only. A change of the metadata during a hold would make librdkafka "
-        "rejoin without the held partitions. The member looks for new partitions between "
-        "holds.",
+        "Classic only. After a refresh in a hold, librdkafka rejoins without held partitions.",
         derived="`-1`",
         is_fixed=True,
     ),
@@ -226,22 +216,21 @@ TABLE: tuple[ClientDefault, ...] = (
     ClientDefault(
         "max.poll.interval.ms",
         _READERS,
-        "These clients are in no group, and may rest between two polls.",
+        "In no group: the client may rest between two polls.",
         value=86_400_000,
         is_fixed=True,
     ),
     ClientDefault(
         "enable.idempotence",
         (ClientKind.DEAD_LETTERS,),
-        "As in Apache's client. A retry stores no record twice.",
+        "As in Apache's client: a retry stores no record twice.",
         value=True,
         is_fixed=True,
     ),
     ClientDefault(
         "acks",
         _PRODUCERS,
-        "librdkafka's default, which must not change: a record counts when all in-sync "
-        "replicas have it.",
+        "librdkafka's default, fixed: all in-sync replicas have the record.",
         value="all",
         is_fixed=True,
     ),

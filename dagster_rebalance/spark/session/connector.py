@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SPARK_4_SCALA_VERSION = "2.13"
 FETCHED = ("4.0.0", "4.1.1", "4.2.0")
 """The newest release of each minor of Spark whose connector and its dependencies could be fetched
-from Maven Central (docs/spark.md)."""
+from Maven Central (docs/reading.md)."""
 ADVISED = "4.1.1"
 """The newest release that the extra allows: Spark 4.2 had neither Delta Lake nor Iceberg."""
 DELTA_LAKE = {
