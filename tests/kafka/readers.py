@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
 
 
+SMALL_FETCHES = {
+    "fetch.message.max.bytes": 2_000,
+    "queued.min.messages": 1,
+    "queued.max.messages.kbytes": 4,
+}
+"""So little is read ahead that a read is in the middle when its caller is."""
+
+
 class Reader:
     """A consumer and every record that it returned."""
 

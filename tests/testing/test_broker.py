@@ -137,9 +137,9 @@ def test_partitions_are_added_to_a_topic(
     assert read_all(kafka_broker, topic, 1, partition=2) == ["new"]
 
 
-def test_records_survive_a_kill_and_a_restart() -> None:
+def test_records_survive_a_kill_and_a_restart_and_are_removed_with_kafka() -> None:
     with KafkaCluster() as kafka:
-        address = kafka.bootstrap_servers
+        address, folder = kafka.bootstrap_servers, kafka.logs[0].parent.parent
         kafka.create_topic("orders")
         produce(kafka, "orders", "before")
         kafka.kill()
@@ -149,6 +149,8 @@ def test_records_survive_a_kill_and_a_restart() -> None:
         kafka.restart()
         assert kafka.bootstrap_servers == address
         assert read_all(kafka, "orders", 2) == ["before", "between"]
+        assert folder.is_dir()
+    assert not folder.exists()
 
 
 def test_suspended_node_answers_after_resume(
@@ -217,13 +219,6 @@ def test_kafka_ends_when_its_parent_is_killed() -> None:
         timeout_s=20,
         what=f"the end of {address}",
     )
-
-
-def test_data_is_removed_with_kafka() -> None:
-    with KafkaCluster() as kafka:
-        folder = kafka.logs[0].parent.parent
-        assert folder.is_dir()
-    assert not folder.exists()
 
 
 def test_refused_setting_is_reported_with_kafkas_message() -> None:

@@ -53,13 +53,22 @@ PLAYED_ON_THE_MOCK = {
 }
 
 
+# The strategy range is eager: a hold covers all partitions.
+PLAYED_EAGERLY = {
+    "test_fenced_member_rejoins",
+    "test_probe_detects_fencing_during_a_hold",
+    "test_close_during_a_hold_hands_everything_over",
+    "test_unsubscribe_during_a_hold_leaves_the_group",
+}
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Play each test on each stage."""
     if "actor" in metafunc.fixturenames:
+        name = metafunc.function.__name__
+        eager = [pytest.param("broker-range", marks=pytest.mark.broker)] * (name in PLAYED_EAGERLY)
         metafunc.parametrize(
-            "stage",
-            [*STAGES, *PLAYED_ON_THE_MOCK.get(metafunc.function.__name__, ())],
-            indirect=True,
+            "stage", [*STAGES, *eager, *PLAYED_ON_THE_MOCK.get(name, ())], indirect=True
         )
 
 

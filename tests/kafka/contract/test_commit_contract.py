@@ -119,6 +119,13 @@ def test_commits_of_other_topics_succeed_while_a_topic_is_deleted(
     assert stored(owner, partitions_of(stage.topic)) == dict.fromkeys(partitions_of(stage.topic), 2)
 
 
+@pytest.fixture
+def _soon_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a topic count as deleted after a second."""
+    monkeypatch.setattr(commit_requests, "GONE_AFTER_S", 1.0)
+
+
+@pytest.mark.usefixtures("_soon_gone")
 @pytest.mark.parametrize("made_again", [False, True])
 def test_topic_deleted_during_a_hold_does_not_end_it(
     stage: Stage, actor: NewActor, *, made_again: bool
@@ -131,7 +138,7 @@ def test_topic_deleted_during_a_hold_does_not_end_it(
     stage.delete_topic(gone)
     if made_again:
         stage.add_topic(gone)
-    pass_time(owner, other, polls=60)
+    pass_time(owner, other, polls=20)
     assert not owner.partitions_of(PartitionsLost)
     assert partitions_of(stage.topic) <= owner.owns
     assert set(owner.partitions_of(RevokeRequested)) >= owner.member.held
@@ -153,6 +160,7 @@ def test_probe_detects_fencing_after_a_topic_was_deleted(stage: Stage, actor: Ne
     assert partitions_of(stage.topic) <= set(owner.partitions_of(PartitionsLost))
 
 
+@pytest.mark.usefixtures("_soon_gone")
 def test_commits_of_a_deleted_topic_fail_with_partition_lost(stage: Stage, actor: NewActor) -> None:
     gone = stage.add_topic()
     owner = owner_of(actor, stage.topic, gone)

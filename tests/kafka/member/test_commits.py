@@ -13,10 +13,11 @@ from dagster_rebalance.core.model.errors import PartitionLostError, RebalanceInP
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.group_ports import CommitAnswered, CommitResult
 from dagster_rebalance.kafka.member import commits as commits_module
-from tests.kafka.clients import ScriptedMember
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+    from tests.kafka.clients import ScriptedMember
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OTHER = TopicPartition("payments", 5)
@@ -27,15 +28,6 @@ FORBIDDEN = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 def offset(number: int) -> OffsetAndMetadata:
     return OffsetAndMetadata(number)
-
-
-@pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedMember]:
-    made = ScriptedMember(monkeypatch)
-    made.grant(P0, P1)
-    made.poll()
-    yield made
-    made.close()
 
 
 def results(scene: ScriptedMember) -> dict[int, CommitResult]:
@@ -197,22 +189,18 @@ def test_commit_timeout_after_an_unknown_topic_is_no_deletion(
     assert error.retriable
 
 
-def test_on_commit_is_called_once_for_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_commit_is_called_once_for_each_outcome(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     heard: list[tuple[int | None, list[int]]] = []
-    made = ScriptedMember(
-        monkeypatch,
-        {
-            "on_commit": lambda error, partitions: heard.append(
-                (error and error.code(), [tp.partition for tp in partitions])
-            )
-        },
+    made = scripted(
+        on_commit=lambda error, partitions: heard.append(
+            (error and error.code(), [tp.partition for tp in partitions])
+        )
     )
-    made.grant(P0, P1)
-    made.poll()
     made.client.refused = {P0: TOO_LARGE}
     made.member.commit_async({P0: offset(1), P1: offset(2)})
     made.until(lambda: len(heard) == 2, "both calls")
-    made.close()
     assert heard == [(TOO_LARGE, [0]), (None, [1])]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
+from dagster_rebalance.core.model.events import PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.deadline import wait_until
@@ -63,30 +63,6 @@ def test_eager_hold_delays_the_whole_group(
     assert not green.owns | late.owns
     blue.member.release()
     share(blue, green, late)
-
-
-def test_fencing_in_an_eager_hold_is_reported_once(
-    stage: KafkaStage, blue: Actor, green: Actor
-) -> None:
-    blue.member.commit(dict.fromkeys(blue.everything, OffsetAndMetadata(1)))
-    stage.evict(blue.member)
-    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
-    assert [event.reason for event in blue.events if isinstance(event, PartitionsLost)] == [
-        LostReason.FENCED
-    ]
-    share(blue, green)
-
-
-@pytest.mark.parametrize("ending", ["close", "unsubscribe"])
-def test_leave_in_an_eager_hold_releases_all_partitions(
-    blue: Actor, green: Actor, ending: str
-) -> None:
-    if ending == "close":
-        blue.member.close(5.0)
-    else:
-        blue.member.unsubscribe(5.0)
-    play(lambda: green.owns == blue.everything, green, what="the second member to own everything")
 
 
 def test_delay_revoke_of_an_eager_member_returns_whether_assigned(

@@ -29,7 +29,7 @@ from dagster_rebalance.testing.fake_group import ManualClock
 from tests.kafka.clients import LIMIT_S, ScriptedMember, trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from confluent_kafka import Message
 
@@ -39,26 +39,6 @@ P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LATE = KafkaError._MAX_POLL_EXCEEDED
 FENCED = PartitionsLost((P0, P1), LostReason.FENCED)
 CLAIMS = OffsetAndMetadata(5, "claims")
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedMember]]:
-    made: list[ScriptedMember] = []
-
-    def make(clock: ManualClock | None = None, **settings: object) -> ScriptedMember:
-        made.append(ScriptedMember(monkeypatch, settings, **({"clock": clock} if clock else {})))
-        made[-1].grant(P0, P1)
-        assert made[-1].poll() == [PartitionsAssigned((P0, P1))]
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
-def scene(scripted: Callable[..., ScriptedMember]) -> ScriptedMember:
-    return scripted()
 
 
 def no_client(_config: object) -> confluent_kafka.Consumer:

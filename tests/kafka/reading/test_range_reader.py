@@ -19,6 +19,7 @@ from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.local.kafka_node import admin_of
+from tests.kafka.readers import SMALL_FETCHES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker
 
 PATIENCE_S = 60.0
-SMALL_FETCHES = {
-    "fetch.message.max.bytes": 2_000,
-    "queued.min.messages": 1,
-    "queued.max.messages.kbytes": 4,
-}
-"""So little is read ahead that a read is in the middle when its caller is."""
 
 
 def reader_of(kafka: KafkaCluster, **settings: Any) -> RangeReader:  # noqa: ANN401 - settings of all kinds
@@ -269,21 +264,6 @@ def test_read_survives_a_broker_restart_and_reports_an_outage(own_kafka: KafkaCl
     own_kafka.restart()
     assert [message.offset() for message in (*first, *records)] == list(range(5_000))
     reader.close()
-
-
-def test_read_continues_at_the_next_leader() -> None:
-    with KafkaCluster(nodes=3) as kafka:
-        kafka.create_topic("orders", 3)
-        produce(kafka, "orders", 3_000, 3)
-        reader = reader_of(kafka, **SMALL_FETCHES)
-        ranges = [OffsetRange("orders", number, 0, 3_000) for number in range(3)]
-        records = reader.read(ranges, PATIENCE_S)
-        first = [next(records) for _ in range(10)]
-        kafka.kill(kafka.leaders("orders")[0])
-        assert offsets(iter([*first, *records])) == {
-            ("orders", number): list(range(3_000)) for number in range(3)
-        }
-        reader.close()
 
 
 def test_sequential_reads_share_a_client_and_concurrent_ones_do_not(

@@ -5,6 +5,7 @@ No query returns an offset that does not exist.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +13,14 @@ from confluent_kafka import Producer
 
 from dagster_rebalance import RebalanceAwareConsumer, TopicPartition
 from dagster_rebalance.core.model.errors import BrokerError
-from dagster_rebalance.core.model.offsets import LogPosition
+from dagster_rebalance.core.model.offsets import LogPosition, OffsetRange
 from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster.queries import Cluster
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.kafka.readers import SMALL_FETCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker
 
 RECORDS = 3
+PATIENCE_S = 60.0
 PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
 
 
@@ -87,3 +92,22 @@ def test_end_offsets_of_an_unavailable_leader_raise_until_its_successor(
         )
         assert found == dict.fromkeys(PARTITIONS, RECORDS)
         assert consumer.beginning_offsets(PARTITIONS, 10.0) == dict.fromkeys(PARTITIONS, 0)
+    kafka.restart(leaders[0])
+
+
+def test_read_continues_at_the_next_leader(kafka: KafkaCluster) -> None:
+    topic, count = unique_name("read"), 3_000
+    kafka.create_topic(topic, 3)
+    producer = Producer({**kafka.client_config(), "batch.num.messages": 100})
+    for number in range(3 * count):
+        producer.produce(topic, str(number), partition=number % 3)
+    assert producer.flush(30) == 0
+    config = {**kafka.client_config(), "group.id": "etl", "log_level": 0, **SMALL_FETCHES}
+    with closing(RangeReader(validated(config, hold_limit_s=10))) as reader:
+        ranges = [OffsetRange(topic, number, 0, count) for number in range(3)]
+        records = reader.read(ranges, PATIENCE_S)
+        first = [next(records) for _ in range(10)]
+        kafka.kill(kafka.leaders(topic)[0])
+        found = [(record.partition(), record.offset()) for record in (*first, *records)]
+    for number in range(3):
+        assert [at for part, at in found if part == number] == list(range(count))
