@@ -1,8 +1,8 @@
 """A process that executes one Dagster run, which is the driver of an application on a cluster.
 
-Its asset copies one partition of a topic. Arguments: the master's URL, the session's settings as
-JSON, where Kafka is, the topic, how many records, the folder, and for how many milliseconds it
-works on each record.
+Its asset copies one partition of a topic in two batches, the second one for minutes. Arguments: the
+master's URL, the session's settings as JSON, the brokers, the topic, its number of records, and the
+folder.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.reading.ranges import read_ranges
 
-url, settings, brokers, topic, count, folder, ms = sys.argv[1:]
+url, settings, brokers, topic, count, folder = sys.argv[1:]
 
 
 @dg.asset
 def copied(spark: KafkaSparkResource) -> None:
-    ranges = [OffsetRange(topic, 0, 0, int(count))]
-    frame = read_ranges(spark.spark_session, ranges, {"bootstrap.servers": brokers})
-    work = f"java_method('java.lang.Thread', 'sleep', bigint({ms}) + offset * 0)"
-    write_parquet_by_range(frame.selectExpr("*", f"{work} AS slept"), folder)
+    half = int(count) // 2
+    for range_, ms in (
+        (OffsetRange(topic, 0, 0, half), 0),
+        (OffsetRange(topic, 0, half, 2 * half), 5_000),
+    ):
+        frame = read_ranges(spark.spark_session, [range_], {"bootstrap.servers": brokers})
+        work = f"java_method('java.lang.Thread', 'sleep', bigint({ms}) + offset * 0)"
+        write_parquet_by_range(frame.selectExpr("*", f"{work} AS slept"), folder)
 
 
 resource = KafkaSparkResource(master=url, spark_config=json.loads(settings))
