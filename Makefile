@@ -43,9 +43,13 @@ MUTANTS := 100
 mutants: install  ## slips of the hand that tests without a broker must notice (MUTANTS=30 SEED=7); a run takes long
 	$(BIN)/python -m tools.mutants --mutants $(MUTANTS) --seed $(SEED) $(ARGS)
 
-# Three at a time keep two cores busy: half of a test with real parts is waiting. A file stays together, so that what its
-# tests share is started once.
-test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
+# Each JVM of Spark starts at half the cost.
+.cache/spark-classes.jsa: requirements/dev.txt | install
+	$(BIN)/python -m tests.spark.class_archive $@
+
+# Three at a time keep two cores busy: half of a test with real parts is waiting. A file stays together, and files that
+# share servers do, so each server is started once.
+test: install .cache/spark-classes.jsa  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # MkDocs tells news of its own on each build; a warning of ours is an error.

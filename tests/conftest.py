@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,9 +17,14 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 
+ROOT = Path(__file__).parents[1]
+# `make test` writes the archive. Java prints nothing about one that does not fit.
+SPARK_CLASSES = ROOT / ".cache" / "spark-classes.jsa"
+ARCHIVE = (f"-XX:SharedArchiveFile={SPARK_CLASSES}", "-Xlog:disable")
 # Spark's scripts read these.
 for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-    os.environ.setdefault(variable, " ".join(SHORT_LIVED))
+    flags = (*SHORT_LIVED, *(ARCHIVE if SPARK_CLASSES.exists() else ()))
+    os.environ.setdefault(variable, " ".join(flags))
 
 # No result depends on the load of the machine.
 settings.register_profile(
@@ -28,9 +34,14 @@ settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
-def kafka_with_tokens() -> Iterator[KafkaWithTokens]:
-    """A real Kafka that accepts passwords, and the tokens of a running issuer."""
-    with KafkaWithTokens() as kafka, kafka.issuer.served(kafka.key_and_certificate()):
+def secured_kafka() -> Iterator[KafkaWithTokens]:
+    """The `SecuredKafka` of all tests, which also accepts the tokens of a running issuer."""
+    # A restart on a busy machine ends no membership.
+    patient = {"group.consumer.session.timeout.ms": "60000"}
+    with (
+        KafkaWithTokens(settings=patient) as kafka,
+        kafka.issuer.served(kafka.key_and_certificate()),
+    ):
         yield kafka
 
 
@@ -49,3 +60,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             default=0,
         )
     )
+
+
+TOGETHER = (
+    (
+        "spark/test_batch_for_testing.py",
+        "spark/test_decoded.py",
+        "spark/test_ended_work.py",
+        "spark/test_event_log.py",
+        "spark/test_output.py",
+        "spark/test_ranges_on_kafka.py",
+        "spark/test_secured_kafka.py",
+        "spark/test_two_writers.py",
+        "testing/test_spark_connect.py",
+    ),
+    (
+        "cli/test_operators_on_broker.py",
+        "e2e/test_secrets.py",
+        "kafka/client/test_credentials.py",
+        "kafka/client/test_token_logins.py",
+        "orchestration/streaming/test_logins.py",
+        "testing/test_secured.py",
+    ),
+    ("kafka/client/test_security.py", "orchestration/member/test_lost_topics.py"),
+)
+"""Files that share servers which are slow to start: Spark, or a Kafka with logins."""
+_FIRST = {f"tests/{file}": f"tests/{files[0]}" for files in TOGETHER for file in files}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401
+    """With `--dist loadfile`, let the files that share servers run in one worker, too."""
+    assert all((ROOT / file).exists() for file in _FIRST)
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped] # noqa: PLC0415
+
+    class ByServer(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return _FIRST.get(file, file)
+
+    return ByServer(config, log)

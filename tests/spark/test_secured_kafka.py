@@ -97,9 +97,9 @@ def test_refused_password_is_not_shown(
 
 
 def test_range_is_read_with_an_oidc_token(
-    session: SparkSession, kafka_with_tokens: KafkaWithTokens
+    session: SparkSession, secured_kafka: KafkaWithTokens
 ) -> None:
-    kafka, name = kafka_with_tokens, unique_name("bearer")
+    kafka, name = secured_kafka, unique_name("bearer")
     secret = 'swordfish "of the" issuer'  # noqa: S105 - of the test
     kafka.create_topic(name)
     produce(kafka.client_config(), name, map(str, range(5)))

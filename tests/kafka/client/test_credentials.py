@@ -18,10 +18,11 @@ from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
-from dagster_rebalance.testing.secured import SecuredKafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dagster_rebalance.testing.secured import SecuredKafka
 
 BASE = {
     "bootstrap.servers": "kafka:9092",
@@ -157,61 +158,62 @@ def test_settings_refuse_a_second_login_beside_the_function(
 @pytest.mark.broker
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_member_logs_in_with_a_new_password_after_a_broker_restart(
-    protocol: str, monkeypatch: pytest.MonkeyPatch
+    secured_kafka: SecuredKafka, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_test, "ASK_EVERY_S", 0.0)
-    with SecuredKafka(settings={"group.consumer.session.timeout.ms": "60000"}) as kafka:
-        name, vault = unique_name("rotated"), Vault()
-        kafka.create_topic(name)
-        producer = Producer(kafka.client_config())
-        producer.produce(name, "before")
-        assert producer.flush(30) == 0
-        kafka.add_user(name, SECRET)
-        kafka.allow(name, "READ", topic=name, group=name)
-        vault.login = (name, SECRET)
-        login = ("sasl.username", "sasl.password")
-        config: dict[str, Any] = {
-            **{key: text for key, text in kafka.client_config(name).items() if key not in login},
-            "group.id": name,
-            "group.protocol": protocol,
-            "auto.offset.reset": "earliest",
-            "credentials_cb": vault.ask,
-            "log_level": 0,
-        }
-        if protocol == "classic":
-            config["session.timeout.ms"] = 60000
-        reader = RangeReader(validated(config, hold_limit_s=10))
-        with RebalanceAwareConsumer(config) as consumer:
-            consumer.subscribe([name])
+    name, vault = unique_name("rotated"), Vault()
+    secured_kafka.create_topic(name)
+    producer = Producer(secured_kafka.client_config())
+    producer.produce(name, "before")
+    assert producer.flush(30) == 0
+    secured_kafka.add_user(name, SECRET)
+    secured_kafka.allow(name, "READ", topic=name, group=name)
+    vault.login = (name, SECRET)
+    login = ("sasl.username", "sasl.password")
+    config: dict[str, Any] = {
+        **{
+            key: text for key, text in secured_kafka.client_config(name).items() if key not in login
+        },
+        "group.id": name,
+        "group.protocol": protocol,
+        "auto.offset.reset": "earliest",
+        "credentials_cb": vault.ask,
+        "log_level": 0,
+    }
+    if protocol == "classic":
+        config["session.timeout.ms"] = 60000
+    reader = RangeReader(validated(config, hold_limit_s=10))
+    with RebalanceAwareConsumer(config) as consumer:
+        consumer.subscribe([name])
 
-            def reads() -> list[Any]:
-                try:
-                    return consumer.poll(0.1)
-                except BrokerError as error:
-                    if not error.retriable:
-                        raise
-                    return []
+        def reads() -> list[Any]:
+            try:
+                return consumer.poll(0.1)
+            except BrokerError as error:
+                if not error.retriable:
+                    raise
+                return []
 
-            wait_until(reads, timeout_s=60, what="the first record", interval_s=0)
-            assert len(list(reader.read([OffsetRange(name, 0, 0, 1)]))) == 1
-            member_id = consumer.member_id
-            kafka.add_user(name, f"{SECRET} anew")
-            vault.login, asked = (name, f"{SECRET} anew"), vault.asked
-            wait_until(
-                lambda: [reads(), vault.asked > asked + 5][1],
-                timeout_s=60,
-                what="the function to be asked again",
-                interval_s=0,
-            )
-            kafka.restart()
-            producer = Producer(kafka.client_config())
-            producer.produce(name, "after")
-            assert producer.flush(60) == 0
-            wait_until(reads, timeout_s=90, what="the record after the change", interval_s=0)
-            partition = TopicPartition(name, 0)
-            consumer.commit_sync({partition: OffsetAndMetadata(2)})
-            assert consumer.end_offsets([partition]) == {partition: 2}
-            assert len(list(reader.read([OffsetRange(name, 0, 0, 2)]))) == 2
-            assert consumer.member_id == member_id
-            assert consumer.get_lost_partitions() == frozenset()
-        reader.close()
+        wait_until(reads, timeout_s=60, what="the first record", interval_s=0)
+        assert len(list(reader.read([OffsetRange(name, 0, 0, 1)]))) == 1
+        member_id = consumer.member_id
+        secured_kafka.add_user(name, f"{SECRET} anew")
+        vault.login, asked = (name, f"{SECRET} anew"), vault.asked
+        wait_until(
+            lambda: [reads(), vault.asked > asked + 5][1],
+            timeout_s=60,
+            what="the function to be asked again",
+            interval_s=0,
+        )
+        secured_kafka.restart()
+        producer = Producer(secured_kafka.client_config())
+        producer.produce(name, "after")
+        assert producer.flush(60) == 0
+        wait_until(reads, timeout_s=90, what="the record after the change", interval_s=0)
+        partition = TopicPartition(name, 0)
+        consumer.commit_sync({partition: OffsetAndMetadata(2)})
+        assert consumer.end_offsets([partition]) == {partition: 2}
+        assert len(list(reader.read([OffsetRange(name, 0, 0, 2)]))) == 2
+        assert consumer.member_id == member_id
+        assert consumer.get_lost_partitions() == frozenset()
+    reader.close()

@@ -66,8 +66,8 @@ class Login:
 
 
 @pytest.fixture
-def login(kafka_with_tokens: KafkaWithTokens) -> Login:
-    made = Login(kafka_with_tokens, unique_name("bearer"))
+def login(secured_kafka: KafkaWithTokens) -> Login:
+    made = Login(secured_kafka, unique_name("bearer"))
     made.kafka.create_topic(made.name)
     producer = Producer(made.kafka.client_config())
     for number in range(RECORDS):

@@ -49,58 +49,55 @@ def resource(
 
 
 def test_a_streaming_run_goes_on_with_a_new_password(
-    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, secured_kafka: SecuredKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka takes the old one no more, and a restart has ended all connections."""
     monkeypatch.setattr(credentials, "ASK_EVERY_S", 0.0)
-    with SecuredKafka(settings={"group.consumer.session.timeout.ms": "60000"}) as kafka:
-        name = unique_name("rotated")
-        kafka.create_topic(name)
-        kafka.add_user(name, PASSWORD)
-        kafka.allow(name, "READ", topic=name, group=name)
-        monkeypatch.setattr(vault, "login", (name, PASSWORD))
-        produce(kafka, name, "before")
-        values: list[bytes | None] = []
+    name = unique_name("rotated")
+    secured_kafka.create_topic(name)
+    secured_kafka.add_user(name, PASSWORD)
+    secured_kafka.allow(name, "READ", topic=name, group=name)
+    monkeypatch.setattr(vault, "login", (name, PASSWORD))
+    produce(secured_kafka, name, "before")
+    values: list[bytes | None] = []
 
-        @dg.asset
-        def orders(kafka_batch: KafkaBatch) -> None:
-            values.extend(message.value() for message in kafka_batch.messages())
-            if len(values) > 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            kafka.add_user(name, f"{PASSWORD} anew")
-            monkeypatch.setattr(vault, "login", (name, f"{PASSWORD} anew"))
-            asked = vault.asked
-            wait_until(
-                lambda: vault.asked > asked + 5, timeout_s=60, what="the function to be asked"
-            )
-            kafka.restart()
-            produce(kafka, name, "after")
+    @dg.asset
+    def orders(kafka_batch: KafkaBatch) -> None:
+        values.extend(message.value() for message in kafka_batch.messages())
+        if len(values) > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        secured_kafka.add_user(name, f"{PASSWORD} anew")
+        monkeypatch.setattr(vault, "login", (name, f"{PASSWORD} anew"))
+        asked = vault.asked
+        wait_until(lambda: vault.asked > asked + 5, timeout_s=60, what="the function to be asked")
+        secured_kafka.restart()
+        produce(secured_kafka, name, "after")
 
-        group = resource(
-            kafka,
-            name,
-            sasl_mechanism="SCRAM-SHA-512",
-            client_config={"credentials_cb": "tests.orchestration.vault:credentials"},
-        )
-        job = build_kafka_stream_defs(kafka=group, assets=[orders], name="rotated").resolve_job_def(
-            "rotated"
-        )
-        job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:sensor"})
-        assert values == [b"before", b"after"]
+    group = resource(
+        secured_kafka,
+        name,
+        sasl_mechanism="SCRAM-SHA-512",
+        client_config={"credentials_cb": "tests.orchestration.vault:credentials"},
+    )
+    job = build_kafka_stream_defs(kafka=group, assets=[orders], name="rotated").resolve_job_def(
+        "rotated"
+    )
+    job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:sensor"})
+    assert values == [b"before", b"after"]
 
 
 def test_a_streaming_run_logs_in_with_the_tokens_of_a_function(
     instance: dg.DagsterInstance,
-    kafka_with_tokens: KafkaWithTokens,
+    secured_kafka: KafkaWithTokens,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the function's name alone, which is all that YAML and another process have."""
     name = unique_name("bearer")
-    kafka_with_tokens.create_topic(name)
-    kafka_with_tokens.allow(name, "READ", topic=name, group=name)
-    produce(kafka_with_tokens, name, "a")
-    issuer = kafka_with_tokens.issuer
+    secured_kafka.create_topic(name)
+    secured_kafka.allow(name, "READ", topic=name, group=name)
+    produce(secured_kafka, name, "a")
+    issuer = secured_kafka.issuer
     given: list[str] = []
 
     def issue(config: str) -> tuple[str, float]:
@@ -116,7 +113,7 @@ def test_a_streaming_run_logs_in_with_the_tokens_of_a_function(
         os.kill(os.getpid(), signal.SIGTERM)
 
     group = resource(
-        kafka_with_tokens,
+        secured_kafka,
         name,
         sasl_mechanism="OAUTHBEARER",
         client_config={
