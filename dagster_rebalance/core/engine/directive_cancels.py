@@ -28,6 +28,11 @@ class DirectiveCancels:
         self._retry_s = retry_s
         self._repeats: dict[str, tuple[float, float]] = {}  # run id: due at, next interval
 
+    @property
+    def next_due(self) -> float:
+        """When the first request is repeated."""
+        return min((at for at, _ in self._repeats.values()), default=float("inf"))
+
     def due(self, partitions: Iterable[OwnedPartition], now: float) -> Iterable[CancelRuns]:
         """Cancel all runs of stopped partitions, and the unstarted runs of paused ones."""
         unwanted: dict[Directive, set[str]] = {}

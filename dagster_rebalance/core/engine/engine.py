@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dagster_rebalance.core.batches.planning import plan
 from dagster_rebalance.core.engine import dead_letter_policy
 from dagster_rebalance.core.engine.directive_cancels import DirectiveCancels
-from dagster_rebalance.core.engine.refresh import Refresh
+from dagster_rebalance.core.engine.refresh import Refresh, due_times
 from dagster_rebalance.core.engine.run_requests import (
     batches_in_flight,
     due_requests,
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 
     _Commands: TypeAlias = Iterable[commands.Command]
 
+_ROUNDING_S = 1e-6
+
 
 class Engine:
     """Decisions for one member. Not thread-safe: one thread owns it."""
@@ -81,6 +83,7 @@ class Engine:
         self._rechecked_at = float("-inf")
         self._requested_since: dict[BatchRequest, float] = {}
         self._requests: tuple[tuple[object, ...], tuple[BatchRequest, ...]] | None = None
+        self._quiet: tuple[int, float] | None = None
         self._streaming = StreamClaims(settings, new_batch_id)
         self._held = HeldPartitions(settings, self.partitions, self._streaming)
         self._refresh = Refresh(settings, self.partitions)
@@ -111,12 +114,21 @@ class Engine:
     def apply(self, event: events.Event, now: float) -> tuple[commands.Command, ...]:
         """Apply an event. Call `decide` after the last of the events that arrived together."""
         self._now = now
+        if type(event) is not events.TimePassed:
+            self._quiet = None
         return tuple(self._handlers[type(event)](event, now))
 
     def decide(self, now: float) -> tuple[commands.Command, ...]:
-        """Return the commands that follow from all events so far."""
+        """Return the commands that follow from all events so far.
+
+        As long as nothing changes and nothing is due, there are none: the cost of a turn of the
+        member loop does not grow with the number of partitions.
+        """
         self._now = now
-        return (
+        if self._is_quiet(now):
+            self._refresh.stay(now)
+            return ()
+        decided = (
             *self._store_dead_letters(now),
             *self._commit(now),
             *self._record(now),
@@ -135,6 +147,31 @@ class Engine:
                 is_leaving=self.leaving is not None,
             ),
         )
+        self._quiet = None if decided else self._quiet_until(now)
+        return decided
+
+    def _is_quiet(self, now: float) -> bool:
+        return (
+            self._quiet is not None
+            and self._quiet[0] == self.partitions.version
+            and now < self._quiet[1]
+        )
+
+    def _quiet_until(self, now: float) -> tuple[int, float] | None:
+        """The version of the partitions without a decision, and until when; None if unknown."""
+        is_claiming_again = self._streaming.may_claim_again(self.partitions.busy)
+        if self.holds or self.leaving is not None or (is_claiming_again and self._due_requests):
+            return None
+        times = (
+            *self._refresh.next_due(now, directives_epoch=self._directives_epoch),
+            self._directive_cancels.next_due,
+            *(at for owned in self.partitions.busy for at in due_times(owned, self.settings)),
+        )
+        # A decision may compare a difference of times instead of their sum.
+        early = (at - _ROUNDING_S for at in times)
+        return self.partitions.version, min(
+            (at for at in early if at > now - 2 * _ROUNDING_S), default=float("inf")
+        )
 
     @property
     def batch_requests(self) -> tuple[BatchRequest, ...]:
@@ -144,7 +181,8 @@ class Engine:
     @property
     def _due_requests(self) -> tuple[BatchRequest, ...]:
         """Cached for each state: a turn of the member loop reads it several times."""
-        state = (self.partitions.busy, self._now, self.directives)
+        since = self._quiet if self._is_quiet(self._now) else self._now
+        state = (self.partitions.busy, since, self.directives)
         if self._requests is None or any(
             a is not b for a, b in zip(state, self._requests[0], strict=True)
         ):
@@ -376,6 +414,7 @@ class Engine:
         silence_s = now - self._last_tick_at
         if self.leaving is None and silence_s > self.settings.lease_s and not self.settings.worker:
             reason = f"its sensor has not ticked for {silence_s:.0f} s"
+            self._quiet = None
             yield from self._on_leave_requested(events.LeaveRequested(reason), now)
         if now - self._rechecked_at >= self.settings.recheck_s:
             self._rechecked_at = now

@@ -36,6 +36,7 @@ class Refresh:
         self._look = 0
         self._runs_at = self._all_runs_at = self._bounds_at = self._stored_at = _AT_ONCE
         self._busy_at = self._directives_at = _AT_ONCE
+        self._is_busy = False
 
     def read_directives(self) -> None:
         """Read the directives at once: they are unknown for new partitions."""
@@ -83,10 +84,31 @@ class Refresh:
             yield commands.ReadStoredOffsets(unread)
         if now - self._runs_at >= self._runs_interval_s(owned, is_holding=is_holding):
             yield from self._runs(owned, followed, now)
-        if any((o.entries and o.directive is None) or o.live_runs or o.has_backlog for o in owned):
-            self._busy_at = now
+        self._is_busy = any(
+            (o.entries and o.directive is None) or o.live_runs or o.has_backlog for o in owned
+        )
+        self.stay(now)
         if not is_leaving:
             yield from self._bounds(owned, now)
+
+    def stay(self, now: float) -> None:
+        """Note that the state has not changed up to a time."""
+        if self._is_busy:
+            self._busy_at = now
+
+    def next_due(self, now: float, *, directives_epoch: int) -> Iterable[float]:
+        """Yield when reads are due if no event changes the state, possibly too early.
+
+        The member neither holds partitions nor leaves. A time that has passed means that a read
+        waits for an event.
+        """
+        owned, settings = self._partitions.busy, self._settings
+        if self._partitions:
+            yield self._directives_at + self._directives_interval_s(owned, directives_epoch)
+        yield self._stored_at + settings.retry_s
+        yield self._runs_at + self._runs_interval_s(owned, is_holding=False)
+        yield self._all_runs_at + settings.recheck_s
+        yield self._bounds_at + self._bounds_interval_s(now)
 
     def _directives_interval_s(
         self, owned: Iterable[OwnedPartition], directives_epoch: int
@@ -137,9 +159,7 @@ class Refresh:
         yield commands.ReadRuns(batch_ids, restoring, self._look, claims, own)
 
     def _bounds(self, owned: Sequence[OwnedPartition], now: float) -> Iterable[commands.Command]:
-        is_idle = now - self._busy_at >= _IDLE_AFTER_S
-        interval_s = self._settings.idle_bounds_s if is_idle else self._settings.bounds_s
-        if now - self._bounds_at < interval_s:
+        if now - self._bounds_at < self._bounds_interval_s(now):
             return
         readable = [
             *(o.partition for o in owned if o.ledger is not None),
@@ -148,3 +168,26 @@ class Refresh:
         if readable:
             self._bounds_at = now
             yield commands.ReadBounds(tuple(sorted(readable, key=_PARTITION_ORDER)))
+
+    def _bounds_interval_s(self, now: float) -> float:
+        is_idle = now - self._busy_at >= _IDLE_AFTER_S
+        return self._settings.idle_bounds_s if is_idle else self._settings.bounds_s
+
+
+def due_times(owned: OwnedPartition, settings: EngineSettings) -> Iterable[float]:
+    """Yield when time alone can change a decision about a partition; passed times do not count."""
+    if owned.pending is not None:
+        yield owned.pending.last_sent_at + settings.retry_s
+        yield owned.pending.last_sent_at + settings.recheck_s
+    if owned.unrecorded is not None:
+        yield owned.record_due_at
+        if owned.recorded_at is not None:
+            yield owned.recorded_at + settings.retry_s
+    if owned.dead_letter is not None:
+        yield owned.dead_letter.due_at
+    if owned.backlog_since is not None:
+        seen_since = owned.backlog_since if owned.seen_since is None else owned.seen_since
+        yield min(owned.backlog_since, seen_since) + settings.limits.max_wait_s
+    for entry in owned.entries:
+        yield entry.due_at
+        yield entry.due_at - settings.recheck_s  # its runs are read again

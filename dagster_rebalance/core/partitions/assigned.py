@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
 
 class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
-    """Mapping of assigned partitions, in the order of assignment, that tracks which are idle."""
+    """Mapping of assigned partitions, in the order of assignment, that tracks which are idle.
+
+    Attributes:
+        version: Increases with each change of a partition.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._all: dict[TopicPartition, OwnedPartition] = {}
         self._busy: dict[TopicPartition, OwnedPartition] = {}
         self._rota: list[TopicPartition] = []
@@ -52,6 +57,7 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
         return self._all[partition]
 
     def __setitem__(self, partition: TopicPartition, owned: OwnedPartition) -> None:
+        self.version += 1
         self._all[partition] = owned
         if owned.is_idle:
             self._forget(partition)
@@ -60,6 +66,7 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
             self._sorted = None
 
     def __delitem__(self, partition: TopicPartition) -> None:
+        self.version += 1
         del self._all[partition]
         self._forget(partition)
 
