@@ -82,7 +82,8 @@ class Engine:
         self._last_tick_at = self._now = now
         self._rechecked_at = float("-inf")
         self._requested_since: dict[BatchRequest, float] = {}
-        self._requests: tuple[tuple[object, ...], tuple[BatchRequest, ...]] | None = None
+        self._requests: tuple[object, object, object, tuple[BatchRequest, ...]] | None = None
+        self._claimed: tuple[object, frozenset[str]] | None = None
         self._quiet: tuple[int, float] | None = None
         self._streaming = StreamClaims(settings, new_batch_id)
         self._held = HeldPartitions(settings, self.partitions, self._streaming)
@@ -182,19 +183,22 @@ class Engine:
     def _due_requests(self) -> tuple[BatchRequest, ...]:
         """Cached for each state: a turn of the member loop reads it several times."""
         since = self._quiet if self._is_quiet(self._now) else self._now
-        state = (self.partitions.busy, since, self.directives)
-        if self._requests is None or any(
-            a is not b for a, b in zip(state, self._requests[0], strict=True)
+        busy, cached = self.partitions.busy, self._requests
+        if (
+            cached is None
+            or cached[0] is not since
+            or cached[1] is not busy
+            or cached[2] is not self.directives
         ):
             requests = due_requests(
-                self.partitions.busy,
+                busy,
                 self._now,
                 max_runs=self.settings.limits.max_runs_in_flight,
                 directives=self.directives,
                 worker=self.settings.worker,
             )
-            self._requests = (state, requests)
-        return self._requests[1]
+            self._requests = cached = (since, busy, self.directives, requests)
+        return cached[3]
 
     @property
     def has_settled(self) -> bool:
@@ -207,10 +211,12 @@ class Engine:
 
     @property
     def claimed(self) -> frozenset[str]:
-        """The ids of batches with a claim on an assigned partition."""
-        return frozenset(
-            entry.batch_id for owned in self.partitions.busy for entry in owned.known_entries
-        )
+        """The ids of batches with a claim on an assigned partition, cached for each state."""
+        busy, cached = self.partitions.busy, self._claimed
+        if cached is None or cached[0] is not busy:
+            claimed = frozenset(e.batch_id for owned in busy for e in owned.known_entries)
+            self._claimed = cached = (busy, claimed)
+        return cached[1]
 
     def log_of(self, partition: TopicPartition) -> Log:
         """The log of a partition, as far as the member knows it."""
@@ -230,7 +236,7 @@ class Engine:
     @property
     def held(self) -> frozenset[TopicPartition]:
         """The partitions whose revoke must be delayed."""
-        return self._held.revoked
+        return self._held.revoked if self._held.holds else frozenset()
 
     # Events from Kafka
 
@@ -412,7 +418,7 @@ class Engine:
 
     def _on_time(self, _event: events.TimePassed, now: float) -> _Commands:
         silence_s = now - self._last_tick_at
-        if self.leaving is None and silence_s > self.settings.lease_s and not self.settings.worker:
+        if silence_s > self.settings.lease_s and self.leaving is None and not self.settings.worker:
             reason = f"its sensor has not ticked for {silence_s:.0f} s"
             self._quiet = None
             yield from self._on_leave_requested(events.LeaveRequested(reason), now)

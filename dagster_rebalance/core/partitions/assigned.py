@@ -13,6 +13,7 @@ from dagster_rebalance.core.model.offsets import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from dagster_rebalance.core.model.commands import RecordCommit
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 
@@ -27,6 +28,7 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
         self.version = 0
         self._all: dict[TopicPartition, OwnedPartition] = {}
         self._busy: dict[TopicPartition, OwnedPartition] = {}
+        self._dropped_records: list[RecordCommit] = []
         self._rota: list[TopicPartition] = []
         self._sorted: tuple[OwnedPartition, ...] | None = None
 
@@ -57,6 +59,7 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
         return self._all[partition]
 
     def __setitem__(self, partition: TopicPartition, owned: OwnedPartition) -> None:
+        self._drop_record(partition, owned)
         self.version += 1
         self._all[partition] = owned
         if owned.is_idle:
@@ -66,9 +69,21 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
             self._sorted = None
 
     def __delitem__(self, partition: TopicPartition) -> None:
+        self._drop_record(partition, None)
         self.version += 1
         del self._all[partition]
         self._forget(partition)
+
+    def _drop_record(self, partition: TopicPartition, after: OwnedPartition | None) -> None:
+        before = self._all.get(partition)
+        record = None if before is None else before.unrecorded
+        if record is not None and (after is None or after.unrecorded != record):
+            self._dropped_records.append(record)
+
+    def take_dropped_records(self) -> list[RecordCommit]:
+        """Take the commits that were recorded, or that are left to the next owner to record."""
+        dropped, self._dropped_records = self._dropped_records, []
+        return dropped
 
     def _forget(self, partition: TopicPartition) -> None:
         if self._busy.pop(partition, None) is not None:

@@ -38,9 +38,11 @@ class StreamClaims:
         self._cancelled_at = float("-inf")
         self.is_new_next = False
 
-    def to_begin(self, requests: Iterable[BatchRequest]) -> tuple[BatchRequest, ...]:
+    def to_begin(self, requests: tuple[BatchRequest, ...]) -> tuple[BatchRequest, ...]:
         """Return the batches that the worker may begin; without a worker, all requests."""
-        return tuple(r for r in requests if not self._worker or is_claimed_by(r, self._worker))
+        if not (self._worker and requests):
+            return requests
+        return tuple(r for r in requests if is_claimed_by(r, self._worker))
 
     def may_claim_again(self, partitions: Iterable[OwnedPartition]) -> bool:
         """Whether the worker is idle and no claim is being written."""

@@ -168,20 +168,22 @@ class Worker:
         """Return the run's own batches as runs. `claims` are those of the member for them."""
         self._reads += 1
         found: list[RunSnapshot] = []
-        known = tuple(claims)
+        claimed: dict[str, list[OffsetRange]] = {}
+        for batch_id, range_ in claims:
+            claimed.setdefault(batch_id, []).append(range_)
         for batch_id in batch_ids:
             batch = StreamBatch.parse(batch_id)
             if batch is None or batch.run_id != self._run_id:
                 continue
             # A new heartbeat at each read: the liveness check never ends the run itself.
             run = RunSnapshot(self._run_id, "", (), RunState.STARTED, heartbeat=str(self._reads))
-            parts = self._parts(batch_id)
-            for part in parts:
+            for part in self._parts(batch_id):
                 found += batch.as_runs(part.ranges, run, part.outcome)
-            for claim in known:
-                if claim[0] == batch_id and not any(claim[1] in part.ranges for part in parts):
-                    outcome = self._reported.get(claim)
-                    seen = batch.as_runs((claim[1],), run, outcome)
+            begun = self._begun_ranges(batch_id)
+            for range_ in claimed.get(batch_id, ()):
+                if range_ not in begun:
+                    outcome = self._reported.get((batch_id, range_))
+                    seen = batch.as_runs((range_,), run, outcome)
                     found += seen if outcome else seen[:-1]
         return tuple(found)
 
@@ -192,15 +194,15 @@ class Worker:
     @property
     def unreported(self) -> dict[Claimed, BatchOutcome]:
         """The outcomes to report to other members now."""
-        ended: dict[Claimed, BatchOutcome] = {}
-        for claim in self._abandoned:
-            batch_id, range_ = claim
-            begun = next((part for part in self._parts(batch_id) if range_ in part.ranges), None)
-            if begun is None:
-                ended[claim] = BatchOutcome.DROPPED
-            elif begun.outcome is not None:
-                ended[claim] = begun.outcome
-        return ended
+        batch_ids = {batch_id for batch_id, _ in self._abandoned}
+        outcomes = {
+            (batch_id, range_): part.outcome
+            for batch_id in batch_ids
+            for part in reversed(self._parts(batch_id))  # the first part of a range counts
+            for range_ in part.ranges
+        }
+        ended = {claim: outcomes.get(claim, BatchOutcome.DROPPED) for claim in self._abandoned}
+        return {claim: outcome for claim, outcome in ended.items() if outcome is not None}
 
     def mark_reported(self, claims: Iterable[Claimed]) -> None:
         """Note reported outcomes. They are kept: the partition may return with its claim."""
@@ -214,8 +216,10 @@ class Worker:
             del self._reported[next(iter(self._reported))]
 
     def _has_begun(self, batch_request: BatchRequest) -> bool:
-        begun = {range_ for part in self._parts(batch_request.batch_id) for range_ in part.ranges}
-        return not begun.isdisjoint(batch_request.ranges)
+        return not self._begun_ranges(batch_request.batch_id).isdisjoint(batch_request.ranges)
+
+    def _begun_ranges(self, batch_id: str) -> set[OffsetRange]:
+        return {range_ for part in self._parts(batch_id) for range_ in part.ranges}
 
     def _parts(self, batch_id: str) -> tuple[BegunBatch, ...]:
         return self._begun.get(batch_id, ())

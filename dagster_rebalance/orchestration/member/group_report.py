@@ -110,6 +110,9 @@ class GroupReport:
         show: Runs its first argument in the storage thread, and its second one with the result in
             the thread of the member loop.
         note: Receives a sentence when the lag cannot be read.
+
+    Attributes:
+        sentences: The missing topics, for the ticks.
     """
 
     def __init__(
@@ -134,10 +137,14 @@ class GroupReport:
         self._kept: frozenset[TopicPartition] = frozenset()
         self._stepped_at, self._silent_until = float("inf"), float("-inf")
         self._restored_at = self._clock()
+        self._seen: tuple[int, tuple[str, ...], frozenset[TopicPartition]] | None = None
+        self._is_observer = self._has_stops = self._has_restoring = self._is_doubted = False
+        self._watches_topics = False
         self._topics_read_at = float("-inf")
         self._topics = Topics.of(dependencies.topics)
         self._existing: tuple[str, ...] = ()
         self._missing: tuple[str, ...] = ()
+        self.sentences: tuple[str, ...] = ()
         self._pace = LagPace(self._engine.settings.lag_every_s)
         self._partitions: tuple[TopicPartition, ...] = ()
         self._observed_at = float("-inf")
@@ -147,11 +154,6 @@ class GroupReport:
         """Request a new report; `is_stop` if a partition has stopped or resumed."""
         self._news += 1
         self._stop_news += is_stop
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """The missing topics, for the ticks."""
-        return tuple(f"stopped: {why_missing(topic)}" for topic in self._missing)
 
     def topics(self, timeout_s: float = PATIENCE_S) -> tuple[str, ...]:
         """Return the topics of the group that exist.
@@ -167,9 +169,10 @@ class GroupReport:
     def _set_topics(self, existing: tuple[str, ...], missing: tuple[str, ...]) -> None:
         self._existing = existing
         if missing != self._missing:
-            for topic in missing:
-                self._note(f"stopped: {why_missing(topic)}")
             self._missing = missing
+            self.sentences = tuple(f"stopped: {why_missing(topic)}" for topic in missing)
+            for sentence in self.sentences:
+                self._note(sentence)
             self.add_news(is_stop=True)
 
     @property
@@ -177,29 +180,34 @@ class GroupReport:
         """Whether all news was reported."""
         return self._news == self._news_shown
 
-    @property
-    def _due(self) -> _Due:
-        now = self._clock()
+    def _look_at_partitions(self) -> None:
+        """Read the state of the partitions, if it has changed: a member may own thousands."""
         owned = self._engine.partitions
+        seen = (owned.version, self._existing, self._kept)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        self._is_observer = is_lag_observer(owned, self._existing)
+        self._watches_topics = watches_topics(owned, {*self._topics.names, *self._existing})
+        self._has_stops = any(one.stop_reason for one in owned.busy)
+        self._has_restoring = any(
+            one.phase is Phase.RESTORING and not one.blocked_by for one in owned.busy
+        )
         # The member knows the partitions that it has restored better than their last owner.
-        is_doubted = any(
+        self._is_doubted = any(
             partition in owned and owned[partition].phase is not Phase.RESTORING
             for partition in self._kept
         )
-        has_stops = any(one.stop_reason for one in owned.busy)
-        wait_s = _CONFIRM_STOPS_S if self.is_current and not is_doubted else _SCAN_STOPS_S
-        has_news = not self.is_current or not self._is_confirmed or is_doubted or has_stops
+
+    def _wanted(self, now: float) -> tuple[bool, bool]:
+        """Whether to report the stops, and the lag."""
+        is_new = self._news != self._news_shown or self._is_doubted
+        wait_s = _SCAN_STOPS_S if is_new else _CONFIRM_STOPS_S
+        has_news = is_new or self._has_stops or not self._is_confirmed
         stops = has_news and now - self._stops_scanned_at >= wait_s
         has_stop_news = self._stop_news > self._stop_news_shown
-        lag = (self._observes and self._pace.is_due(now)) or (stops and has_stop_news)
-        return _Due(
-            now,
-            stops,
-            lag and self._pace.every_s > 0,
-            self._news,
-            self._stop_news,
-            self._last_shown if self.is_current else None,
-        )
+        lag = (self._pace.is_due(now) and self._observes) or (stops and has_stop_news)
+        return stops, lag and self._pace.every_s > 0
 
     @property
     def _observes(self) -> bool:
@@ -209,28 +217,45 @@ class GroupReport:
         them. So a member without partitions stays the observer for one more scan, and until Kafka
         answers.
         """
-        owned = self._engine.partitions
-        has_just_lost = not owned and self._stepped_at - self._observed_at <= self._pace.every_s
-        stays = has_just_lost or self._unknown_since is not None
-        return is_lag_observer(owned, self._existing) or (
-            bool(self._dependencies.lag_limit) and stays
+        self._look_at_partitions()
+        has_just_lost = (
+            not self._engine.partitions
+            and self._stepped_at - self._observed_at <= self._pace.every_s
         )
+        stays = has_just_lost or self._unknown_since is not None
+        return self._is_observer or (bool(self._dependencies.lag_limit) and stays)
 
-    def step(self) -> None:
-        """Scan and report the group if that is due.
+    def is_due(self, now: float) -> bool:
+        """Whether to call `step`. Call this in each turn of the member loop.
 
         The report is deferred after a standstill, and while partitions are being restored.
         """
-        now = self._clock()
         if now - self._stepped_at > _STANDSTILL_S:
             self._silent_until = now + _SILENCE_S
         self._stepped_at = now
-        if is_lag_observer(self._engine.partitions, self._existing):
+        self._look_at_partitions()
+        if self._is_observer:
             self._observed_at = now
-        if now < self._silent_until or self._is_restoring(now):
-            return
+        if now < self._silent_until:
+            return False
+        if not self._has_restoring:
+            self._restored_at = now
+        elif now - self._restored_at < _RESTORING_LIMIT_S:
+            return False
+        return self._must_read_topics(now) or any(self._wanted(now))
+
+    def step(self) -> None:
+        """Read the topics, and scan and report the group, if that is due."""
         self._read_topics()
-        due = self._due
+        self._look_at_partitions()
+        now = self._clock()
+        due = _Due(
+            now,
+            *self._wanted(now),
+            self._news,
+            self._stop_news,
+            self._last_shown if self.is_current else None,
+        )
         if due.lag:
             self._pace = replace(self._pace, looked_at=due.at)
         if due.stops:
@@ -248,22 +273,15 @@ class GroupReport:
                         lambda: _Done(done, lag=self._show_lag(unknown, due, pace)), self._shown
                     )
 
-    def _is_restoring(self, now: float) -> bool:
-        """Whether partitions have been restoring, for less than the limit."""
-        busy = self._engine.partitions.busy
-        is_restoring = any(o.phase is Phase.RESTORING and not o.blocked_by for o in busy)
-        if not is_restoring:
-            self._restored_at = now
-        return is_restoring and now - self._restored_at < _RESTORING_LIMIT_S
-
     def _read_topics(self) -> None:
-        is_due = self._clock() - self._topics_read_at >= _LOOK_FOR_TOPICS_S
-        known = {*self._topics.names, *self._existing}
-        if is_due and watches_topics(self._engine.partitions, known):
+        if self._must_read_topics(self._clock()):
             try:
                 self.topics()
             except BrokerError as error:
                 self._note(f"which topics there are is not known: {error}")
+
+    def _must_read_topics(self, now: float) -> bool:
+        return self._watches_topics and now - self._topics_read_at >= _LOOK_FOR_TOPICS_S
 
     def _scan(self, due: _Due) -> None:
         """Scan the group, and report it in the storage thread.

@@ -103,7 +103,6 @@ class MemberLoop:
         self._storage = StorageWorker(
             self._note, dependencies.start, self._clock, self._consumer.wakeup
         )
-        self._recording: dict[OffsetRange, commands.RecordCommit] = {}
         self._bounds = BoundsReader(
             self._consumer, self._clock, self._note, self._engine.settings.start_from
         )
@@ -163,7 +162,9 @@ class MemberLoop:
 
     def _leave(self, reason: str) -> None:
         self._left = reason
-        self._cancel_obsolete_records()
+        for owned in self._engine.partitions.values():
+            if owned.unrecorded is not None:
+                self._storage.cancel(_record_slot(owned.unrecorded.range))
 
     def _check_readable(self, topics: Collection[str]) -> None:
         """Check that Kafka lets the member read at least one of the topics."""
@@ -238,20 +239,21 @@ class MemberLoop:
             *(work.results() if work is not None else ()),
             *(islice(letters.answers(), LETTERS_PER_TURN) if letters else ()),
             *mail,
-            *(answer for answer in self._storage_answers() if answer is not None),
+            *self._storage_answers(),
         )
         if arrived:
             self._feed(*arrived)
-        self._check_for_successor()
-        self._renew_lease()
+        self._keep_lease()
         self._feed(events.TimePassed())
         if work is not None:
             self._drive_work(work)
-        self._execute("looking up what is stopped in the group", self._report.step)
+        if self._report.is_due(self._clock()):
+            self._execute("looking up what is stopped in the group", self._report.step)
         self._storage.look_after()
-        self._consumer.delay_revoke(self._engine.held)
+        if self._engine.held:
+            self._consumer.delay_revoke(self._engine.held)
         self._turned_at, self._stood_at = self._clock(), self._standstill_clock()
-        self._post_mail(has_tick=any(isinstance(event, events.TickArrived) for event in mail))
+        self._post_mail(has_tick=events.TickArrived() in mail)
 
     def _post_mail(self, *, has_tick: bool) -> None:
         """Post run requests and a summary for the next tick."""
@@ -292,21 +294,26 @@ class MemberLoop:
         """
         while arrived:
             due, member_events = record_events(self._engine, arrived, self._clock())
-            self._cancel_obsolete_records()
-            self._emit(*member_events)
-            answers: list[events.Event | None] = []
+            self._cancel_dropped_records()
+            if member_events:
+                self._emit(*member_events)
+            answers: list[events.Event] = []
             for command in due:
                 if self._mailbox.is_abandoned:
                     return
-                answers.append(self._execute(command.doing, partial(self._answer, command)))
+                answer = self._execute(command.doing, partial(self._answer, command))
+                if answer is not None:
+                    answers.append(answer)
                 answers += self._storage_answers()
-            arrived = tuple(answer for answer in answers if answer is not None)
+            arrived = tuple(answers)
 
-    def _storage_answers(self) -> Iterator[events.Event | None]:
+    def _storage_answers(self) -> Iterator[events.Event]:
         answers = self._storage.answers()
         while self._answers_left and (answer := next(answers, None)) is not None:
             self._answers_left -= 1
-            yield self._execute("taking in what Dagster's storage answered", answer)
+            event = self._execute("taking in what Dagster's storage answered", answer)
+            if event is not None:
+                yield event
 
     def _execute(self, what: str, action: Callable[[], events.Event | None]) -> events.Event | None:
         try:
@@ -356,7 +363,6 @@ class MemberLoop:
                 return self._written(writes)
             case commands.RecordCommit(range=range_):
                 if self._left is None:
-                    self._recording[range_] = command
                     self._ask(
                         command,
                         partial(self._catalogue.record_commit, command),
@@ -451,17 +457,14 @@ class MemberLoop:
                     refused.append((write, str(error)))
         return events.OffsetsWritten(tuple(done), tuple(failed), tuple(refused))
 
-    def _cancel_obsolete_records(self) -> None:
+    def _cancel_dropped_records(self) -> None:
         """Cancel queued records of commits that the next owner of their partition records.
 
         Otherwise Dagster would show them twice: the storage may begin a record long after the
         engine asked for it.
         """
-        for range_, commit in list(self._recording.items()):
-            owned = self._engine.partitions.get(range_.topic_partition)
-            if self._left is not None or owned is None or owned.unrecorded != commit:
-                self._storage.cancel(_record_slot(range_))
-                del self._recording[range_]
+        for commit in self._engine.partitions.take_dropped_records():
+            self._storage.cancel(_record_slot(commit.range))
 
     def _recorded(self, commit: commands.RecordCommit) -> events.Event:
         if commit.is_dead_letter:
@@ -489,23 +492,22 @@ class MemberLoop:
         if is_wanted(self._engine.partitions.get(letter.range.topic_partition), letter):
             letters.store(letter, error)
 
-    def _check_for_successor(self) -> None:
+    def _keep_lease(self) -> None:
+        """Renew the lease of the sensor, and read from time to time whether a successor has it."""
         now = self._clock()
-        is_leaving = self._engine.leaving is not None
-        wait_s = _SUCCESSOR_POLL_LEAVING_S if is_leaving else _SUCCESSOR_POLL_S
-        if now - self._successor_read_at >= wait_s:
+        since_s = now - self._successor_read_at
+        if since_s >= _SUCCESSOR_POLL_S or (
+            since_s >= _SUCCESSOR_POLL_LEAVING_S and self._engine.leaving is not None
+        ):
             self._successor_read_at = now
             self._show(self._catalogue.leave_request, self._leave_requested, slot="successor")
+        if not self.has_successor and now - self._lease_renewed_at >= _LEASE_RENEWAL_S:
+            self._lease_renewed_at = now
+            self._show(self._catalogue.renew_lease, slot="lease")
 
     def _leave_requested(self, request: events.LeaveRequested | None) -> events.Event | None:
         self.has_successor = self.has_successor or (request is not None and request.has_successor)
         return request
-
-    def _renew_lease(self) -> None:
-        now = self._clock()
-        if not self.has_successor and now - self._lease_renewed_at >= _LEASE_RENEWAL_S:
-            self._lease_renewed_at = now
-            self._show(self._catalogue.renew_lease, slot="lease")
 
     def _ask(
         self,
