@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from aiokafka import TopicPartition
 
-# It warns at each heartbeat during a rebalance, which is what is measured.
+# It warns at each heartbeat of a rebalance, and rebalances are measured.
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 

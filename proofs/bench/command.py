@@ -193,7 +193,7 @@ def bench(
             for name, measure in measures.items():
                 if name in chosen:
                     entries += measure()
-                    write_json(entries, output)  # what follows takes minutes, and may fail
+                    write_json(entries, output)  # the rest takes minutes, and may fail
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     write_svg(entries, output.with_suffix(".svg"))

@@ -139,7 +139,7 @@ def _tell(report: Report, console: Console) -> None:
         ("records", report.output.records),
         ("lost", len(report.output.lost)),
         ("doubled", len(report.output.doubled) + report.twice_succeeded),
-        ("commits by somebody who did not have the partition", len(report.unowned)),
+        ("commits by a member without the partition", len(report.unowned)),
         ("stalls over 2 s that nothing explains", len(report.stalls.stalls)),
         ("partition-seconds in which a stall would have been told", round(report.stalls.watched_s)),
         ("commits, each shown once by Dagster", report.commits),

@@ -135,9 +135,9 @@ class Exchange:
         """Return the process of each working run."""
         found = {}
         for note in self._working.iterdir():
-            with suppress(OSError, ValueError):  # it ended meanwhile, or has just begun
+            with suppress(OSError, ValueError):  # it has ended, or has just begun
                 pid, began_at = map(int, note.read_text().split())
-                # A pid is given out again, and may by now be that of Dagster's daemon.
+                # A pid is given out again, and may be that of Dagster's daemon.
                 if _began_at(pid) == began_at:
                     found[note.name] = pid
         return found

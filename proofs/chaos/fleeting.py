@@ -45,7 +45,7 @@ RECORDS = 20
 _LIMIT_S = 300.0
 _REQUEST_S = 15.0
 _TEMPTATION_S = 15.0
-"""Time to verify that the group does not move by itself."""
+"""Time to verify that the group does not move without an operator."""
 
 
 class Fleeting:
@@ -155,7 +155,7 @@ class Fleeting:
             committed = self._committed()
             if committed is not None:
                 self.problems.append(
-                    f"{GROUP} committed {committed} although nobody had said where it goes on"
+                    f"{GROUP} committed {committed} although no operator had set its offset"
                 )
                 return
             time.sleep(1)

@@ -100,7 +100,7 @@ class DetachedLauncher(dg.DefaultRunLauncher):
                 start_new_session=True,
             )
         (self._folder / f"{run.run_id}.pid").write_text(str(process.pid))
-        # What has ended stays in the list of processes until its parent has asked.
+        # An ended process stays in the list of processes until its parent waits for it.
         threading.Thread(target=process.wait, name=f"end of run {run.run_id}", daemon=True).start()
 
     def terminate(self, run_id: str) -> bool:

@@ -42,7 +42,7 @@ def fail(ground: Ground) -> UnderWay | None:
 def cut_off(ground: Ground) -> UnderWay | None:
     """Prevent the process of a run from opening connections and files.
 
-    The run works longer meanwhile. A streaming run may be reconnected before its lease expires.
+    The run works longer. A streaming run may be reconnected before its lease expires.
     """
     run_id = run_at_work(ground)
     exchange = ground.parts.exchange
@@ -85,7 +85,7 @@ def force_terminate(ground: Ground) -> UnderWay | None:
     fault = of_run(ground, Kind.RUN_FORCE_TERMINATED, run.run_id, note=f", {run.status.value}")
     try:
         ground.parts.dagster.ui.force_terminate(run.run_id)
-    except DagsterRebalanceError:  # it has ended meanwhile
+    except DagsterRebalanceError:  # it has already ended
         return None
     return UnderWay(fault)
 

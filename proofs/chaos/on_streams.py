@@ -113,7 +113,7 @@ def _cancelled(ground: Ground) -> str | None:
     if record is None:
         return None
     run_id = record.dagster_run.run_id
-    # Without its code server Dagster marks a run, and can tell nobody.
+    # Without its code server Dagster marks a run, without a signal to its process.
     with suppress(DagsterRebalanceError):
         ground.parts.dagster.ui.cancel(run_id)
     return run_id

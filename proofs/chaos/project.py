@@ -51,7 +51,7 @@ from proofs.chaos.sinks import Sink
 EXCHANGE = Exchange(Path(os.environ[FOLDER_VARIABLE]))
 ROLE = os.environ.get(ROLE_VARIABLE)
 SINK = Sink(os.environ.get(SINK_VARIABLE, Sink.PARQUET.value))
-# What a member did when is what explains a stall, and the ticks that tell it may not come.
+# The log of a member explains a stall; the ticks that show it may not come.
 _MEMBER_LOG = logging.StreamHandler()
 _MEMBER_LOG.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 _LOGGER = logging.getLogger("dagster_rebalance")

@@ -162,10 +162,10 @@ def _end_beside_streams(fault: Fault, history: History, mended_at: float) -> flo
         if fault.kind is Kind.RUN_FROZEN and mended_at - began_at < SESSION_TIMEOUT_S:
             end = mended_at + AFTERMATH_S
     elif fault.kind in {Kind.CODE_SERVER_KILLED, *OF_STORAGE}:
-        # All runs are gone: the partition is nobody's until a new one has joined.
+        # All runs are gone: the partition has no owner until a new one has joined.
         owned = [at for at, owner in history.owners if owner is not None and at > mended_at]
         end = min(owned[:1] or [mended_at + START_LIMIT_S]) + TAKEN_OVER_S
-        since = mended_at  # what they began before that has ended with them
+        since = mended_at  # their earlier batches have ended with them
     else:
         return began_at
     others = [
@@ -223,7 +223,7 @@ def _given_to_dead_members(
             for event in evidence.assigned
             if event.member.startswith(fault.target) and event.at <= fault.began_at
         }
-        # A process that comes back is another member, which is known by then.
+        # A process that comes back is another member, which is already known.
         known_at = fault.end(until)
         if fault.kind in OF_RUNS:
             known_at = fault.began_at + SESSION_TIMEOUT_S

@@ -112,7 +112,7 @@ def make_report(parts: Parts, play: Play) -> Report:
         else None
     )
     ticks = None if streams else {known: _ticks(parts, name) for known, name in names.items()}
-    # What a deleted run did is done again; only that it was at work is of interest.
+    # The work of a deleted run is repeated; only that it was at work is of interest.
     deleted = [_seen(record, gone_at) for record, gone_at in play.faults.deleted]
     histories = _histories(play, log, [*runs, *deleted])
     if streams is not None:
@@ -138,7 +138,7 @@ def make_report(parts: Parts, play: Play) -> Report:
     wrong += [f"record {number} is lost" for number in output.lost]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
     wrong += [
-        f"a row that nobody produced so: {row}, confirmed at {produced.get(row.number)}"
+        f"a row that was not produced so: {row}, confirmed at {produced.get(row.number)}"
         for row in output.wrong
     ]
     wrong += [
@@ -303,7 +303,7 @@ def shown_again(recorded: Sequence[Recorded], faults: Sequence[Fault]) -> list[O
     """Return the commits that Dagster shows twice because of a fault.
 
     Their member was delayed between its check and its record, and its successor recorded them
-    meanwhile.
+    first.
     """
     by_range = defaultdict(list)
     for one in recorded:

@@ -278,7 +278,7 @@ def _around(history: History, span: Span) -> tuple[str, str]:
         if run.ended_at is not None
     ]
     events += [
-        (at, "a new owner had it" if owner else "nobody had it") for at, owner in history.owners
+        (at, "a new owner had it" if owner else "it had no owner") for at, owner in history.owners
     ]
     told = [(at, f"{what} at {clock(at)}") for at, what in sorted(events)]
     before = [text for at, text in told if at <= span.begin]
@@ -296,4 +296,4 @@ def _nobody(history: History, until: float, limit_s: float) -> list[Explained]:
             if owner is None and span.seconds > 0
         ),
     ]
-    return [Explained(span, "Kafka has given it to nobody") for span in spans]
+    return [Explained(span, "Kafka has assigned it to no member") for span in spans]

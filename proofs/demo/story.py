@@ -22,7 +22,7 @@ class Report(Protocol):
 
     @property
     def checks(self) -> Sequence[Check]:
-        """What was judged."""
+        """The judged properties."""
 
     def as_json(self) -> dict[str, Any]:
         """The report for programs."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proofs.simulation.clockwork import Clockwork
 
 _COMPLETING_S = 0.3
-"""Time between the last join and the leader's assignment; commits are refused meanwhile."""
+"""Time between the last join and the leader's assignment; commits are refused."""
 
 
 class ClassicGroup(Coordinator):

@@ -184,7 +184,7 @@ class SimulatedMember:
             and self._undone is None
             and self._knows()
         ):
-            self._process.tell(f"its hold of {_names(self.held)} is superseded, and nobody tells")
+            self._process.tell(f"its hold of {_names(self.held)} is superseded, without an event")
             self._undone = LostReason.SUPERSEDED
             self._found_out_at = self._process.clockwork.now + self._process.clockwork.within(
                 0.2, _PROBE_S

@@ -27,10 +27,7 @@ def simulate(
         int | None,
         typer.Option(
             min=0,
-            help=(
-                "The seed of the first one; the others count on from it. "
-                "Without it, one that nobody has played."
-            ),
+            help=("The seed of the first one; the others count on from it. Without it, a new one."),
         ),
     ] = None,
     output: Annotated[Path, typer.Option(help="The file for the figures.")] = Path(

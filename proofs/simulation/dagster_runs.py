@@ -241,7 +241,7 @@ class SimulatedDagster(RunLife):
             if range_ not in mine or range_.start < at
         }
 
-    # What people and Dagster itself do
+    # Actions of operators and of Dagster
 
     def give(self, order: Directive) -> None:
         """Store a directive with the time of the operator's clock."""

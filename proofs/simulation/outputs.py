@@ -119,7 +119,7 @@ class Outputs:
         return min([range_.until, *ends])
 
     def _add(self, range_: OffsetRange, run_id: str, makers: frozenset[str]) -> None:
-        # What a run has done that a person has deleted is not known any more: all is done again,
+        # The work of a run that an operator has deleted is not known any more: all is done again,
         # and its output is replaced.
         done = self.done.setdefault(range_.topic_partition, [])
         for entry in [

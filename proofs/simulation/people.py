@@ -120,7 +120,7 @@ class People:
         )
 
     def _move(self, partition: TopicPartition, moved: int) -> None:
-        # The note of the last commit goes with it, so nobody can record late what its owner has
+        # The note of the last commit goes with it, so no member can record later what its owner has
         # not.
         self._world.forget_unrecorded(partition)
         self._world.group.stored[partition] = OffsetAndMetadata(moved)

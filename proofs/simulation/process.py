@@ -383,7 +383,7 @@ class Process:
     def reaches(self, backend: str, *, wait: bool = True) -> bool:
         """Return whether a request and its answer arrive.
 
-        The others continue meanwhile, and this process may be stopped or killed.
+        The others continue, and this process may be stopped or killed.
         """
         if self._hanging is not None:
             return self._reaches_late(self._hanging)
@@ -474,7 +474,7 @@ class Process:
             self._hangs_since, self.awake_since = None, self.clockwork.now
         return self.has_storage and seconds < _ANSWERED_WITHIN_S
 
-    # What it does
+    # Actions
 
     def _turn(self) -> None:
         if self.is_gone:

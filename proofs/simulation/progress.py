@@ -1,4 +1,4 @@
-"""What an owned partition with lag waits for: its explanation, compared with the facts.
+"""The wait of an owned partition with lag: its explanation, compared with the facts.
 
 If a run works, an operator must act, or there is no free run, the member may wait, and must say so.
 Everything else is its own duty, with a deadline. The facts come from the simulated Dagster and
@@ -77,7 +77,7 @@ class Progress:
         self._slack_s = _TRIES * weather.settings.retry_s
 
     def waits_of(self, engine: Engine, owned: OwnedPartition, now: float) -> tuple[Wait, ...]:
-        """Return what a partition waits for, at a time of its member's clock."""
+        """Return the reason of a partition's wait, at a time of its member's clock."""
         if self._group.ends[owned.partition] <= (owned.ledger.next_offset if owned.ledger else 0):
             return ()
         match owned.phase:

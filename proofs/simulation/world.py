@@ -200,7 +200,7 @@ class World:
             if done.topic_partition != partition or self._times_recorded(done)
         ]
 
-    # What goes on by itself
+    # Continuous activity
 
     def _look_at_clocks(self) -> None:
         self.group.look_at_clocks()
@@ -212,7 +212,7 @@ class World:
             self.group.ends[partition] += self.clockwork.chance.randint(1, 25)
             self.clockwork.after(self.clockwork.within(0.3, 5.0), None, self._produce)
 
-    # What is promised
+    # Promises
 
     def _check_commit(
         self,
@@ -234,7 +234,7 @@ class World:
             raise Violation(msg)
         self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
         # A write that was on its way when Kafka dropped the offset brings it back; it must go on
-        # from there all the same.
+        # from there.
         before = self.vanished.pop(partition, None) if before is None else before
         if before is None:
             return
@@ -246,7 +246,7 @@ class World:
             committed = OffsetRange(partition.topic, partition.partition, before.offset, new.offset)
             if (
                 partition not in self.group.cuts
-            ):  # what was done may have been with the records before: the end shows what was not
+            ):  # the work may have been on the records before: the end shows the rest
                 self._check_covered(committed)
             self._committed.append(committed)
         kept = {claim.until: claim.batch_id for claim in decode(new).claims}
@@ -423,7 +423,7 @@ class World:
                 owned = process.engine.partitions.values()
                 texts += [f"{process}: {explain_partition(o, process.clock())}" for o in owned]
                 texts += [f"{process} holds {hold}" for hold in process.engine.holds]
-        return "; ".join(texts) or "nobody is there"
+        return "; ".join(texts) or "no member is there"
 
     def check_all_is_done(self) -> None:
         """Check that every offset is done once or deleted, and every commit recorded.
@@ -444,7 +444,7 @@ class World:
                 if start > at:
                     break
                 at = max(at, until)
-            # A letter may be about records of a log that was gone by then.
+            # A letter may be about records of a log that had already been deleted.
             if at < self.group.ends[partition]:
                 msg = f"{partition}: offset {at} is in no successful run: it is lost"
                 raise Violation(msg)
@@ -468,7 +468,7 @@ class World:
             for record in self.dagster.recorded.get(committed.topic_partition, ())
             if record.range.overlaps(committed)
         ]
-        # A next owner records what was joined as one.
+        # A next owner records joined commits as one.
         covered = any(
             range_.start <= committed.start and committed.until <= range_.until for range_ in ranges
         )

@@ -197,7 +197,7 @@ def _generation(fields: _Reader) -> Iterator[tuple[str, frozenset[int]]]:
     for _ in range(fields.number("i")):
         member_id, _instance, _client, _host = (fields.string() for _ in range(4))
         fields.number("q")  # two time-outs
-        fields.bytes(fields.number("i"))  # what it subscribed to
+        fields.bytes(fields.number("i"))  # its subscription
         yield member_id, _assigned(_Reader(fields.bytes(fields.number("i"))))
 
 

@@ -82,7 +82,7 @@ class Owners:
         """Return whether the coordinator took a partition away before its member could detect it.
 
         While librdkafka resolves the topic names of its first assignment, its heartbeats report no
-        partitions. If the coordinator has a new assignment meanwhile, it assigns those partitions
+        partitions. If the coordinator already has a new assignment, it assigns those partitions
         to others at once. The member still starts with the first assignment, and is asked to revoke
         a moment later. The claims tell the writes of both apart.
         """
@@ -132,7 +132,7 @@ def stored_without_owning(
         what = f"offset {record.offset} of {record.topic}-{record.partition} was stored"
         if owner is None:
             if record.offset > before or not owners.is_taken_unasked(record.partition):
-                found.append(f"{what} while nobody had the partition")
+                found.append(f"{what} while the partition had no owner")
             continue
         writers = (
             recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset), ())

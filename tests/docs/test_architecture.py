@@ -10,11 +10,11 @@ from tests.docs.blocks import ROOT, blocks
 FILE = "ARCHITECTURE.md"
 
 
-def test_the_diagram_is_the_table_of_transitions() -> None:
+def test_state_diagram_is_the_table_of_transitions() -> None:
     assert blocks(FILE, "mermaid") == [diagram() + "\n"]
 
 
-def test_the_codemap_is_the_tree_of_folders() -> None:
+def test_codemap_is_the_tree_of_folders() -> None:
     tree = blocks(FILE, "text")[0]
     named, path = set(), [""]
     for line in tree.splitlines():

@@ -69,14 +69,14 @@ def commands(block: Block) -> Iterator[list[str]]:
             yield words
 
 
-def test_each_block_has_a_language_that_is_read_here() -> None:
+def test_block_has_a_known_language() -> None:
     assert {"python", "sh", "yaml", "json", "properties"} >= {
         block.language for block in BLOCKS
     } - DRAWN
 
 
 @pytest.mark.parametrize("block", of("python"), ids=str)
-def test_python_compiles_and_imports_what_exists(block: Block) -> None:
+def test_python_block_compiles_and_its_imports_exist(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module.split(".")[0] in PLATFORMS:
@@ -91,7 +91,7 @@ def test_python_compiles_and_imports_what_exists(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", of("yaml", "json", "properties"), ids=str)
-def test_data_is_read(block: Block, tmp_path: Path) -> None:
+def test_data_block_is_parsed(block: Block, tmp_path: Path) -> None:
     if block.language == "yaml":
         assert yaml.safe_load(block.text)
     elif block.language == "json":
@@ -103,7 +103,7 @@ def test_data_is_read(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", of("sh"), ids=str)
-def test_a_shell_can_read_the_commands_and_they_exist(
+def test_shell_block_is_parsed_and_its_commands_exist(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subprocess.run(["bash", "-n", "-c", block.text], check=True)  # noqa: S607 - whatever bash is there

@@ -28,13 +28,13 @@ def attributes_table(model: type[BaseModel]) -> str:
 
 
 @pytest.mark.parametrize("model", [KafkaBatchComponent.model(), BatchAsset.model()])
-def test_the_tables_are_those_of_the_code(model: type[BaseModel]) -> None:
+def test_component_tables_are_those_of_the_code(model: type[BaseModel]) -> None:
     table = attributes_table(model)
     assert table in (ROOT / PAGE).read_text(), f"{PAGE} should have:\n{table}"
 
 
 @pytest.mark.parametrize("form", ["batch", "streaming"])
-def test_the_example_is_a_code_location(form: str) -> None:
+def test_component_example_loads(form: str) -> None:
     complete, streaming = blocks(PAGE, "yaml")
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.defs_folder_path / "orders"
@@ -53,7 +53,7 @@ def test_the_example_is_a_code_location(form: str) -> None:
             )
 
 
-def test_the_python_form_loads() -> None:
+def test_python_form_of_the_component_loads() -> None:
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.defs_folder_path / "orders"
         folder.mkdir()
@@ -63,7 +63,7 @@ def test_the_python_form_loads() -> None:
             assert dg.AssetKey("orders") in defs.resolve_all_asset_keys()
 
 
-def test_a_component_of_ones_own_takes_its_attributes_from_yaml() -> None:
+def test_custom_component_gets_its_attributes_from_yaml() -> None:
     names: dict[str, Any] = {"__name__": "pasted"}
     run_block(PAGE, block_with(PAGE, "python", "class TableComponent"), names)
     kafka = {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["sales"]}

@@ -30,7 +30,7 @@ def pasted(block: str) -> dict[str, Any]:
     return names
 
 
-def test_the_example_with_spark_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_decoding_example_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGISTRY_PASSWORD", raising=False)
     names = pasted(block_with(PAGE, "python", "def orders("))
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:9092", group_id="a", topics=["b"])
@@ -43,7 +43,9 @@ def test_the_example_with_spark_is_a_code_location(monkeypatch: pytest.MonkeyPat
     dg.Definitions.validate_loadable(defs)
 
 
-def test_the_example_without_spark_reads_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_decoding_example_without_spark_reads_the_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     names = pasted(block_with(PAGE, "python", "def refunds("))
     with http_registry() as registry:
         schema_id = registry.register("orders-value", json.dumps(ORDER))

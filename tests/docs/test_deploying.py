@@ -50,12 +50,12 @@ def _kubernetes() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.34"])
-def test_kubernetes_takes_the_manifests(version: str) -> None:
+def test_manifests_are_accepted_by_kubernetes(version: str) -> None:
     for manifest in _kubernetes():
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_the_pod_of_a_member_has_the_time_and_the_rights_that_it_needs() -> None:
+def test_pod_of_a_member_has_the_required_grace_period_and_rights() -> None:
     found = {manifest["kind"]: manifest for manifest in _kubernetes()}
     pod = found["Deployment"]["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] >= NEEDED_S
@@ -81,7 +81,7 @@ def test_runs_get_the_secrets_of_the_code_server() -> None:
     assert context == {"k8s": {"env_secrets": secrets}}
 
 
-def test_the_compose_file_is_whole() -> None:
+def test_compose_file_is_complete() -> None:
     compose = yaml.safe_load((FILES / "compose.yaml").read_text())
     services = compose["services"]
     for service in services.values():
@@ -102,7 +102,7 @@ def test_the_compose_file_is_whole() -> None:
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml", "shop-code.service"])
-def test_the_command_of_the_code_server_is_one_that_dagster_takes(name: str) -> None:
+def test_code_server_command_is_accepted_by_dagster(name: str) -> None:
     (command,) = _commands(name)
     assert command[:3] == ["dagster", "api", "grpc"]
     said = subprocess.run(
@@ -116,7 +116,7 @@ def test_the_command_of_the_code_server_is_one_that_dagster_takes(name: str) -> 
             assert option in said.stdout, option
 
 
-def test_webserver_and_daemon_are_given_the_workspace() -> None:
+def test_webserver_and_daemon_get_the_workspace() -> None:
     services = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
     for name in ("webserver", "daemon"):
         service = services[name]
@@ -142,7 +142,7 @@ def _commands(name: str) -> list[list[str]]:
 
 
 @pytest.mark.skipif(SYSTEMD is None, reason="needs systemd-analyze")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
     text = (FILES / "shop-code.service").read_text()
     unit = tmp_path / "shop-code.service"
     unit.write_text(text.replace("/opt/shop/.venv/bin/dagster", "/bin/true"))
@@ -152,7 +152,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
-def test_dagster_takes_the_settings_of_the_instance(
+def test_instance_settings_are_accepted_by_dagster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HOST", "USERNAME", "PASSWORD", "DB"):
@@ -186,7 +186,7 @@ def _loaded(monkeypatch: pytest.MonkeyPatch, environment: str) -> tuple[dg.Defin
         return defs, resources
 
 
-def test_the_laptop_has_a_group_and_a_spark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laptop_has_its_own_group_and_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     _, resources = _loaded(monkeypatch, "laptop")
     assert resources.spark.is_local
     assert resources.kafka.group_id == "orders-laptop"
@@ -200,14 +200,14 @@ def test_production_has_the_login_and_the_server(monkeypatch: pytest.MonkeyPatch
     assert resources.kafka.security_protocol == "SASL_SSL"
 
 
-def test_each_variable_of_the_code_is_in_the_table() -> None:
+def test_variable_table_has_each_variable_of_the_code() -> None:
     text = (ROOT / PAGE).read_text()
     table = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     named = {name for variables in VARIABLES.values() for name in variables}
     assert all(f"`{name}`" in table for name in named | {"ORDERS_PATH"})
 
 
-def test_the_page_names_each_file_and_the_variable_of_the_guard() -> None:
+def test_deploying_page_names_each_file_and_the_guard_variable() -> None:
     text = (ROOT / PAGE).read_text()
     for file in FILES.iterdir():
         assert f"deploying/{file.name}" in text
@@ -215,7 +215,7 @@ def test_the_page_names_each_file_and_the_variable_of_the_guard() -> None:
 
 
 @pytest.mark.postgres
-def test_postgres_ends_a_frozen_write_so_that_others_can_write_to_that_run(
+def test_frozen_write_is_ended_by_postgres_for_other_writers_of_the_run(
     postgres: Postgres,
 ) -> None:
     name = unique_name("frozen").replace("-", "_")

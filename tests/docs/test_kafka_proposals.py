@@ -13,7 +13,7 @@ OTHERS = {"DeprecationWarning", "IllegalStateException", "KafkaConsumer"}
 """Names of Python and of Java."""
 
 
-def test_the_names_of_the_surface_exist() -> None:
+def test_names_of_the_surface_exist() -> None:
     for name in re.findall(r"`([A-Z]\w+)`", TABLE):
         assert hasattr(dagster_rebalance, name) or name in OTHERS, name
     for name in (

@@ -64,17 +64,17 @@ def known() -> dict[str, set[str]]:
     return series(everything())
 
 
-def test_the_table_of_events_is_that_of_the_code() -> None:
+def test_table_of_events_is_that_of_the_code() -> None:
     table = log_table()
     assert table in (ROOT / TABLES).read_text(), f"{TABLES} should have:\n{table}"
 
 
-def test_the_table_of_metrics_is_that_of_the_code() -> None:
+def test_table_of_metrics_is_that_of_the_code() -> None:
     table = metric_table()
     assert table in (ROOT / TABLES).read_text(), f"{TABLES} should have:\n{table}"
 
 
-def test_each_metric_comes_out_with_the_attributes_that_are_promised(
+def test_metric_has_the_documented_attributes(
     known: dict[str, set[str]],
 ) -> None:
     for metric in Metric:
@@ -114,7 +114,7 @@ def _selectors(query: str) -> Iterator[tuple[str, set[str]]]:
 
 
 @pytest.mark.parametrize(("where", "query"), list(_queries()))
-def test_a_query_asks_only_for_what_there_is(
+def test_query_uses_only_existing_metrics(
     where: str, query: str, known: dict[str, set[str]]
 ) -> None:
     selectors = list(_selectors(query))
@@ -130,7 +130,7 @@ def test_a_query_asks_only_for_what_there_is(
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool, of Debian's package prometheus")
-def test_each_alert_comes_when_it_should_and_only_then(tmp_path: Path) -> None:
+def test_alert_fires_only_under_its_condition(tmp_path: Path) -> None:
     """Runs Prometheus itself, also for a counter that begins with its first event."""
     rules = yaml.safe_load((ROOT / "docs/monitoring/alerts.yaml").read_text())
     scenarios = yaml.safe_load((ROOT / "tests/docs/alerts.yaml").read_text())
@@ -154,7 +154,7 @@ def _promtool(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dashboard_can_be_imported_and_shows_each_metric() -> None:
+def test_dashboard_is_importable_and_shows_each_metric() -> None:
     dashboard = _dashboard()
     assert dashboard.keys() >= {"title", "uid", "schemaVersion", "templating", "panels"}
     ids = [panel["id"] for panel in dashboard["panels"]]
@@ -166,6 +166,6 @@ def test_the_dashboard_can_be_imported_and_shows_each_metric() -> None:
         assert metric.value.name.replace(".", "_") in text, metric.value.name
 
 
-def test_the_recipes_are_code() -> None:
+def test_monitoring_recipes_compile() -> None:
     for text in ("PeriodicExportingMetricReader(", "start_http_server(", "JsonFormatter("):
         compile(block_with(PAGE, "python", text), PAGE, "exec")

@@ -36,7 +36,7 @@ def shop() -> dg.Definitions:
     return build_kafka_batch_defs(kafka=kafka, assets=[orders])
 
 
-def test_the_schedule_of_the_example_executes_the_checks_of_a_group() -> None:
+def test_example_schedule_executes_the_checks_of_a_group() -> None:
     names: dict[str, Any] = {}
     page = "docs/operating.md"
     run_block(page, block_with(page, "python", "ScheduleDefinition"), names)
@@ -49,13 +49,13 @@ def test_the_schedule_of_the_example_executes_the_checks_of_a_group() -> None:
     assert {key.asset_key for key in checked} <= {assets.offsets, assets.lag, assets.group}
 
 
-def test_the_order_of_the_example_fits_the_launchpad() -> None:
+def test_example_directive_is_accepted_by_the_launchpad() -> None:
     job = shop().resolve_job_def("kafka_batches_control")
     config = yaml.safe_load(block_with("docs/operating.md", "yaml", "action: pause"))
     assert dg.validate_run_config(job, config)
 
 
-def test_the_loop_that_a_signal_ends_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_loop_ends_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     group = FakeGroup({"orders": 1})

@@ -70,9 +70,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.mark.spark
-def test_the_example_of_a_table_writes_each_range_once(
-    session: SparkSession, tmp_path: Path
-) -> None:
+def test_table_example_writes_each_range_once(session: SparkSession, tmp_path: Path) -> None:
     names = pasted("import write_delta", data=str(tmp_path))
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:9092", group_id="a", topics=["b"])
     dg.Definitions.validate_loadable(
@@ -86,7 +84,7 @@ def test_the_example_of_a_table_writes_each_range_once(
     assert [tuple(row) for row in read.collect()] == [(5, 1, "pen"), (7, 3, None)]
 
 
-def test_the_example_of_values_between_assets_hands_them_on(
+def test_values_example_passes_values_between_assets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
@@ -108,7 +106,7 @@ def test_the_example_of_values_between_assets_hands_them_on(
     assert written == [(["pen", "cup"], RANGES)]
 
 
-def test_the_settings_for_iceberg_are_taken() -> None:
+def test_iceberg_settings_are_accepted() -> None:
     config = pasted("iceberg.spark.SparkCatalog")["spark"]._classic_config()
     assert config["spark.sql.catalog.lake.type"] == "rest"
     assert "iceberg-spark-runtime-4." in config["spark.jars.packages"]
@@ -116,7 +114,7 @@ def test_the_settings_for_iceberg_are_taken() -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_the_examples_of_tables_work_with_the_packages_that_are_added(tmp_path: Path) -> None:
+def test_table_examples_work_with_the_added_packages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.docs.resolved_tables", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=850)
     assert done.returncode == 0, done.stderr[-5000:]
@@ -125,7 +123,7 @@ def test_the_examples_of_tables_work_with_the_packages_that_are_added(tmp_path: 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("provider", ["iceberg", "delta"])
-def test_the_example_of_a_merge_keeps_the_newest_row(session: SparkSession, provider: str) -> None:
+def test_merge_example_keeps_the_newest_row(session: SparkSession, provider: str) -> None:
     names = pasted("MERGE INTO")
     if provider == "delta":
         names["TABLE"] = "customers"
@@ -153,7 +151,7 @@ def test_the_example_of_a_merge_keeps_the_newest_row(session: SparkSession, prov
 
 
 @pytest.mark.spark
-def test_the_compacted_copy_has_each_record_once_whatever_is_done_again(
+def test_compacted_copy_has_each_record_once_after_repeated_work(
     session: SparkSession, tmp_path: Path
 ) -> None:
     names = pasted("def copy_compacted", "docs/parquet.md")
@@ -183,7 +181,7 @@ def test_the_compacted_copy_has_each_record_once_whatever_is_done_again(
 
 
 @pytest.mark.postgres
-def test_the_example_of_a_database_writes_each_range_once(
+def test_database_example_writes_each_range_once(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     postgres.create_database("shop")

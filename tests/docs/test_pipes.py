@@ -192,7 +192,7 @@ PLATFORMS = {
 
 @pytest.mark.parametrize("text", PLATFORMS)
 @pytest.mark.usefixtures("played")
-def test_the_example_is_a_code_location(text: str) -> None:
+def test_pipes_example_loads(text: str) -> None:
     names = pasted(text)
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:9092", group_id="a", topics=["b"])
     defs = names.get("defs") or build_kafka_batch_defs(
@@ -204,18 +204,18 @@ def test_the_example_is_a_code_location(text: str) -> None:
     dg.Definitions.validate_loadable(defs)
 
 
-def test_runs_of_databricks_are_ended(played: Played) -> None:
+def test_databricks_runs_are_ended(played: Played) -> None:
     stopping("DatabricksRuns", pasted("class DatabricksRuns")).stop(RUN)
     assert played.workspace.cancelled == [1, 1]
 
 
-def test_pods_are_ended(played: Played) -> None:
+def test_kubernetes_pods_are_ended(played: Played) -> None:
     stopping("Pods", pasted("class Pods")).stop(RUN)
     assert played.pods.deleted == ["one", "one"]
 
 
 @pytest.mark.usefixtures("played")
-def test_jobs_of_emr_are_ended() -> None:
+def test_emr_jobs_are_ended() -> None:
     names = pasted("class EmrJobs")
     emr, application = names["emr"], names["APPLICATION"]
     known = emr.meta.service_model.shape_for("JobRunState").enum
@@ -296,7 +296,7 @@ def other_side(
 @pytest.mark.parametrize(
     ("text", "named_by"), [*PLATFORMS.items(), ("PipesSubprocessClient", None)]
 )
-def test_the_job_writes_exactly_its_batch(
+def test_spark_job_writes_exactly_its_batch(
     text: str,
     named_by: Callable[[dict[str, Any]], str] | None,
     topic: str,

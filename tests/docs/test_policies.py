@@ -60,7 +60,7 @@ def executed(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("setting", ["on_deadline", "on_leave", "on_lost", "on_failure"])
-def test_every_policy_has_a_row_and_the_default_is_marked(setting: str) -> None:
+def test_policy_table_has_each_policy_and_marks_the_default(setting: str) -> None:
     field = KafkaConsumerResource.model_fields[setting]
     rows = [
         line
@@ -77,7 +77,7 @@ def test_every_policy_has_a_row_and_the_default_is_marked(setting: str) -> None:
     assert all(row.count(" | ") == 2 for row in rows), "behavior, lost or doubled"
 
 
-def test_the_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
+def test_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
     kept = Kept()
     DeadLetters(kept, "orders").store(
         StoreDeadLetter(span(0), 1, "b-1", ("r1", "r2")), "the run failed"
@@ -91,13 +91,13 @@ def test_the_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
     )
 
 
-def test_the_settings_of_the_example_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_settings_of_the_example_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
     settings = executed("on_failure=")["kafka"].process_config_and_initialize().engine_settings()
     assert (settings.dead_letter_topic, settings.max_attempts) == ("orders-dead", 3)
 
 
-def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(
+def test_example_op_processes_the_range_of_a_dead_letter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[tuple[list[OffsetRange], str]] = []

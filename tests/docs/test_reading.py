@@ -47,7 +47,7 @@ def _brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
 
 
-def test_the_example_with_polars_writes_each_range_once(tmp_path: Path) -> None:
+def test_polars_example_writes_each_range_once(tmp_path: Path) -> None:
     folder = tmp_path / "orders"
     folder.mkdir()
     names = pasted(block_with(PAGE, "python", "import polars"), tmp_path)
@@ -62,7 +62,7 @@ def test_the_example_with_polars_writes_each_range_once(tmp_path: Path) -> None:
     ]
 
 
-def test_the_example_with_duckdb_writes_each_range_once(tmp_path: Path) -> None:
+def test_duckdb_example_writes_each_range_once(tmp_path: Path) -> None:
     names = pasted(block_with(PAGE, "python", "import duckdb"), tmp_path)
     for attempt in (batch((0, 5, "pen"), (1, 3, "cup")), batch((0, 5, "pen"), (0, 7, "ink"))):
         dg.materialize([names["orders"]], resources={"kafka_batch": attempt})
@@ -71,7 +71,7 @@ def test_the_example_with_duckdb_writes_each_range_once(tmp_path: Path) -> None:
     assert read == [("orders-0-5-8", "ink"), ("orders-0-5-8", "pen")]
 
 
-def test_the_example_of_an_assets_test_passes(tmp_path: Path) -> None:
+def test_example_test_of_an_asset_passes(tmp_path: Path) -> None:
     names = pasted(block_with("docs/testing.md", "python", "for_testing("), tmp_path)
     tests = [name for name in names if name.startswith("test_")]
     assert len(tests) == 2

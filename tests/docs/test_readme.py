@@ -35,7 +35,7 @@ def _run(block: str) -> dict[str, Any]:
     return names
 
 
-def test_the_definitions_of_the_readme_load_and_are_short() -> None:
+def test_readme_definitions_load_and_are_short() -> None:
     block = block_with(README, "python", "build_kafka_batch_defs(")
     assert len(block.splitlines()) < MOST_LINES
     defs: dg.Definitions = _run(block)["defs"]
@@ -45,7 +45,7 @@ def test_the_definitions_of_the_readme_load_and_are_short() -> None:
     )
 
 
-def test_secrets_in_the_readme_come_from_the_environment() -> None:
+def test_readme_secrets_come_from_the_environment() -> None:
     lines = blocks(README, "python")[0].splitlines()
     given = [
         line for line in lines if re.search(r"username|password|bootstrap_servers|remote", line)
@@ -54,7 +54,7 @@ def test_secrets_in_the_readme_come_from_the_environment() -> None:
     assert all("dg.EnvVar(" in line for line in given)
 
 
-def test_the_pages_that_the_readme_names_exist() -> None:
+def test_readme_pages_exist() -> None:
     text = (ROOT / README).read_text()
     group = GroupAssets.of("GROUP")
     for name in (
@@ -67,7 +67,7 @@ def test_the_pages_that_the_readme_names_exist() -> None:
     assert all(f"`{outcome.value}`" in holds for outcome in HoldOutcome)
 
 
-def test_the_users_test_in_the_guide_passes() -> None:
+def test_example_test_of_the_guide_passes() -> None:
     _run(block_with("docs/testing.md", "python", "FakeGroup"))["test_a_revoke_can_be_delayed"]()
 
 
@@ -108,7 +108,7 @@ def _member(group: FakeGroup) -> RebalanceAwareConsumer:
     )
 
 
-def test_the_consumer_loop_of_the_readme_holds_commits_and_gives_up() -> None:
+def test_readme_consumer_loop_holds_commits_and_releases() -> None:
     process = _run(block_with(README, "python", "delay_revoke({"))["process"]
     group = FakeGroup({"orders": 2})
     blue, green = _member(group), _member(group)
@@ -126,14 +126,14 @@ def test_the_consumer_loop_of_the_readme_holds_commits_and_gives_up() -> None:
     assert not work.aborted
 
 
-def test_the_commands_of_the_readme_exist() -> None:
+def test_readme_commands_exist() -> None:
     shown = re.findall(r"^make ([a-z-]+)", "".join(blocks(README, "sh")), re.MULTILINE)
     assert shown == ["demo", "test"]
     for target in shown:
         subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)  # noqa: S607 - whatever make is there
 
 
-def test_the_extras_of_the_readme_exist() -> None:
+def test_readme_extras_exist() -> None:
     extras = metadata("dagster-rebalance").get_all("Provides-Extra") or []
     assert extras
     text = (ROOT / README).read_text()
@@ -148,14 +148,14 @@ def test_the_extras_of_the_readme_exist() -> None:
         *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
     ],
 )
-def test_links_between_the_projects_files_lead_somewhere(file: str) -> None:
+def test_links_between_files_have_a_target(file: str) -> None:
     folder = (ROOT / file).parent
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / file).read_text())
     for link in (link for link in links if "://" not in link):
         assert (folder / link).exists(), link
 
 
-def test_several_groups_fit_into_one_code_location_as_the_readme_says() -> None:
+def test_several_groups_load_in_one_code_location_as_documented() -> None:
     spark = KafkaSparkResource()
 
     def one(group: str) -> dg.Definitions:

@@ -59,6 +59,6 @@ def test_each_line_names_tests_that_exist() -> None:
             assert all((ROOT / file).exists() for file in files), files
 
 
-def test_each_scenario_that_is_played_on_purpose_is_listed() -> None:
+def test_scenario_tests_are_listed() -> None:
     named = {name for rows in SCENARIOS.values() for row in rows for name in shown_by(row)}
     assert cases("scenarios") <= named

@@ -43,7 +43,9 @@ def _made(text: str) -> KafkaConsumerResource:
 
 
 @pytest.mark.parametrize("text", ["SCRAM-SHA-512", "ssl.key.location"])
-def test_the_settings_of_the_examples_are_taken(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_security_examples_are_accepted(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD", "KAFKA_KEY_PASSWORD"):
         monkeypatch.setenv(variable, f"value of {variable}")
     config = _made(text).process_config_and_initialize().consumer_config()
@@ -56,7 +58,7 @@ def test_the_settings_of_the_examples_are_taken(text: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("text", ["SCRAM-SHA-512", "ssl.key.location"])
-def test_definitions_with_the_examples_load_before_the_variables_are_set(
+def test_security_examples_load_before_the_variables_are_set(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD", "KAFKA_KEY_PASSWORD"):
@@ -71,7 +73,7 @@ def test_definitions_with_the_examples_load_before_the_variables_are_set(
 
 
 @pytest.mark.parametrize("text", ["token.endpoint.url", "msk_iam"])
-def test_the_logins_by_tokens_are_taken_by_both_clients(
+def test_token_logins_are_accepted_by_both_clients(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @dg.asset
@@ -93,7 +95,7 @@ def test_the_logins_by_tokens_are_taken_by_both_clients(
         assert 'clientSecret="hunter2"' in options["kafka.sasl.jaas.config"]
 
 
-def test_the_functions_of_the_examples_return_what_is_asked_for(tmp_path: Path) -> None:
+def test_token_functions_of_the_examples_return_a_token_and_its_expiry(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     (tmp_path / "password").write_text("hunter2\n")
     text = block_with(LOGINS, "python", "def kafka()").replace("/etc/kafka", str(tmp_path))
@@ -101,7 +103,7 @@ def test_the_functions_of_the_examples_return_what_is_asked_for(tmp_path: Path) 
     assert Credentials(names["kafka"]).current() == ("etl", "hunter2")
 
 
-def test_the_function_of_the_example_gives_a_token_that_is_taken() -> None:
+def test_token_of_the_example_is_accepted() -> None:
     expires_at = time.time() + 100
     issuer = SimpleNamespace(
         token_for=lambda config: SimpleNamespace(text=f"for {config}", expires_at=expires_at)
@@ -111,7 +113,7 @@ def test_the_function_of_the_example_gives_a_token_that_is_taken() -> None:
     assert Tokens(names["token"])("etl") == ("for etl", expires_at)
 
 
-def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:
+def test_certificate_settings_are_those_of_the_tests() -> None:
     made = _made("ssl.key.location")
     assert made.security_protocol == "SSL"
     assert made.client_config.keys() == {
@@ -121,20 +123,20 @@ def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:
     }
 
 
-def test_the_command_for_a_key_is_that_of_the_tests() -> None:
+def test_key_command_is_that_of_the_tests() -> None:
     assert block_with(LOGINS, "sh", "openssl").startswith(
         f"openssl pkcs8 {' '.join(KEY_FORM)} -in "
     )
 
 
-def test_secrets_in_the_examples_come_from_the_environment() -> None:
+def test_secrets_of_the_security_examples_come_from_the_environment() -> None:
     for block in blocks(LOGINS, "python"):
         for line in block.splitlines():
             if re.search(r'(?:username|password|secret)(?:":|=)', line):
                 assert "dg.EnvVar(" in line
 
 
-def test_the_rights_of_the_commands_are_those_that_the_tests_grant() -> None:
+def test_rights_of_the_commands_are_those_of_the_tests() -> None:
     commands = block_with(PAGE, "sh", "kafka-acls")
     granted = {
         kind: operation.upper()
@@ -143,7 +145,7 @@ def test_the_rights_of_the_commands_are_those_that_the_tests_grant() -> None:
     assert granted == LEAST
 
 
-def test_the_table_names_the_rights_of_the_member() -> None:
+def test_table_of_rights_has_those_of_the_member() -> None:
     rows = re.findall(
         r"^\| member \| `(\w+)` \| (each topic|the group) \|",
         (ROOT / PAGE).read_text(),
@@ -152,13 +154,13 @@ def test_the_table_names_the_rights_of_the_member() -> None:
     assert {place.split()[1]: operation for operation, place in rows} == LEAST
 
 
-def test_the_expression_that_masks_secrets_is_the_one_that_is_tested() -> None:
+def test_masking_expression_is_that_of_the_tests() -> None:
     assert f"spark.redaction.string.regex  {REDACTION}\n" in block_with(
         PAGE, "text", "spark.redaction"
     )
 
 
-def test_the_login_that_the_server_looks_up_has_no_secret_in_it(
+def test_login_resolved_by_the_server_has_no_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names: dict[str, Any] = {"dg": dg, "KafkaSparkResource": KafkaSparkResource}
@@ -185,7 +187,7 @@ def test_the_login_that_the_server_looks_up_has_no_secret_in_it(
     assert "value of KAFKA_PASSWORD" not in " ".join(options.values())
 
 
-def test_the_resources_of_ones_own_definitions_are_closed_to_runs() -> None:
+def test_resources_of_the_own_definitions_are_closed_to_runs() -> None:
     names: dict[str, Any] = {"dg": dg, "kafka": _made("SCRAM-SHA-512")}
     run_block(PAGE, block_with(PAGE, "python", "PinnedResource"), names)
 

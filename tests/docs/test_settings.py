@@ -61,14 +61,14 @@ def _default(field: FieldInfo) -> str:
 @pytest.mark.parametrize(
     "model", [KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource]
 )
-def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> None:
+def test_settings_table_is_that_of_the_code(model: type[BaseModel]) -> None:
     table = settings_table(model)
     assert table in (ROOT / "docs/settings.md").read_text(), (
         f"docs/settings.md should have:\n{table}"
     )
 
 
-def test_the_table_of_client_settings_is_that_of_the_code() -> None:
+def test_client_settings_table_is_that_of_the_code() -> None:
     head = "| setting | value | clients | yours wins | why |\n|---|---|---|---|---|"
     table = "\n".join((head, *map(str, TABLE)))
     assert table in (ROOT / "docs/client-settings.md").read_text(), (
@@ -76,7 +76,7 @@ def test_the_table_of_client_settings_is_that_of_the_code() -> None:
     )
 
 
-def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
+def test_fixed_times_are_those_of_the_code() -> None:
     text = " ".join((ROOT / "docs/settings.md").read_text().split())
     said = re.search(r"- Not settings: (.*?) ##", text)
     assert said is not None

@@ -10,7 +10,7 @@ from tests.docs.blocks import ROOT
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 
 
-def test_the_reference_has_each_public_name_once() -> None:
+def test_reference_has_each_public_name_once() -> None:
     shown = [
         name
         for page in REFERENCE
@@ -19,7 +19,7 @@ def test_the_reference_has_each_public_name_once() -> None:
     assert sorted(shown) == sorted(set(dagster_rebalance.__all__) - {"__version__"})
 
 
-def test_each_page_is_in_the_navigation() -> None:
+def test_navigation_has_each_page() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = set(re.findall(r"[\w./-]+\.md", navigation))
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PAGE = "docs/streaming.md"
 
 
-def test_the_example_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streaming_example_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
     names: dict[str, Any] = {"__name__": "pasted"}
     run_block(PAGE, block_with(PAGE, "python", "build_kafka_stream_defs"), names)
@@ -25,13 +25,13 @@ def test_the_example_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None
     assert defs.resolve_sensor_def("kafka_stream_sensor").name == "kafka_stream_sensor"
 
 
-def test_the_conditions_that_it_recommends_exist() -> None:
+def test_recommended_conditions_exist() -> None:
     conditions = re.findall(r"`(dg\.\S*\)|\.without\S*\))`", (ROOT / PAGE).read_text())
     _, late, missing = (one for one in conditions if "AutomationCondition" in one)
     assert len(eval(late + missing, {"dg": dg}).children) == 3  # noqa: S307 - as a reader pastes it
 
 
-def test_each_setting_that_it_names_exists() -> None:
+def test_settings_of_the_streaming_page_exist() -> None:
     text = (ROOT / PAGE).read_text()
     (sentence,) = re.findall(r"- (`max_ranges_per_run`.*?effect\.)", text, re.DOTALL)
     named = set(re.findall(r"`(\w+)`", sentence))

@@ -50,11 +50,11 @@ def entry(*samples: Sample, goal: Goal) -> Entry:
         (Goal("<=", 3), 0.5, True),
     ],
 )
-def test_the_verdict_follows_from_ratio_and_goal(goal: Goal, ratio: float, met: bool) -> None:  # noqa: FBT001 - a column of the table
+def test_verdict_follows_from_ratio_and_goal(goal: Goal, ratio: float, met: bool) -> None:  # noqa: FBT001 - a column of the table
     assert entry(Sample(1.0, 1.0, ratio), goal=goal).met is met
 
 
-def test_the_median_of_the_runs_counts() -> None:
+def test_entry_has_the_median_of_its_runs() -> None:
     found = entry(
         Sample(10, 10, 1.0), Sample(1, 10, 0.1), Sample(99, 100, 0.99), goal=Goal(">=", 0.95)
     ).as_json()
@@ -67,7 +67,7 @@ def test_the_median_of_the_runs_counts() -> None:
     )
 
 
-def test_a_list_of_entries_is_written(tmp_path: Path) -> None:
+def test_entries_are_written_as_a_list(tmp_path: Path) -> None:
     write_json([entry(Sample(2, None, 1.0), goal=Goal("<=", 3))], tmp_path / "build" / "bench.json")
     (found,) = json.loads((tmp_path / "build" / "bench.json").read_text())
     assert found.keys() >= FIELDS
@@ -85,14 +85,14 @@ def played(held: int) -> Played:
     return Played([*arrivals, (1.0, 0)], Hold(0.0, 1.0, frozenset({0})), (-10.0, 0.0))
 
 
-def test_only_retained_partitions_count_and_only_during_the_hold() -> None:
+def test_hold_rate_counts_only_retained_partitions_during_the_hold() -> None:
     assert played(5).steady_rate == pytest.approx(5)
     assert played(4).held_rate == pytest.approx(4)
     assert played(4).ratio == pytest.approx(0.8)
     assert Played([(1.0, 0)], Hold(0.0, 1.0, frozenset({0})), (-10.0, 0.0)).ratio == 0
 
 
-def test_ours_and_the_peers_stand_side_by_side() -> None:
+def test_entry_compares_package_and_peers() -> None:
     everyone = {name: played(5 if "ours" in name else 1) for pair in PAIRS for name in pair[:2]}
     for found in entries_of([everyone, everyone]):
         assert found.ours == pytest.approx(5)
@@ -100,14 +100,14 @@ def test_ours_and_the_peers_stand_side_by_side() -> None:
         assert found.met
 
 
-def test_a_peer_that_is_not_installed_is_said_to_be_missing() -> None:
+def test_peer_that_is_not_installed_is_reported_as_missing() -> None:
     here = {name: played(5) for pair in PAIRS for name in pair[:2] if name != AIOKAFKA}
     entries = entries_of([here])
     assert [found.note for found in entries if found.peer is None] == ["aiokafka is not installed"]
     assert len(entries) == len(PAIRS)
 
 
-def test_the_trackers_marks_are_complete_and_out_of_order() -> None:
+def test_tracker_marks_are_complete_and_out_of_order() -> None:
     marks = shuffled(640, seed=1)
     assert len({at for at, _ in marks}) == 64
     assert sorted(marks) == sorted(
@@ -118,7 +118,7 @@ def test_the_trackers_marks_are_complete_and_out_of_order() -> None:
     assert marks == shuffled(640, seed=1)
 
 
-def test_the_command_measures_what_it_is_asked_for(tmp_path: Path) -> None:
+def test_bench_command_measures_the_selected_cases(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -144,7 +144,7 @@ def test_the_command_measures_what_it_is_asked_for(tmp_path: Path) -> None:
     assert "done() against a bare dict update" in done.stdout
 
 
-def test_a_member_without_work_is_measured_at_two_sizes() -> None:
+def test_idle_member_is_measured_at_two_sizes() -> None:
     small, large = idle.measure(runs=1, turns=10, step=lambda _text: None)
     assert "1,000" in small.case
     assert "10,000" in large.case
@@ -153,7 +153,7 @@ def test_a_member_without_work_is_measured_at_two_sizes() -> None:
 
 
 @pytest.mark.broker
-def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -> None:
+def test_hold_is_measured_for_package_and_peers(kafka_broker: KafkaCluster) -> None:
     entries = hold.measure(kafka_broker, runs=1, hold_s=1.0, steady_s=1.0, step=lambda _text: None)
     assert [found.case for found in entries] == [case for _, _, case in PAIRS]
     assert all(
@@ -163,7 +163,7 @@ def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -
 
 
 @pytest.mark.broker
-def test_reading_is_measured_for_ours_and_the_bare_client(kafka_broker: KafkaCluster) -> None:
+def test_reading_is_measured_for_package_and_client(kafka_broker: KafkaCluster) -> None:
     bare, careful = poll.measure(kafka_broker, runs=2, records=20_000, step=lambda _text: None)
     assert bare.case != careful.case
     for found in (bare, careful):
@@ -178,7 +178,7 @@ def stored(partition: int, at: float, offset: int, *claims: tuple[int, str]) -> 
     return StoredOffset("group", "orders", partition, offset, at, text)
 
 
-def test_a_range_takes_from_its_first_claim_to_the_commit_behind_it() -> None:
+def test_latency_of_a_range_is_from_its_first_claim_to_its_commit() -> None:
     found = ranges_in(
         [
             stored(0, 1.0, 0),
@@ -198,7 +198,7 @@ def test_a_range_takes_from_its_first_claim_to_the_commit_behind_it() -> None:
     assert [one.took_s for one in found] == [3.0, 3.0, 6.0]
 
 
-def test_a_claim_that_is_taken_back_was_never_committed() -> None:
+def test_latency_of_a_claim_that_is_withdrawn_is_not_counted() -> None:
     found = ranges_in(
         [
             stored(0, 1.0, 0, (10, "a")),
@@ -210,7 +210,7 @@ def test_a_claim_that_is_taken_back_was_never_committed() -> None:
     assert found == [Committed(0, 10, "b", 3.0, 4.0)]
 
 
-def test_a_percentile_is_one_of_the_values() -> None:
+def test_percentile_is_one_of_the_values() -> None:
     assert percentile([3, 1, 2], 0.5) == 2
     assert percentile(range(1000), 0.99) == 990
     assert percentile([1, 5], 0.99) == 5
@@ -220,7 +220,7 @@ def test_a_percentile_is_one_of_the_values() -> None:
     ("goal", "ratio", "factor"),
     [(Goal(">=", 100), 200, 2), (Goal("<=", 0.06), 0.03, 2), (Goal("<=", 1.3), 2.6, 0.5)],
 )
-def test_a_plot_shows_how_much_better_than_its_goal_a_figure_is(
+def test_plot_shows_the_distance_of_a_figure_from_its_goal(
     tmp_path: Path, goal: Goal, ratio: float, factor: float
 ) -> None:
     found = Entry("speed", "a < b", "time", "s", goal, [Sample(1, 1, ratio)])
@@ -230,7 +230,7 @@ def test_a_plot_shows_how_much_better_than_its_goal_a_figure_is(
     assert any("a < b" in (text.text or "") for text in root.iter())
 
 
-def test_a_revoke_is_from_the_request_to_the_release_of_that_member() -> None:
+def test_revoke_time_is_from_the_request_to_the_release_of_its_member() -> None:
     records: list[GroupRecord]
     every, kept, asked = frozenset(range(4)), frozenset({0, 1}), frozenset({2, 3})
     records = [
@@ -245,7 +245,7 @@ def test_a_revoke_is_from_the_request_to_the_release_of_that_member() -> None:
     assert revokes_in(records) == [(2.0, 3.0, kept)]
 
 
-def test_latency_is_told_by_percentiles_and_beside_a_run_for_each_batch() -> None:
+def test_latency_is_reported_in_percentiles_beside_per_batch_runs() -> None:
     turns = [
         [Committed(0, 1, "a", 0.0, took) for took in (0.02, 0.04, 0.3)],
         [Committed(0, 1, "a", 0.0, 0.05)],
@@ -263,7 +263,7 @@ def test_retained_partitions_are_measured_between_commits_around_the_hold() -> N
     assert rate == pytest.approx(30 / 4)
 
 
-def test_batches_end_with_their_last_range_and_are_counted_after_the_first() -> None:
+def test_batches_end_with_their_last_range_and_count_after_the_first() -> None:
     commits = [
         Committed(0, 10, "a", 0.0, 1.0),
         Committed(0, 10, "b", 1.0, 3.0),
@@ -275,7 +275,7 @@ def test_batches_end_with_their_last_range_and_are_counted_after_the_first() -> 
     assert stream_spark.records_per_second(ends) == 40 / 5
 
 
-def test_a_streaming_run_stands_beside_each_peer_turn_by_turn() -> None:
+def test_streaming_run_is_compared_with_each_peer_by_round() -> None:
     found = {STREAM: [0.5, 0.4], structured_streaming.NAME: [0.4, 0.4], BATCHES: [10.0, 20.0]}
     goals = {structured_streaming.NAME: Goal("<=", 1.25), BATCHES: Goal("<=", 0.01)}
     spark, batches = stream_spark.entries_of("stream_micro_batch", "small", "s", found, goals)
@@ -284,7 +284,7 @@ def test_a_streaming_run_stands_beside_each_peer_turn_by_turn() -> None:
     assert (spark.met, batches.met) == (True, False)
 
 
-def test_lost_and_doubled_records_are_counted_one_by_one(tmp_path: Path) -> None:
+def test_lost_and_doubled_records_are_counted_individually(tmp_path: Path) -> None:
     work = Work("", "orders", str(tmp_path), batch_s=0.0)
     work.process([(0, 0, 5), (0, 3, 8)], "v1")
     work.process([(0, 3, 4), (1, 1, 2), (0, 0, 5)], "v2")
@@ -295,7 +295,7 @@ def test_lost_and_doubled_records_are_counted_one_by_one(tmp_path: Path) -> None
     assert lost_and_doubled(output, [10, 3]) == (len(lost), len(doubled))
 
 
-def test_polled_records_are_ranges_and_what_a_client_tells_is_none() -> None:
+def test_polled_records_become_ranges_without_client_events() -> None:
     end = Message(
         topic="orders", partition=0, offset=9, error=KafkaError(KafkaError._PARTITION_EOF)
     )
@@ -307,7 +307,7 @@ def test_polled_records_are_ranges_and_what_a_client_tells_is_none() -> None:
 @pytest.mark.parametrize(
     ("last", "process", "settled"), [("v2", 2, True), ("v1", 2, False), ("v2", 1, False)]
 )
-def test_a_version_has_settled_when_its_processes_do_all_that_is_new(
+def test_deployed_version_has_settled_when_its_processes_do_all_new_work(
     last: str,
     process: int,
     settled: bool,  # noqa: FBT001 - a column of the table
@@ -323,7 +323,7 @@ def test_a_version_has_settled_when_its_processes_do_all_that_is_new(
     assert not has_settled(output[:-4], "v2")
 
 
-def test_a_deploy_is_told_by_all_that_was_lost_and_done_twice() -> None:
+def test_deploy_is_reported_with_lost_and_repeated_records() -> None:
     counted = {STREAM: [(0, 0), (0, 2), (0, 0)], POLLED: [(7, 0)] * 3, BLOCKING: [(0, 5)] * 3}
     entries = duplicates_entries(counted)
     assert [(one.ours, one.peer, one.met) for one in entries] == [
@@ -334,7 +334,7 @@ def test_a_deploy_is_told_by_all_that_was_lost_and_done_twice() -> None:
     ]
 
 
-def test_the_longest_gap_of_all_turns_counts() -> None:
+def test_longest_gap_of_all_rounds_counts() -> None:
     gaps_s = {STREAM: [3.6, 2.0], BATCHES: [30.0, 40.0], structured_streaming.NAME: [2.0, 3.0]}
     for found, peer in zip(gap_entries(gaps_s), (40.0, 3.0), strict=True):
         assert (found.ours, found.ratio, found.peer, found.met) == (3.6, 3.6, peer, False)

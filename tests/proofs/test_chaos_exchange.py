@@ -41,7 +41,7 @@ def _worker(exchange: Exchange) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_a_run_at_work_is_seen_and_killed(tmp_path: Path) -> None:
+def test_run_at_work_is_found_and_killed(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     exchange.make()
     with _worker(exchange) as process:
@@ -52,7 +52,7 @@ def test_a_run_at_work_is_seen_and_killed(tmp_path: Path) -> None:
     assert not exchange.kill("run-1")
 
 
-def test_another_process_that_got_the_pid_of_a_killed_run_is_left_alone(tmp_path: Path) -> None:
+def test_process_with_the_reused_pid_of_a_killed_run_is_not_killed(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     exchange.make()
     with _worker(exchange) as process:
@@ -64,7 +64,7 @@ def test_another_process_that_got_the_pid_of_a_killed_run_is_left_alone(tmp_path
         assert process.poll() is None
 
 
-def test_a_run_that_is_cut_off_opens_nothing_until_it_is_reconnected(tmp_path: Path) -> None:
+def test_run_cut_off_opens_no_file_until_it_is_reconnected(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     exchange.make()
     with _worker(exchange) as process:

@@ -48,13 +48,13 @@ def _stalls(history: History, *given: Explained) -> list[Span]:
     return [stall.span for stall in _judged(history, *given).stalls]
 
 
-def test_a_partition_that_is_worked_on_or_has_nothing_to_read_stands_not_still() -> None:
+def test_partition_with_running_work_or_without_lag_has_no_stall() -> None:
     judgement = _judged(WORKED_OFF)
     assert not judgement.stalls
     assert judgement.watched_s == 20.0
 
 
-def test_a_commit_that_comes_late_is_a_stall() -> None:
+def test_late_commit_is_a_stall() -> None:
     late = replace(WORKED_OFF, commits=[(10.5, 0), (24.0, 5), (50.4, 5), (60.0, 9)])
     assert _stalls(late) == [Span(19.5, 24.0)]
     (told,) = map(str, judge([late], TICKS, (), UNTIL).stalls)
@@ -65,12 +65,12 @@ def test_a_commit_that_comes_late_is_a_stall() -> None:
     )
 
 
-def test_a_claim_that_comes_late_is_a_stall() -> None:
+def test_late_claim_is_a_stall() -> None:
     late = replace(WORKED_OFF, claims=[(10.5, 5), (54.0, 9)])
     assert _stalls(late) == [Span(50.0, 54.0)]
 
 
-def test_a_batch_may_wait_for_two_ticks_of_its_owner() -> None:
+def test_batch_may_wait_for_two_ticks_of_its_owner() -> None:
     late = replace(
         WORKED_OFF,
         runs=[RunSeen(30.0, 39.5, succeeded=True), WORKED_OFF.runs[1]],
@@ -93,9 +93,7 @@ def test_ticks_of_another_member_start_no_runs() -> None:
     assert _stalls(never) == [Span(40.0, UNTIL)]
 
 
-def test_a_batch_may_wait_for_each_tick_for_as_long_as_other_code_locations_keep_the_daemon() -> (
-    None
-):
+def test_batch_may_wait_for_ticks_while_other_code_locations_occupy_the_daemon() -> None:
     late = replace(
         WORKED_OFF,
         ends=[(10.0, 9)],
@@ -111,7 +109,7 @@ def test_a_batch_may_wait_for_each_tick_for_as_long_as_other_code_locations_keep
     ], "30 s after the first"
 
 
-def test_a_batch_whose_run_failed_waits_for_the_next_one() -> None:
+def test_batch_of_a_failed_run_waits_for_the_next_run() -> None:
     again = [
         RunSeen(15.0, 17.0, succeeded=False),
         RunSeen(26.0, 29.0, succeeded=True),
@@ -123,7 +121,7 @@ def test_a_batch_whose_run_failed_waits_for_the_next_one() -> None:
     ]
 
 
-def test_a_batch_that_a_new_owner_has_found_waits_for_its_ticks() -> None:
+def test_batch_found_by_a_new_owner_waits_for_its_ticks() -> None:
     owners = [(1.0, "id-1"), (16.5, "id-2")]
     taken = replace(
         WORKED_OFF,
@@ -140,7 +138,7 @@ def test_a_batch_that_a_new_owner_has_found_waits_for_its_ticks() -> None:
     assert _stalls(late) == [Span(31.0, 35.0)], "ticks of the new owner at 21 and 26"
 
 
-def test_a_batch_that_a_fault_kept_from_its_run_waits_for_the_ticks_behind_it() -> None:
+def test_batch_delayed_by_a_fault_waits_for_the_ticks_after_it() -> None:
     fault = Explained(Span(12.0, 27.0), "broker_killed", WORKED_OFF.name, is_fault=True)
     late = replace(
         WORKED_OFF,
@@ -155,7 +153,7 @@ def test_a_batch_that_a_fault_kept_from_its_run_waits_for_the_ticks_behind_it() 
     assert _stalls(done, fault) == [Span(27.0, 45.0)]
 
 
-def test_a_partition_that_nobody_has_is_no_stall_of_a_member() -> None:
+def test_partition_without_an_owner_is_no_stall_of_a_member() -> None:
     taken = replace(
         WORKED_OFF,
         claims=[(10.5, 5), (58.5, 9)],
@@ -164,10 +162,10 @@ def test_a_partition_that_nobody_has_is_no_stall_of_a_member() -> None:
     )
     judgement = _judged(replace(taken, commits=[*WORKED_OFF.commits[:3], (61.0, 9)]))
     assert not judgement.stalls
-    assert judgement.idle_s == {"Kafka has given it to nobody": 8.0}
+    assert judgement.idle_s == {"Kafka has assigned it to no member": 8.0}
 
 
-def test_what_explains_idleness_of_one_partition_explains_nothing_of_another() -> None:
+def test_reason_of_one_partition_does_not_explain_a_stall_of_another() -> None:
     late = replace(WORKED_OFF, claims=[(10.5, 5), (54.0, 9)])
     assert not _stalls(late, Explained(Span(49.0, 53.0), "held", "numbers-0"))
     assert _stalls(late, Explained(Span(49.0, 53.0), "held", "numbers-1"))
@@ -209,18 +207,16 @@ MOVED = replace(WORKED_OFF, owners=[(1.0, "id-1"), (30.0, "id-2")])
         (Fault(Kind.PARTITIONS_ADDED, "numbers-0", 20.0, frozenset({0}), 20.0), None),
     ],
 )
-def test_a_fault_reaches_as_far_as_what_it_was_done_to(fault: Fault, reach: str | None) -> None:
+def test_fault_explains_only_stalls_of_its_target(fault: Fault, reach: str | None) -> None:
     assert _reasons(fault, history=MOVED) == ([f"{fault.kind.value}: {reach}"] if reach else [])
 
 
-def test_a_hold_explains_what_it_held() -> None:
+def test_hold_explains_stalls_of_held_partitions() -> None:
     hold = HoldSeen("blue", "drained", "revoke", ("numbers-0",), seconds=4.0, ended_at=24.0, runs=1)
     assert _reasons(holds=(hold,)) == ["held: 20 to 24"]
 
 
-def test_in_classic_a_rebalance_that_waits_for_one_member_explains_what_others_do_not_commit() -> (
-    None
-):
+def test_classic_rebalance_that_waits_for_one_member_explains_stalls_of_others() -> None:
     """The member holds, or is away and not detected yet."""
     hold = HoldSeen("blue", "drained", "revoke", ("numbers-1",), seconds=4.0, ended_at=24.0, runs=1)
     frozen = Fault(Kind.MEMBER_FROZEN, "green", 40.0, frozenset({1}), 60.0)
@@ -238,14 +234,14 @@ def test_in_classic_a_rebalance_that_waits_for_one_member_explains_what_others_d
     ]
 
 
-def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:
+def test_member_may_receive_its_partitions_a_little_later() -> None:
     heard = Event("assigned", "green", "", ("numbers-0",), {}, at=31.0)
     assert _reasons(history=MOVED, assigned=(heard,)) == [
         f"on its way to its new owner: {span}" for span in ("1 to 11", "30 to 31")
     ]
 
 
-def test_a_broker_fault_may_cost_a_member_the_news_of_its_partitions() -> None:
+def test_broker_fault_may_delay_the_assignment_of_a_member() -> None:
     heard = Event("assigned", "green", "", ("numbers-0",), {}, at=55.0)
     on_its_way = "on its way to its new owner: 30 to {}"
     away = Fault(Kind.BROKER_KILLED, "node 1", 29.0, mended_at=35.0)
@@ -254,7 +250,7 @@ def test_a_broker_fault_may_cost_a_member_the_news_of_its_partitions() -> None:
     assert on_its_way.format(40) in _reasons(earlier, history=MOVED, assigned=(heard,))
 
 
-def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it() -> None:
+def test_leaving_member_may_be_assigned_partitions_that_it_does_not_process() -> None:
     fault = Fault(Kind.MEMBER_TERMINATED, "blue", 20.0, frozenset({5}), 40.0)
     lives = (("id-1", "old", 21.0), ("id-9", "new", 38.0))
     told = tuple(
@@ -284,7 +280,7 @@ def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it()
     assert explained((1.0, "id-1"), (25.0, "id-2")) == []
 
 
-def test_a_member_that_has_just_gone_may_be_given_more() -> None:
+def test_member_that_has_just_left_may_be_assigned_partitions() -> None:
     fault = Fault(Kind.MEMBER_KILLED, "blue", 20.0, frozenset({5}), 24.0)
     told = (Event("assigned", "blue", "", (), {"member_id": "id-1"}, 12.0),)
 
@@ -301,7 +297,7 @@ def test_a_member_that_has_just_gone_may_be_given_more() -> None:
     assert explained((1.0, "id-2"), (21.0, "id-3")) == []
 
 
-def test_a_broker_fault_may_cost_members_their_heartbeats() -> None:
+def test_broker_fault_may_cost_members_their_heartbeats() -> None:
     killed = Fault(Kind.BROKER_KILLED, "node 1", 20.0, mended_at=26.0)
     history = replace(WORKED_OFF, owners=[(1.0, "id-1"), (35.0, None), (36.0, "id-1")])
     missed = "broker killed and restarted: 20 to 35"
@@ -313,7 +309,7 @@ def test_a_broker_fault_may_cost_members_their_heartbeats() -> None:
     assert missed not in _reasons(killed, history=history, left=(left,))
 
 
-def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> None:
+def test_sensor_without_ticks_explains_missing_claims() -> None:
     found = reasons(Evidence((), (), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
     assert [(one.span.begin, one.span.end) for one in found if one.why.startswith("Dagster")] == [
         (20.0, 41.0),
@@ -321,7 +317,7 @@ def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> No
     ]
 
 
-def test_a_bystander_waits_for_whoever_keeps_others_from_writing(tmp_path: Path) -> None:
+def test_bystander_waits_for_the_writer_that_locks_the_storage(tmp_path: Path) -> None:
     for name in SQLITE_FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     frozen = sqlite3.connect(tmp_path / SQLITE_FILES[1], isolation_level=None)
@@ -335,14 +331,14 @@ def test_a_bystander_waits_for_whoever_keeps_others_from_writing(tmp_path: Path)
     assert not waits.is_alive()
 
 
-def test_what_a_bystander_waited_for_is_no_stall() -> None:
+def test_delay_measured_by_a_bystander_is_no_stall() -> None:
     late = replace(WORKED_OFF, commits=[(10.5, 0), (24.0, 5), (50.4, 5), (60.0, 9)])
     for slow, stands in ([Span(20.0, 23.0)], []), ([Span(20.0, 21.0)], [Span(21.0, 24.0)]):
         found = reasons(Evidence((), (), (), (), TICKS, slow), [late], UNTIL)
         assert _stalls(late, *found) == stands
 
 
-def test_a_bystander_notes_what_took_long() -> None:
+def test_bystander_records_slow_queries() -> None:
     times = iter([10.0, 10.1, 11.0, 12.0, 13.0])
     problems = iter([None, None, OSError("locked")])
 
@@ -357,7 +353,7 @@ def test_a_bystander_notes_what_took_long() -> None:
     assert bystander.slow == [Span(11.0, 12.0)]
 
 
-def test_spans_are_cut_by_holes_that_overlap() -> None:
+def test_spans_are_cut_by_overlapping_holes() -> None:
     assert without(
         [Span(0, 10), Span(20, 30)], [Span(2, 4), Span(3, 6), Span(9, 21), Span(40, 50)]
     ) == [
@@ -377,7 +373,7 @@ def test_offsets_of_two_successful_runs_are_counted() -> None:
     assert covered_twice(ranges) == {"numbers-0": 7}
 
 
-def test_what_the_second_asset_never_saw_is_found() -> None:
+def test_records_missing_in_the_second_asset_are_reported() -> None:
     seen = [OffsetRange("numbers", 0, 0, 5), OffsetRange("numbers", 0, 9, 12)]
     assert uncovered(
         seen, [(TopicPartition("numbers", 0), 5), (TopicPartition("numbers", 0), 15)]
@@ -392,7 +388,7 @@ def _draw(seed: int) -> Draw[Kind]:
     return Draw(list(Kind), random.Random(seed))  # noqa: S311 - no secret
 
 
-def test_every_kind_is_drawn_once_in_a_round_in_an_order_that_the_seed_decides() -> None:
+def test_draw_has_each_kind_once_a_round_in_the_order_of_the_seed() -> None:
     kinds = len(Kind)
     drawn = [
         [draw.next(lambda _: True) for _ in range(2 * kinds)]
@@ -403,18 +399,18 @@ def test_every_kind_is_drawn_once_in_a_round_in_an_order_that_the_seed_decides()
     assert set(drawn[0][:kinds]) == set(Kind)
 
 
-def test_what_cannot_be_done_now_is_done_as_soon_as_it_can_and_others_meanwhile() -> None:
+def test_draw_of_an_impossible_kind_is_postponed_until_it_is_possible() -> None:
     draw, others = _draw(1), set(Kind) - {Kind.BROKER_KILLED}
     assert {draw.next(others.__contains__) for _ in others} == others
     assert {draw.next(others.__contains__) for _ in others} == others
     assert draw.next(lambda _: True) is Kind.BROKER_KILLED
 
 
-def test_nothing_is_drawn_when_nothing_can_be_done() -> None:
+def test_draw_without_a_possible_kind_returns_none() -> None:
     assert _draw(1).next(lambda _: False) is None
 
 
-def test_a_commit_is_shown_again_only_if_its_member_was_held_up_when_it_was_recorded_late() -> None:
+def test_commit_may_be_recorded_twice_only_after_a_delay_of_its_member() -> None:
     commit = OffsetRange("numbers", 3, 0, 65)
     pair = [Recorded("blue", commit, at=11.0), Recorded("green", commit, is_late=True, at=25.0)]
     freeze = Fault(Kind.MEMBER_FROZEN, "blue", began_at=11.1, mended_at=30.0)
@@ -436,7 +432,7 @@ def test_a_commit_is_shown_again_only_if_its_member_was_held_up_when_it_was_reco
     assert shown_again(pair, [*others, replace(freeze, mended_at=14.0)]) == []
 
 
-def test_a_member_that_ends_with_an_error_is_told_with_it() -> None:
+def test_member_that_ends_with_an_error_is_reported_with_it() -> None:
     log = [
         "the member blue/kafka_batches_sensor failed",
         "Traceback (most recent call last):",
@@ -454,7 +450,7 @@ def _said(kind: str, member: str, numbers: range, at: float) -> Event:
     return Event(kind, member, "", tuple(f"numbers-{number}" for number in numbers), {}, at)
 
 
-def test_who_has_what_does_not_hang_on_the_order_in_which_members_say_it() -> None:
+def test_owners_do_not_depend_on_the_order_of_the_reports() -> None:
     assigned = Assigned()
     for event in (
         _said("assigned", "purple", range(3, 5), 50.2),
@@ -466,7 +462,7 @@ def test_who_has_what_does_not_hang_on_the_order_in_which_members_say_it() -> No
     assert (assigned.of("purple"), assigned.of("blue")) == (frozenset({3, 4}), frozenset({0, 1}))
 
 
-def test_what_a_member_had_that_was_killed_belongs_to_the_next_owner() -> None:
+def test_partitions_of_a_killed_member_belong_to_the_next_owner() -> None:
     assigned = Assigned()
     assigned.take(_said("assigned", "blue", range(2), 50.0))
     assigned.take(_said("assigned", "green", range(2), 95.0))

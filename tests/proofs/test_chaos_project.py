@@ -22,7 +22,7 @@ MODULE = "proofs.chaos.project"
 
 
 @pytest.mark.parametrize("role", ["", STREAMING, FLEETING], ids=["main", "streaming", "fleeting"])
-def test_dagster_loads_the_project_in_each_role(role: str, tmp_path: Path) -> None:
+def test_project_loads_in_each_role(role: str, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     given = {
         BROKERS_VARIABLE: "nowhere:9092",

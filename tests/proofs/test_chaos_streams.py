@@ -49,7 +49,7 @@ def worked(*bodies: BodySeen, faults: tuple[Fault, ...] = ()) -> list[Worked]:
     return [Worked(one, UNTIL, faults) for one in bodies]
 
 
-def test_a_journal_tells_what_became_of_each_batch(tmp_path: Path) -> None:
+def test_journal_has_the_end_of_each_batch(tmp_path: Path) -> None:
     journal = Journal(tmp_path / ONE)
     batch_ids = [f"s.{ONE}.{number}.1" for number in (1, 2, 3, 4)]
     for batch_id in batch_ids:
@@ -68,7 +68,7 @@ def test_a_journal_tells_what_became_of_each_batch(tmp_path: Path) -> None:
     assert {(one.run_id, one.keys) for one in seen} == {(ONE, (KEY,))}
 
 
-def test_two_batches_on_one_offset_at_the_same_time_are_told() -> None:
+def test_concurrent_batches_on_one_offset_are_reported() -> None:
     meeting = worked(body(ONE, 10, 14), body(TWO, 13, 15, "numbers-0-9-20"))
     assert at_once(meeting) == [
         f"{FIRST} and {SECOND} worked on numbers-0 [0, 10) at once for 1.0 s"
@@ -78,7 +78,7 @@ def test_two_batches_on_one_offset_at_the_same_time_are_told() -> None:
     assert not at_once(worked(body(ONE, 10, 14), body(TWO, 14, 15)))
 
 
-def test_a_process_that_was_killed_or_is_frozen_works_on_nothing() -> None:
+def test_killed_or_frozen_process_works_on_nothing() -> None:
     killed = Fault(Kind.RUN_WORKER_KILLED, FIRST, 12.0, mended_at=12.0)
     assert not at_once(worked(body(ONE, 10, None), body(TWO, 30, 31), faults=(killed,)))
     assert at_once(worked(body(ONE, 10, None), body(TWO, 30, 31)))
@@ -89,7 +89,7 @@ def test_a_process_that_was_killed_or_is_frozen_works_on_nothing() -> None:
     assert at_once(worked(body(ONE, 10, 43), body(TWO, 35, 45), faults=(frozen,)))
 
 
-def test_a_range_is_done_again_only_because_of_a_fault() -> None:
+def test_range_may_be_repeated_only_after_a_fault() -> None:
     for faults, is_told in (
         ((), True),
         ((Fault(Kind.RUN_WORKER_KILLED, FIRST, 14.5, mended_at=14.5),), False),
@@ -124,17 +124,17 @@ def _stalls(
     return [stall.span for stall in judge([history], None, found, UNTIL).stalls]
 
 
-def test_a_partition_that_no_batch_works_on_stands_still() -> None:
+def test_partition_without_a_batch_at_work_is_a_stall() -> None:
     assert _stalls(*worked(body(ONE, 11, 40), body(ONE, 45, UNTIL))) == [Span(40, 45)]
 
 
-def test_nobody_has_a_partition_for_too_long() -> None:
+def test_partition_without_an_owner_for_too_long_is_a_stall() -> None:
     history = History("numbers-0", [(2.0, 9)], [], [], [], [(1.0, "id-1"), (5.0, None)])
     found = judge([history], None, (), 200.0).stalls
     assert [stall.span for stall in found] == [Span(2, 5), Span(95, 200)]
 
 
-def test_a_partition_waits_for_its_turn_and_not_for_ever() -> None:
+def test_partition_may_wait_a_limited_time_for_its_turn() -> None:
     other = "numbers-1-0-10"
     mine = (body(ONE, 11, 40), body(ONE, 60, UNTIL))
     assert not _stalls(*worked(*mine[:1], body(ONE, 40, 49, other), body(ONE, 49, UNTIL)))
@@ -158,19 +158,21 @@ def test_a_partition_waits_for_its_turn_and_not_for_ever() -> None:
         (Fault(Kind.CODE_SERVER_RELOADED, "purple", 40.0, None, 45.0), 40.0),
     ],
 )
-def test_a_fault_explains_only_what_streaming_runs_need(fault: Fault, until: float) -> None:
+def test_fault_explains_only_stalls_of_parts_that_streaming_runs_need(
+    fault: Fault, until: float
+) -> None:
     batches = worked(body(ONE, 11, 40), body(TWO, 90, UNTIL))
     assert _stalls(*batches, faults=(fault,)) == [Span(until, 90)]
 
 
-def test_a_fault_explains_nothing_once_another_run_has_worked() -> None:
+def test_fault_explains_no_stall_after_another_run_has_worked() -> None:
     killed = Fault(Kind.RUN_WORKER_KILLED, FIRST, 40.0, frozenset({0}), 40.0)
     batches = worked(body(ONE, 11, 40), body(TWO, 50, 51), body(TWO, 60, UNTIL))
     assert _stalls(*batches, faults=(killed,)) == [Span(51, 60)]
     assert taken_over_after_s([killed], batches) == {"run_worker_killed": [10.0]}
 
 
-def test_what_runs_began_while_they_could_not_reach_the_storage_ends_with_them() -> None:
+def test_batch_begun_in_a_storage_outage_ends_with_its_run() -> None:
     hangs = Fault(Kind.STORAGE_HANGS, "Postgres", 40.0, None, 61.0)
     owned = ((1.0, "id-1"), (60.0, None), (65.0, "id-2"))
     begun = worked(body(ONE, 11, 40), body(ONE, 42, 43), body(TWO, 75, UNTIL))
@@ -179,7 +181,7 @@ def test_what_runs_began_while_they_could_not_reach_the_storage_ends_with_them()
     assert _stalls(*later, faults=(hangs,), owned=owned) == [Span(67, 75)]
 
 
-def test_what_dagster_shows_of_joined_commits_is_compared_by_offset() -> None:
+def test_joined_commits_are_compared_by_offset() -> None:
     made = [OffsetRange("numbers", 0, start, start + 10) for start in (0, 10, 20)]
     joined = Recorded("blue", OffsetRange("numbers", 0, 0, 20), inner=(10,))
     assert joined.commits == made[:2]
@@ -198,7 +200,7 @@ def test_what_dagster_shows_of_joined_commits_is_compared_by_offset() -> None:
         assert Shown.of(made, shown, [], is_joined=True).problems == [problem]
 
 
-def test_the_report_has_a_figure_for_each_of_them() -> None:
+def test_report_has_a_figure_for_each_problem_of_streams() -> None:
     batches = worked(body(ONE, 10, 14), body(TWO, 13, 15))
     streams = Streams(batches, [], ["a run failed"])
     assert len(streams.problems) == 3

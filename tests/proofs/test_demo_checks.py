@@ -21,7 +21,7 @@ def _output(rows: list[Row]) -> Check:
     return check_output(compare_output(PRODUCED, rows))
 
 
-def test_an_output_with_every_record_once_passes() -> None:
+def test_output_with_every_record_once_passes() -> None:
     assert _output(ROWS[::-1]) == Check(
         "every record exactly once", passed=True, detail="4 records, none lost, none doubled"
     )
@@ -49,11 +49,11 @@ def test_an_output_with_every_record_once_passes() -> None:
         "at another offset",
     ],
 )
-def test_an_output_with_a_fault_fails_and_names_it(rows: list[Row], sentence: str) -> None:
+def test_output_with_a_fault_fails_and_names_it(rows: list[Row], sentence: str) -> None:
     assert _output(rows) == Check("every record exactly once", passed=False, detail=sentence)
 
 
-def test_a_record_that_kafka_confirmed_without_an_offset_is_where_no_other_one_is() -> None:
+def test_record_confirmed_without_an_offset_is_at_an_unused_offset() -> None:
     produced = {**PRODUCED, 2: (0, None)}
     assert not compare_output(produced, ROWS).wrong
     for elsewhere in (Row(2, 1, 1, 0, 2), Row(2, 0, 0, 0, 2)):
@@ -67,7 +67,7 @@ def test_many_faults_are_counted_and_some_named() -> None:
     )
 
 
-def test_an_offset_behind_the_end_fails() -> None:
+def test_offset_behind_the_end_fails() -> None:
     assert check_committed({0: 5, 1: 7}, {0: 5, 1: 7}).passed
     assert check_committed({0: 5}, {0: 5, 1: 7}) == Check(
         "committed offsets equal end offsets", passed=False, detail="partition 1: 0 of 7"
@@ -78,7 +78,7 @@ FIRST, SECOND = OffsetRange("orders", 0, 0, 10), OffsetRange("orders", 0, 10, 25
 COMMITS = [Commit(FIRST, 100.0), Commit(SECOND, 120.0)]
 
 
-def test_each_commit_shown_once_passes() -> None:
+def test_commits_shown_once_each_pass() -> None:
     assert check_materialisations(COMMITS, [], [SECOND, FIRST]).passed
 
 
@@ -99,7 +99,7 @@ def test_each_commit_shown_once_passes() -> None:
     ],
     ids=["missing", "shown twice", "as many as commits, but not the same", "an offset went back"],
 )
-def test_a_commit_not_shown_exactly_once_fails(
+def test_commit_not_shown_exactly_once_fails(
     went_back: list[str], materialised: list[OffsetRange], sentence: str
 ) -> None:
     assert check_materialisations(COMMITS, went_back, materialised) == Check(
@@ -127,15 +127,15 @@ HOLD = HoldSeen(
         (Commit(OffsetRange("orders", 0, 0, 10), 99.0), False),
         (Commit(OffsetRange("orders", 0, 0, 10), 121.0), False),
     ],
-    ids=["another partition, meanwhile", "a held partition", "before", "after"],
+    ids=["another partition, during the hold", "a held partition", "before", "after"],
 )
-def test_only_commits_of_other_partitions_during_the_hold_are_retained_progress(
+def test_retained_progress_has_only_commits_of_other_partitions_during_the_hold(
     commit: Commit, *, counts: bool
 ) -> None:
     assert is_retained(commit, HOLD) is counts
 
 
-def test_two_drained_holds_with_progress_elsewhere_pass() -> None:
+def test_drained_holds_with_progress_elsewhere_pass() -> None:
     idle = replace(HOLD, outcome="nothing to do", seconds=0.1, retained_records=0)
     assert check_holds([HOLD, idle, HOLD]) == Check(
         "retained partitions went on during holds", passed=True, detail="600 records during 2 holds"
@@ -167,7 +167,7 @@ def test_two_drained_holds_with_progress_elsewhere_pass() -> None:
         "holds too short to tell",
     ],
 )
-def test_holds_that_prove_nothing_fail(holds: list[HoldSeen], sentence: str) -> None:
+def test_holds_without_evidence_fail(holds: list[HoldSeen], sentence: str) -> None:
     assert check_holds(holds) == Check(
         "retained partitions went on during holds", passed=False, detail=sentence
     )

@@ -40,7 +40,9 @@ def _started(folder: Path, sign: str, *options: str) -> ChildProcess:
     ],
     ids=["while it starts", "while it plays", "while the other story starts"],
 )
-def test_ctrl_c_ends_everything(tmp_path: Path, sign: str, options: list[str]) -> None:
+def test_demo_ends_all_its_processes_after_ctrl_c(
+    tmp_path: Path, sign: str, options: list[str]
+) -> None:
     with _started(tmp_path, sign, *options) as demo:
         demo.send(signal.SIGINT)
         assert demo.wait(60) == 130
@@ -54,9 +56,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path, sign: str, options: list[str]) -
     assert not list((tmp_path / "tmp").glob("dagster-rebalance-*")), "its folders are gone too"
 
 
-def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_demo_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     with _started(tmp_path, "starting a streaming run") as demo:
         demo.kill()
-        wait_until(
-            lambda: demo.is_gone, timeout_s=20, what="the demo's children to end by themselves"
-        )
+        wait_until(lambda: demo.is_gone, timeout_s=20, what="the demo's children to end")

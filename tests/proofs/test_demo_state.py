@@ -90,14 +90,14 @@ def _receipt(*partitions: TopicPartition, outcome: HoldOutcome = HoldOutcome.DRA
     return Receipt(outcome, Cause.REVOKE, partitions, 12.0, {}, ("run-1", "run-2"), (), ())
 
 
-def test_before_the_first_member_nobody_owns_anything(watcher: Watcher) -> None:
+def test_partitions_have_no_owner_before_the_first_member(watcher: Watcher) -> None:
     snapshot = watcher.look([5, 5, 0])
     assert [lane.owner for lane in snapshot.lanes] == ["", "", ""]
     assert snapshot.lag == 10
-    assert LaneBoard(snapshot).in_words() == "nobody: orders-0..2; lag 10; 0 runs at work"
+    assert LaneBoard(snapshot).in_words() == "no owner: orders-0..2; lag 10; 0 runs at work"
 
 
-def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(
+def test_partition_belongs_to_its_assigned_member_until_its_hold_ends(
     instance: dg.DagsterInstance, watcher: Watcher
 ) -> None:
     blue, green = _member(instance, "blue"), _member(instance, "green")
@@ -111,15 +111,15 @@ def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(
     assert [lane.owner for lane in watcher.look([0, 0, 0]).lanes] == ["", "green", ""]
 
 
-def test_what_kafka_takes_from_an_owner_drains(
+def test_partition_that_kafka_revokes_drains(
     instance: dg.DagsterInstance, kafka: Group, watcher: Watcher
 ) -> None:
     _member(instance, "blue").record_assigned([FIRST, SECOND], "id-of-blue")
-    kafka.assigned = {"id-of-blue": [FIRST], "id-of-nobody-known": [THIRD]}
+    kafka.assigned = {"id-of-blue": [FIRST], "id-of-an-unknown-member": [THIRD]}
     assert [lane.is_draining for lane in watcher.look([0, 0, 0]).lanes] == [False, True, False]
 
 
-def test_all_that_a_leaving_member_owns_drains(
+def test_partitions_of_a_leaving_member_drain(
     instance: dg.DagsterInstance, kafka: Group, watcher: Watcher
 ) -> None:
     _member(instance, "blue").record_assigned([FIRST, SECOND], "id-of-blue")

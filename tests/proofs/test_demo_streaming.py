@@ -44,7 +44,7 @@ def _log(*records: StoredOffset | MemberAssigned) -> WorkLog:
     return log
 
 
-def test_a_claim_is_in_hand_until_it_is_committed() -> None:
+def test_claim_is_in_flight_until_it_is_committed() -> None:
     log = _log(_stored(1.0, 0), _stored(2.0, 0, 10, "a"))
     assert log.in_hand == {0: InHand(_range(0, 10), "a", 2.0)}
     assert not log.done
@@ -54,7 +54,7 @@ def test_a_claim_is_in_hand_until_it_is_committed() -> None:
     assert log.committed(0) == 10
 
 
-def test_a_range_that_another_run_takes_over_is_told_and_keeps_its_first_time() -> None:
+def test_range_taken_over_by_another_run_is_reported_with_its_first_time() -> None:
     log = _log(_stored(1.0, 0, 10, "a"), _stored(7.0, 0, 10, "a"), _stored(8.0, 0, 10, "b"))
     assert log.again == [InHand(_range(0, 10), "a", 1.0)]
     log.take(_stored(8.5, 10))
@@ -62,7 +62,7 @@ def test_a_range_that_another_run_takes_over_is_told_and_keeps_its_first_time() 
     assert not log.in_hand
 
 
-def test_who_has_a_partition_is_followed_beside_the_offsets() -> None:
+def test_work_log_has_the_owner_of_each_partition() -> None:
     log = _log(MemberAssigned("orders", "member", frozenset({0}), 1.0), _stored(1.0, 0))
     assert log.owners.of(0) == "member"
 
@@ -83,10 +83,10 @@ COMMITS = [
         pytest.param(100.25, 100.28, (0.8, 0), id="quiet"),
         pytest.param(103.0, 104.0, (6.1, 1), id="within the gap"),
         pytest.param(100.0, 107.0, (6.1, 1), id="all"),
-        pytest.param(106.5, 130.0, (23.6, 1), id="nobody commits any more"),
+        pytest.param(106.5, 130.0, (23.6, 1), id="no later commit"),
     ],
 )
-def test_the_longest_gap_is_that_of_the_partition_that_waited_longest(
+def test_longest_gap_is_of_the_partition_that_waited_longest(
     since: float, until: float, gap: tuple[float, int]
 ) -> None:
     commits = [(one.range.partition, one.at) for one in COMMITS]
@@ -94,7 +94,7 @@ def test_the_longest_gap_is_that_of_the_partition_that_waited_longest(
     assert (round(found_s, 3), partition) == gap
 
 
-def test_an_act_counts_the_records_that_were_produced_in_it() -> None:
+def test_act_counts_the_records_produced_in_it() -> None:
     produced_at = {
         0: dict.fromkeys(range(30), 100.0),
         1: {offset: 100.0 if offset < 10 else 103.0 for offset in range(20)},
@@ -103,19 +103,19 @@ def test_an_act_counts_the_records_that_were_produced_in_it() -> None:
     assert found == ActFigures("kill", 2.0, 10, Waits(3.4, 3.4), 3.7, 1)
 
 
-def test_a_gap_belongs_to_the_act_in_which_it_ends() -> None:
+def test_gap_belongs_to_the_act_in_which_it_ends() -> None:
     produced_at = {0: dict.fromkeys(range(30), 100.0), 1: dict.fromkeys(range(20), 100.0)}
     acts = Act("deploy", 99.0, 101.0), Act("kill", 101.0, 108.0)
     found = [figures_of(act, COMMITS, produced_at) for act in acts]
     assert [one.longest_gap_s for one in found] == [1.3, 6.1]
 
 
-def test_waits_of_nothing_are_none() -> None:
+def test_waits_without_records_are_zero() -> None:
     assert Waits.of([]) == Waits(0.0, 0.0)
     assert Waits.of([float(number) for number in range(101)]) == Waits(50.0, 99.0)
 
 
-def test_the_rows_of_json_lines_have_the_range_of_their_file(tmp_path: Path) -> None:
+def test_rows_of_json_lines_have_the_range_of_their_file(tmp_path: Path) -> None:
     folder = tmp_path / "orders-3"
     folder.mkdir()
     line = '{"number": 7, "partition": 3, "offset": 12}\n'
@@ -142,7 +142,7 @@ NAME = "Dagster shows each committed offset once"
     ],
     ids=["not to the end", "twice", "a hole"],
 )
-def test_offsets_that_dagster_does_not_show_once_fail(
+def test_offsets_not_shown_exactly_once_fail_the_check(
     recorded: list[OffsetRange], detail: str
 ) -> None:
     assert check_recorded(recorded, {0: 20}) == Check(NAME, passed=False, detail=detail)
@@ -152,14 +152,14 @@ def test_offsets_that_dagster_does_not_show_once_fail(
 OLD = StreamingRun(1, "11111111", "v1", Life.LEFT, dg.DagsterRunStatus.SUCCESS)
 
 
-def test_a_run_that_did_not_leave_in_order_fails() -> None:
+def test_run_that_did_not_leave_in_order_fails_the_check() -> None:
     assert check_deploy([OLD, OLD]).passed
     failed = replace(OLD, status=dg.DagsterRunStatus.FAILURE)
     assert check_deploy([OLD, failed]).detail == "run 1 ended as FAILURE"
     assert not check_deploy([]).passed
 
 
-def test_a_line_says_all_that_the_table_says() -> None:
+def test_line_has_all_data_of_the_table() -> None:
     lane = Lane(
         0, OLD, is_asked_back=False, committed=10, lag=3, per_second=5, last=None, in_hand=None
     )
@@ -167,7 +167,7 @@ def test_a_line_says_all_that_the_table_says() -> None:
     lanes = (lane, replace(lane, number=1, owner=None, is_asked_back=True))
     words = StreamBoard(Snapshot(lanes, (OLD, starting))).in_words()
     assert words == (
-        "[dodger_blue1]run 1[/dodger_blue1] code v1: orders-0; [dim]nobody[/dim]: orders-1; "
+        "[dodger_blue1]run 1[/dodger_blue1] code v1: orders-0; [dim]no owner[/dim]: orders-1; "
         "10 records/s; committed 20; lag 6; held until the batch at work is committed: orders-1; "
         "[green3]run 2[/green3] starting"
     )

@@ -29,15 +29,13 @@ def interrupts() -> Iterator[Interrupts]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_each_signal_that_asks_for_the_end_interrupts(
-    interrupts: Interrupts, number: signal.Signals
-) -> None:
+def test_each_termination_signal_interrupts(interrupts: Interrupts, number: signal.Signals) -> None:
     assert interrupts is not None
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
 
 
-def test_a_signal_waits_for_the_end_of_a_call_that_must_not_be_cut(interrupts: Interrupts) -> None:
+def test_signal_waits_for_the_end_of_a_deferred_call(interrupts: Interrupts) -> None:
     done = []
 
     def call() -> None:
@@ -50,7 +48,7 @@ def test_a_signal_waits_for_the_end_of_a_call_that_must_not_be_cut(interrupts: I
     assert done
 
 
-def test_without_a_signal_a_deferred_call_simply_ends(interrupts: Interrupts) -> None:
+def test_deferred_call_without_a_signal_returns(interrupts: Interrupts) -> None:
     with interrupts.deferred():
         pass
 
@@ -72,7 +70,7 @@ class Slow:
         self.stopped.append(self.is_started)
 
 
-def test_no_part_starts_after_it_was_stopped(
+def test_part_does_not_start_after_it_was_stopped(
     interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread pool loses a thread that is interrupted in its start."""
@@ -94,7 +92,7 @@ def test_no_part_starts_after_it_was_stopped(
     assert [part.stopped for part in parts] == [[True], [True]]
 
 
-def test_a_second_ctrl_c_does_not_disturb_the_end(interrupts: Interrupts) -> None:
+def test_second_ctrl_c_does_not_disturb_the_shutdown(interrupts: Interrupts) -> None:
     interrupts.end()
     signal.raise_signal(signal.SIGINT)
 

@@ -11,7 +11,7 @@ from dagster_rebalance.orchestration.storage.names import GroupAssets
 from proofs.witness.catalogue import CatalogueReader
 
 
-def test_what_was_read_before_the_storage_failed_is_returned_by_the_next_call(
+def test_events_read_before_a_storage_failure_are_returned_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def locked(*_: object, **__: object) -> None:

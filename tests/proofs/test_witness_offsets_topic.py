@@ -46,11 +46,11 @@ VALUES = {
 
 
 @pytest.mark.parametrize("version", VALUES)
-def test_an_offset_is_read_in_every_format_that_kafka_has_had(version: int) -> None:
+def test_offset_is_read_in_every_format_of_kafka(version: int) -> None:
     assert parse(_key(), VALUES[version]) == StoredOffset("shop", "orders", 3, 42, 1.5, "claim")
 
 
-def test_long_metadata_does_not_shift_what_follows_it() -> None:
+def test_long_metadata_does_not_shift_later_fields() -> None:
     value = (
         struct.pack(">hqi", 4, 42, 7)
         + b"\xad\x02"
@@ -66,7 +66,7 @@ def test_long_metadata_does_not_shift_what_follows_it() -> None:
     [(_key(7), b"anything"), (_key(), None)],
     ids=["a target assignment", "a removed offset"],
 )
-def test_other_records_say_nothing(key: bytes, value: bytes | None) -> None:
+def test_other_records_are_ignored(key: bytes, value: bytes | None) -> None:
     assert parse(key, value) is None
 
 
@@ -85,7 +85,7 @@ def _topic(*partitions: int) -> bytes:
     )
 
 
-def test_a_member_still_has_what_it_must_give_up() -> None:
+def test_member_owns_partitions_until_it_has_revoked_them() -> None:
     value = struct.pack(">hiib", 0, 3, 2, 1) + _topic(0, 200) + _topic(7) + b"\x00"
     assert parse(MEMBER_KEY, value, 1.5) == MemberAssigned(
         "shop", "blue", frozenset({0, 7, 200}), 1.5, asked_back=frozenset({7})
@@ -101,7 +101,7 @@ def test_a_member_still_has_what_it_must_give_up() -> None:
         (GROUP_KEY, struct.pack(">h", 4), "a group's members in format 4"),
     ],
 )
-def test_a_format_of_the_future_is_not_guessed_at(key: bytes, value: bytes, what: str) -> None:
+def test_unknown_format_raises(key: bytes, value: bytes, what: str) -> None:
     with pytest.raises(BrokerError, match=what):
         parse(key, value)
 
@@ -113,7 +113,7 @@ def _stored(*offsets: int, partition: int = 0) -> list[StoredOffset]:
     ]
 
 
-def test_only_an_offset_that_grew_is_a_commit() -> None:
+def test_commit_is_only_an_offset_that_grew() -> None:
     commits, went_back = commits_in(_stored(0, 0, 10, 10, 10, 25))
     assert commits == [
         Commit(OffsetRange("orders", 0, 0, 10), 2.0),
@@ -122,17 +122,17 @@ def test_only_an_offset_that_grew_is_a_commit() -> None:
     assert went_back == []
 
 
-def test_a_commit_without_a_first_position_counts_from_the_beginning() -> None:
+def test_commit_without_a_first_position_counts_from_the_beginning() -> None:
     assert commits_in(_stored(10))[0] == [Commit(OffsetRange("orders", 0, 0, 10), 0.0)]
 
 
-def test_an_offset_that_went_back_is_told() -> None:
+def test_offset_that_went_back_is_reported() -> None:
     commits, went_back = commits_in(_stored(10, 5, 10))
     assert went_back == ["the offset of orders-0 went back from 10 to 5"]
     assert [commit.range.start for commit in commits] == [0, 5]
 
 
-def test_partitions_do_not_disturb_each_other() -> None:
+def test_partitions_do_not_affect_each_other() -> None:
     mixed = [
         one for pair in zip(_stored(0, 10), _stored(4, 4, partition=1), strict=True) for one in pair
     ]
@@ -143,7 +143,7 @@ def test_partitions_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.broker
-def test_what_a_real_group_stored_is_found_in_order(
+def test_offsets_of_a_real_group_are_read_in_order(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     topic, group = kafka_topic(partitions=2, prefix="stored"), unique_name("group")
@@ -171,7 +171,7 @@ def test_what_a_real_group_stored_is_found_in_order(
 
 @pytest.mark.broker
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_who_had_which_partitions_is_found_in_what_a_real_broker_wrote(
+def test_owners_are_read_from_the_records_of_a_real_broker(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str
 ) -> None:
     topic, group = kafka_topic(partitions=3, prefix="owned"), unique_name("group")
@@ -200,4 +200,4 @@ def test_who_had_which_partitions_is_found_in_what_a_real_broker_wrote(
         seen.append((type(record), [owners.of(partition) for partition in range(4)]))
     (stored_at,) = [number for number, (kind, _) in enumerate(seen) if kind is StoredOffset]
     assert seen[stored_at][1] == [member, member, member, None]
-    assert seen[-1][1] == [None] * 4, "nobody has them after it left"
+    assert seen[-1][1] == [None] * 4, "they have no owner after it left"

@@ -36,7 +36,7 @@ def _found(*log: GroupRecord, **recorded: tuple[int, int, int]) -> list[str]:
     return stored_without_owning(log, recorded_by, NAMES)
 
 
-def test_who_has_a_partition_may_store_its_offset() -> None:
+def test_owner_of_a_partition_may_store_its_offset() -> None:
     assert not _found(_member("id-1", 0), _stored(0, 0), _stored(0, 5), blue=(0, 0, 5))
 
 
@@ -47,11 +47,11 @@ def test_who_has_a_partition_may_store_its_offset() -> None:
         [_member("id-1", 0), MemberAssigned("shop", "id-1", None, 0.0), _stored(0, 5)],
     ],
 )
-def test_what_was_stored_while_nobody_had_the_partition_is_told(log: list[GroupRecord]) -> None:
-    assert _found(*log) == ["offset 5 of orders-0 was stored while nobody had the partition"]
+def test_offset_stored_without_an_owner_is_reported(log: list[GroupRecord]) -> None:
+    assert _found(*log) == ["offset 5 of orders-0 was stored while the partition had no owner"]
 
 
-def test_a_member_that_gave_a_partition_up_stores_nothing_for_it_any_more() -> None:
+def test_offset_stored_after_a_revoke_is_reported() -> None:
     log = (
         _member("id-1", 0, 1),
         _member("id-1", 0, 1, asked_back=(1,)),
@@ -59,18 +59,18 @@ def test_a_member_that_gave_a_partition_up_stores_nothing_for_it_any_more() -> N
         _member("id-1", 0),
         _stored(1, 9),
     )
-    assert _found(*log) == ["offset 9 of orders-1 was stored while nobody had the partition"]
+    assert _found(*log) == ["offset 9 of orders-1 was stored while the partition had no owner"]
 
 
-def test_a_member_that_was_not_asked_for_a_partition_cannot_know_that_it_was_taken() -> None:
+def test_member_may_store_offsets_until_it_receives_the_revoke() -> None:
     """Seen with a member that joined a busy broker: its first heartbeats reported no partitions."""
     taken = (_member("id-1", 0, 1), _member("id-1", 0), _stored(1, 0))
     assert not _found(*taken)
     assert _found(*taken, _stored(1, 5)) == [
-        "offset 5 of orders-1 was stored while nobody had the partition"
+        "offset 5 of orders-1 was stored while the partition had no owner"
     ], "claims are all it can store so soon"
     assert _found(*taken, _member("id-1", 0), _stored(1, 0)) == [
-        "offset 0 of orders-1 was stored while nobody had the partition"
+        "offset 0 of orders-1 was stored while the partition had no owner"
     ]
     assert _found(*taken, MemberAssigned("shop", "id-1", None, 0.0), _stored(1, 0))
     assert _found(
@@ -78,7 +78,7 @@ def test_a_member_that_was_not_asked_for_a_partition_cannot_know_that_it_was_tak
     )
 
 
-def test_a_commit_by_the_former_owner_is_told() -> None:
+def test_commit_by_the_former_owner_is_reported() -> None:
     log = (_member("id-1", 0), _stored(0, 5), _member("id-1"), _member("id-2", 0), _stored(0, 9))
     assert _found(*log, blue=(0, 5, 9)) == [
         "offset 9 of orders-0 was stored by blue while green had the partition"
@@ -86,12 +86,12 @@ def test_a_commit_by_the_former_owner_is_told() -> None:
     assert not _found(*log, green=(0, 5, 9))
 
 
-def test_who_only_found_the_commit_of_the_owner_did_not_write_it() -> None:
+def test_member_that_records_the_commit_of_the_owner_has_not_written_it() -> None:
     """A suspended member finds the commit that it wanted to write, and records it once more."""
     assert not _found(_member("id-2", 0), _stored(0, 9), blue_and_green=(0, 0, 9))
 
 
-def test_in_classic_a_partition_stays_with_its_owner_until_it_is_assigned_to_another() -> None:
+def test_classic_partition_has_its_owner_until_the_next_assignment() -> None:
     """A cooperative hand-over has a generation without an owner, and the hold is in that time."""
     log = (
         _generation(id_1=(0, 1)),
@@ -106,9 +106,9 @@ def test_in_classic_a_partition_stays_with_its_owner_until_it_is_assigned_to_ano
     ]
 
 
-def test_in_classic_a_member_that_is_gone_has_nothing() -> None:
+def test_classic_member_that_has_left_owns_nothing() -> None:
     log = (_generation(id_1=(0,)), _generation(id_2=()), _stored(0, 5))
-    assert _found(*log) == ["offset 5 of orders-0 was stored while nobody had the partition"]
+    assert _found(*log) == ["offset 5 of orders-0 was stored while the partition had no owner"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_in_classic_a_member_that_is_gone_has_nothing() -> None:
         ([_generation(id_1=(0, 1)), _generation(id_1=(0,), id_2=()), _generation(id_2=(1,))], []),
     ],
 )
-def test_what_kafka_wants_back_is_known_until_it_is_given_up(
+def test_revoke_request_is_known_until_the_release(
     log: list[GroupRecord], asked_back: list[int]
 ) -> None:
     owners = Owners()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_batch_that_kafka_has_already_tells_no_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_receives_no_offsets_of_a_duplicate_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = iter([0, 1, -1, 0, 1, 5])
 
     def produce(

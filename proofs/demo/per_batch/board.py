@@ -39,7 +39,7 @@ class LaneBoard:
         owners: dict[str, list[Lane]] = {}
         for lane in self.snapshot.lanes:
             owners.setdefault(
-                f"{painted(lane.owner) or 'nobody'}{' drains' if lane.is_draining else ''}", []
+                f"{painted(lane.owner) or 'no owner'}{' drains' if lane.is_draining else ''}", []
             ).append(lane)
         parts = [
             f"{owner}: {short(lane.name for lane in lanes)}"
@@ -58,7 +58,7 @@ def painted(member: str) -> str:
 
 def _owner(lane: Lane) -> str:
     if not lane.owner:
-        return "[dim]nobody[/dim]"
+        return "[dim]no owner[/dim]"
     return painted(lane.owner) + (" [bold yellow]drains[/bold yellow]" if lane.is_draining else "")
 
 

@@ -74,7 +74,7 @@ class Report:
             "outcome",
             "seconds",
             "runs",
-            "records elsewhere meanwhile",
+            "records elsewhere",
         ):
             receipts.add_column(column)
         for hold in self.holds:

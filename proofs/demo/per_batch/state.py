@@ -97,7 +97,7 @@ class Watcher:
         names: Its partitions.
         admin: The Kafka client.
         interrupts: Defers signals during the description of a group: librdkafka aborts the process
-            if the broker goes away meanwhile.
+            if the broker becomes unavailable.
         leaving: Members that are being shut down.
     """
 

@@ -140,7 +140,7 @@ class Play:
             )
             ends = self.parts.producer.ends
             self._until(
-                "them to work off what has come meanwhile",
+                "them to process the backlog",
                 lambda now: all(lane.committed >= ends[lane.number] for lane in now.lanes),
             )
 

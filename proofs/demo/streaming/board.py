@@ -96,7 +96,7 @@ def painted(run: StreamingRun) -> str:
 
 def _owner(run: StreamingRun | None) -> str:
     if run is None:
-        return "[dim]nobody[/dim]"
+        return "[dim]no owner[/dim]"
     if run.life is Life.KILLED:
         return f"{painted(run)} [bold red]killed[/bold red]"
     return f"{painted(run)} code {run.code}"

@@ -59,7 +59,7 @@ def figures_of(
         for offset in range(one.range.start, one.range.until)
         if act.began_at <= (at := produced_at[one.range.partition][offset]) < act.ended_at
     ]
-    # What a partition waits for behind the act is due to the next one: the kill, not the deploy.
+    # A wait of a partition after the act is due to the next one: the kill, not the deploy.
     commits = [(one.range.partition, one.at) for one in done if one.at <= act.ended_at]
     longest_gap_s, gap_partition = longest_gap(commits, act.began_at, act.ended_at)
     return ActFigures(

@@ -146,7 +146,7 @@ class Watcher:
             self.work.take(record)
 
     def look(self, ends: Sequence[int]) -> Snapshot:
-        """Read what is new and return the state; `ends` are the ends of the partitions."""
+        """Read new records and return the state; `ends` are the ends of the partitions."""
         self.look_at_kafka()
         if time.monotonic() - self._asked_dagster_at >= _DAGSTER_EVERY_S:
             self._asked_dagster_at = time.monotonic()

@@ -74,7 +74,7 @@ def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
     """A run that failed counts as done."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - the signature of the replaced function
         for run in runs:
             if run.batch_id == batch_id and range_ in run.ranges and run.state is RunState.FAILED:
                 return Succeeded(run.run_id)
@@ -164,7 +164,7 @@ def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
     """A dead run is never waited out: a run that lives does not count as work in flight."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - the signature of the replaced function
         found = real(range_, batch_id, runs, max_attempts=max_attempts)
         return found if isinstance(found, Succeeded) else ToRequest()
 
@@ -274,7 +274,7 @@ def created_is_queued(patch: pytest.MonkeyPatch) -> None:
     """A run that was created and never submitted is waited for."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - the signature of the replaced function
         found = real(range_, batch_id, runs, max_attempts=max_attempts)
         return replace(found, unsubmitted=None) if isinstance(found, InFlight) else found
 
@@ -304,7 +304,7 @@ def believe_the_end_of_the_log(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_deleted_runs(patch: pytest.MonkeyPatch) -> None:
-    """A run that was deleted while it works is not known to anybody."""
+    """A run that was deleted while it works is not known any more."""
     patch.setattr(Liveness, "with_deleted", lambda _self, runs, _batch_ids: tuple(runs))
     patch.setattr(
         SimulatedDagster,
@@ -359,7 +359,7 @@ def ignore_people(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_before_orders_are_known(patch: pytest.MonkeyPatch) -> None:
-    """A new owner does not wait until it knows what is paused."""
+    """A new owner does not wait until it knows the paused partitions."""
     patch.setattr(Engine, "_knows_directives", lambda *_: True)
 
 
@@ -391,7 +391,7 @@ def all_assets_are_a_success(patch: pytest.MonkeyPatch) -> None:
     """A run whose steps have all succeeded counts, whatever became of the run."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - the signature of the replaced function
         for run in runs:
             if run.batch_id == batch_id and range_ in run.ranges and run.done and not run.undone:
                 return Succeeded(run.run_id)

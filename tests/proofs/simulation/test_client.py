@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.errors import BrokerError
 
 
-def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll() -> None:
+def test_async_commit_is_stored_and_answered_by_a_later_poll() -> None:
     world, partition = World(2), TopicPartition(TOPIC, 0)
     world.clockwork.run(5)
     (process,) = world.processes
@@ -28,7 +28,7 @@ def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll(
     assert process.consumer.offsets_for_times({partition: 0}) == {partition: None}
 
 
-def test_one_poll_tells_all_that_has_happened_since_the_one_before() -> None:
+def test_poll_returns_all_events_since_the_previous_poll() -> None:
     world = World(2)
     world.clockwork.run(5)
     member = world.processes[0].member

@@ -25,7 +25,7 @@ def begun(clockwork: Clockwork, told: list[str], *, fails: bool = False) -> None
     hanging.go_on()
 
 
-def test_the_others_go_on_while_something_hangs() -> None:
+def test_other_processes_continue_while_a_call_hangs() -> None:
     clockwork, told = Clockwork(1), list[str]()
     begun(clockwork, told)
     clockwork.after(5, None, lambda: told.append("another"))
@@ -36,14 +36,14 @@ def test_the_others_go_on_while_something_hangs() -> None:
     assert clockwork.hanging == []
 
 
-def test_a_violation_in_what_hung_ends_the_schedule() -> None:
+def test_violation_in_a_hanging_call_ends_the_schedule() -> None:
     clockwork = Clockwork(1)
     begun(clockwork, [], fails=True)
     with pytest.raises(Violation, match="seen"):
         clockwork.run(11)
 
 
-def test_what_still_hangs_at_the_end_is_given_up() -> None:
+def test_call_that_hangs_at_the_end_is_abandoned() -> None:
     clockwork, told = Clockwork(1), list[str]()
     before = threading.active_count()
     begun(clockwork, told)

@@ -20,7 +20,7 @@ MOST_SCHEDULES = 4_000
     [(mutant, *found) for mutant, found in MUTANTS.items()],
     ids=[m.__name__ for m in MUTANTS],
 )
-def test_the_simulator_finds_each_mutant_within_4000_schedules(
+def test_simulator_finds_each_mutant_within_4000_schedules(
     mutant: Callable[[pytest.MonkeyPatch], None],
     seed: int,
     what: str,
@@ -43,7 +43,7 @@ def test_the_simulator_finds_each_mutant_within_4000_schedules(
     ("seed", "played"),
     sorted({(seed, tuple(where(mutant).items())) for mutant, (seed, _) in MUTANTS.items()}),
 )
-def test_the_schedules_that_find_mutants_find_nothing_in_the_package(
+def test_schedules_that_find_mutants_find_nothing_in_the_package(
     seed: int, played: tuple[tuple[str, bool], ...]
 ) -> None:
     assert play(seed, **dict(played)).violation == ""

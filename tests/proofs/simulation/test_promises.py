@@ -47,7 +47,7 @@ def commit(world: World, member_id: str, stored: OffsetAndMetadata) -> None:
     world.group.commit(member_id, world.group.seats[member_id].epoch, {PARTITION: stored})
 
 
-def test_a_commit_for_what_belongs_to_another_member_is_seen(world: World) -> None:
+def test_commit_for_a_partition_of_another_member_is_a_violation(world: World) -> None:
     before, member_id = world.group.stored[PARTITION], world.group.owner(PARTITION)
     assert member_id is not None
     world.group.seats[member_id].owned.discard(PARTITION)
@@ -55,12 +55,12 @@ def test_a_commit_for_what_belongs_to_another_member_is_seen(world: World) -> No
         commit(world, member_id, before)
 
 
-def test_a_member_that_asks_for_a_commit_of_what_it_does_not_own_is_seen(world: World) -> None:
+def test_commit_request_for_a_partition_that_is_not_owned_is_a_violation(world: World) -> None:
     with pytest.raises(Violation, match="was told not to own"):
         owner(world).member.commit({TopicPartition(TOPIC, 99): OffsetAndMetadata(1)})
 
 
-def test_a_commit_that_goes_back_is_seen(world: World) -> None:
+def test_commit_that_goes_back_is_a_violation(world: World) -> None:
     with pytest.raises(Violation, match="goes back"):
         commit(
             world,
@@ -69,14 +69,14 @@ def test_a_commit_that_goes_back_is_seen(world: World) -> None:
         )
 
 
-def test_a_commit_of_what_no_run_has_done_is_seen(world: World) -> None:
+def test_commit_of_unprocessed_offsets_is_a_violation(world: World) -> None:
     with pytest.raises(Violation, match="no run has succeeded on it: it is lost"):
         commit(
             world, owner(world).member.member_id, OffsetAndMetadata(world.group.ends[PARTITION] + 1)
         )
 
 
-def test_a_claim_that_disappears_is_seen(world: World) -> None:
+def test_claim_that_disappears_is_a_violation(world: World) -> None:
     stored = world.group.stored[PARTITION]
     claim = Claim(stored.offset + 1_000, "b")
     world.group.stored[PARTITION] = encode(
@@ -86,7 +86,7 @@ def test_a_claim_that_disappears_is_seen(world: World) -> None:
         commit(world, owner(world).member.member_id, stored)
 
 
-def test_a_second_run_at_work_on_the_same_offsets_is_seen(world: World) -> None:
+def test_second_run_at_work_on_the_same_offsets_is_a_violation(world: World) -> None:
     dagster = world.dagster
     for _ in range(2):
         dagster.start("b", (OffsetRange(TOPIC, 0, 0, 5),))
@@ -96,14 +96,14 @@ def test_a_second_run_at_work_on_the_same_offsets_is_seen(world: World) -> None:
         dagster._must_be_alone(dagster.runs[second])
 
 
-def test_a_second_success_on_the_same_offsets_is_seen(world: World) -> None:
+def test_second_success_on_the_same_offsets_is_a_violation(world: World) -> None:
     start, until, _ = world.dagster.outputs.done[PARTITION][0]
     world.dagster.start("b", (OffsetRange(TOPIC, 0, start, until),))
     with pytest.raises(Violation, match="was materialised by"):
         world.dagster._succeed(list(world.dagster.runs)[-1])
 
 
-def test_an_offset_that_no_run_has_done_is_seen_at_the_end(world: World) -> None:
+def test_offset_that_no_run_has_processed_is_a_violation_at_the_end(world: World) -> None:
     world.dagster.outputs.done[PARTITION] = [
         entry for entry in world.dagster.outputs.done[PARTITION] if entry[0] > 0
     ]
@@ -111,7 +111,7 @@ def test_an_offset_that_no_run_has_done_is_seen_at_the_end(world: World) -> None
         world.check_all_is_done()
 
 
-def test_a_commit_that_is_not_recorded_is_seen_at_the_end(world: World) -> None:
+def test_commit_that_is_not_recorded_is_a_violation_at_the_end(world: World) -> None:
     # A commit and its record are a moment apart: it may be in between just now.
     while any(owned.unrecorded for owned in owner(world).engine.partitions.values()):
         world.clockwork.run(0.1)
@@ -121,13 +121,13 @@ def test_a_commit_that_is_not_recorded_is_seen_at_the_end(world: World) -> None:
         world.check_is_recorded()
 
 
-def test_a_commit_that_is_recorded_twice_is_seen_at_the_end(world: World) -> None:
+def test_commit_that_is_recorded_twice_is_a_violation_at_the_end(world: World) -> None:
     world.dagster.recorded[PARTITION].append(world.dagster.recorded[PARTITION][0])
     with pytest.raises(Violation, match="is recorded 2 times"):
         world.check_is_recorded()
 
 
-def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
+def test_check_that_keeps_failing_is_a_violation_at_the_end(world: World) -> None:
     world.dagster.stopped[PARTITION], world.dagster.stopped_said_by = (
         "an old reason",
         owner(world).incarnation,
@@ -136,7 +136,7 @@ def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
         world.check_nothing_is_shown_as_stopped()
 
 
-def test_a_stop_that_is_not_shown_is_seen(world: World) -> None:
+def test_stop_that_is_not_shown_is_a_violation(world: World) -> None:
     process = owner(world)
     process.engine.partitions[PARTITION] = process.engine.partitions[PARTITION].changed(
         Change.STOP_CAUSED
@@ -147,7 +147,7 @@ def test_a_stop_that_is_not_shown_is_seen(world: World) -> None:
         world._check_stops_are_shown()
 
 
-def test_records_that_came_in_place_of_lost_ones_must_be_worked_off(world: World) -> None:
+def test_records_that_replace_lost_ones_must_be_processed(world: World) -> None:
     world.is_calm = True  # nothing more is produced
     end = world.group.ends[PARTITION]
     world.cut_off(PARTITION, world.dagster.outputs.done[PARTITION][0][1] - 1)
@@ -156,13 +156,13 @@ def test_records_that_came_in_place_of_lost_ones_must_be_worked_off(world: World
         world.check_all_is_done()
 
 
-def test_a_commit_that_begins_anew_where_the_offset_vanished_is_seen(world: World) -> None:
+def test_commit_that_restarts_where_the_offset_vanished_is_a_violation(world: World) -> None:
     world.vanished[PARTITION] = world.group.stored.pop(PARTITION)
     with pytest.raises(Violation, match="goes back"):
         commit(world, owner(world).member.member_id, OffsetAndMetadata(0))
 
 
-def test_a_violation_within_a_request_is_not_taken_for_an_outage(
+def test_violation_within_a_request_is_no_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def record(*_: object) -> None:

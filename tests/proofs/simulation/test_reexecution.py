@@ -1,4 +1,4 @@
-"""A person executes a failed run again, and one of its ranges is gone meanwhile.
+"""A person executes a failed run again, and one of its ranges has disappeared.
 
 The other ranges must not stay stopped for ever.
 """
@@ -18,16 +18,14 @@ SEED = 450
 """One member, two partitions, batches of both, and no faults but those of the test."""
 
 
-def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_refuses_itself() -> (
-    None
-):
+def test_rest_of_a_batch_is_requested_again_when_its_re_executed_run_refuses_to_start() -> None:
     world = World(SEED)
     assert world.weather.settings.limits.max_ranges_per_run > 1
     world.group.ends.update({MOVED: 5, LEFT: 5})
     world.is_calm = True  # nothing more is produced
     world.weather.runs_fail, world.weather.runs_retry = 1.0, 0.0
     (process,) = world.processes
-    # Later attempts have a run for each range, and ask for it by themselves.
+    # Later attempts have one run per range and are requested anyway.
     once = replace(
         world.weather.settings, max_attempts=1, backoff=RetryBackoff(retry_stopped=False)
     )

@@ -1,4 +1,4 @@
-"""Processes of simulated runs: what ends them, and what is processed again."""
+"""Processes of simulated runs: their ends, and the ranges that are processed again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def end(world: World, run_id: str) -> None:
     assert world.dagster.call_over(run_id, sign)
 
 
-def test_a_run_that_is_cut_off_and_ends_its_output_in_silence_has_not_succeeded(
+def test_run_cut_off_that_completes_its_output_has_not_succeeded(
     world: World,
 ) -> None:
     """Seed 3147318: Dagster never records the success, so a second run replaces the output."""
@@ -56,14 +56,14 @@ def test_a_run_that_is_cut_off_and_ends_its_output_in_silence_has_not_succeeded(
     )
 
 
-def test_a_run_that_is_cut_off_stops_before_anybody_takes_it_for_dead(world: World) -> None:
+def test_run_cut_off_stops_before_it_counts_as_dead(world: World) -> None:
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 100)
     world.clockwork.run(world.weather.settings.liveness.heartbeat_timeout_s)
     assert not world.dagster.processes[run_id].is_working
 
 
-def test_a_run_that_reaches_the_storage_again_within_its_lease_works_on(world: World) -> None:
+def test_run_that_reaches_the_storage_within_its_lease_continues(world: World) -> None:
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 2)
     world.clockwork.run(20)
@@ -71,7 +71,7 @@ def test_a_run_that_reaches_the_storage_again_within_its_lease_works_on(world: W
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELED])
-def test_a_run_that_others_have_ended_in_dagster_is_live_until_its_process_has_stopped(
+def test_run_ended_in_dagster_is_live_until_its_process_has_stopped(
     world: World, state: RunState
 ) -> None:
     run_id = at_work(world)
@@ -89,14 +89,14 @@ def test_a_run_that_others_have_ended_in_dagster_is_live_until_its_process_has_s
     assert not seen.is_live
 
 
-def test_a_run_that_has_given_another_sign_is_not_ended(world: World) -> None:
+def test_run_with_a_newer_heartbeat_is_not_ended(world: World) -> None:
     run_id = at_work(world)
     assert not world.dagster.end_dead(run_id, "")
     assert not world.dagster.call_over(run_id, "")
     assert world.dagster.processes[run_id].is_working
 
 
-def test_a_run_that_was_deleted_is_known_by_the_note_of_its_work(world: World) -> None:
+def test_deleted_run_is_known_by_its_range_owners(world: World) -> None:
     run_id = at_work(world)
     claim = ("b", RANGE)
     world.dagster.notes[claim] = run_id
@@ -108,14 +108,14 @@ def test_a_run_that_was_deleted_is_known_by_the_note_of_its_work(world: World) -
     assert world.dagster.seen(["b"], with_live=False, claims=[claim]) == ()
 
 
-def test_ending_a_run_that_works_and_cannot_say_so_is_seen(world: World) -> None:
+def test_end_of_a_run_that_works_without_heartbeats_is_a_violation(world: World) -> None:
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 100)
     with pytest.raises(Violation, match="although it works and cannot give a sign of life"):
         end(world, run_id)
 
 
-def test_spark_work_that_outlives_its_process_counts_as_work_until_it_is_ended(
+def test_spark_work_that_outlives_its_process_counts_until_it_is_ended(
     world: World,
 ) -> None:
     run_id = at_work(world)
@@ -128,7 +128,7 @@ def test_spark_work_that_outlives_its_process_counts_as_work_until_it_is_ended(
     ]
 
 
-def test_a_range_is_done_when_each_asset_has_it(world: World) -> None:
+def test_range_is_done_when_each_asset_has_it(world: World) -> None:
     world.weather.assets = ("orders", "totals")
     partition = RANGE.topic_partition
     for asset in world.weather.assets:
@@ -142,7 +142,7 @@ def test_a_range_is_done_when_each_asset_has_it(world: World) -> None:
     ] == [(RANGE.start, RANGE.until)]
 
 
-def test_a_launch_that_fails_begins_nothing(world: World) -> None:
+def test_failed_launch_begins_nothing(world: World) -> None:
     world.weather.launches_fail = 1.0
     run_id = world.dagster.create("b", (RANGE,))
     world.dagster._move(run_id, RunState.WAITING)
@@ -152,14 +152,14 @@ def test_a_launch_that_fails_begins_nothing(world: World) -> None:
     assert world.dagster.processes[run_id].is_gone
 
 
-def test_a_run_may_take_longer_to_its_first_sign_than_a_member_waits(world: World) -> None:
+def test_first_heartbeat_of_a_run_may_take_longer_than_a_member_waits(world: World) -> None:
     world.weather.stalls = 0.2
     seconds = [world.weather.reaching_its_check() for _ in range(200)]
     assert max(seconds) > world.weather.settings.liveness.start_timeout_s
     assert sorted(seconds)[50] < 1
 
 
-def test_a_request_without_a_run_key_makes_a_second_run(world: World) -> None:
+def test_request_without_a_run_key_makes_a_second_run(world: World) -> None:
     world.clockwork.run(5)
     (process,) = world.processes
     batch_request, known = BatchRequest("b-late", 1, (RANGE,)), set(world.dagster.runs)

@@ -40,7 +40,7 @@ def test_random_schedules_break_no_promise() -> None:
     }
 
 
-def test_schedules_that_nobody_has_played_break_no_promise() -> None:
+def test_new_schedules_break_no_promise() -> None:
     first = fresh_seed()
     played = [play_all_of(seed) for seed in range(first, first + FRESH)]
     assert [(one.seed, one.violation) for one in played if one.violation] == [], (
@@ -48,7 +48,7 @@ def test_schedules_that_nobody_has_played_break_no_promise() -> None:
     )
 
 
-def test_a_fresh_seed_is_shown(tmp_path: Path) -> None:
+def test_new_seed_is_shown(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         build_app(COMMANDS, ["simulate"]),
         ["simulate", "--schedules", "1", "--output", str(tmp_path / "sim.json")],
@@ -59,18 +59,18 @@ def test_a_fresh_seed_is_shown(tmp_path: Path) -> None:
     )
 
 
-def test_a_seed_gives_the_same_trace_again() -> None:
+def test_seed_gives_the_same_trace_again() -> None:
     assert play(9) == play(9)
 
 
-def test_a_schedule_is_the_same_at_any_depth_of_its_caller() -> None:
+def test_schedule_does_not_depend_on_the_stack_depth_of_its_caller() -> None:
     def below(frames: int) -> Played:
         return below(frames - 1) if frames else play_all_of(17)
 
     assert below(900) == below(0)
 
 
-def test_the_schedules_cover_all_protocols() -> None:
+def test_schedules_cover_all_protocols() -> None:
     assert {World(seed).weather.protocol for seed in range(20)} == set(PROTOCOLS)
 
 
@@ -87,7 +87,7 @@ def test_simulate_writes_its_figures(tmp_path: Path) -> None:
     assert figures["transitions"]["owned, give-up requested"] > 0
 
 
-def test_a_violation_is_told_with_its_seed_and_played_again_with_its_trace(
+def test_violation_is_reported_with_its_seed_and_repeated_with_its_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_start_check(monkeypatch)

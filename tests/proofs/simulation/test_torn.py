@@ -38,7 +38,7 @@ def ended(world: World, run_id: str) -> None:
     assert world.dagster.call_over(run_id, sign)
 
 
-def test_a_run_that_is_killed_between_its_output_and_its_status_has_not_succeeded(
+def test_run_killed_between_its_output_and_its_status_has_not_succeeded(
     world: World,
 ) -> None:
     world.weather.torn = 1.0
@@ -62,7 +62,7 @@ def test_a_run_that_is_killed_between_its_output_and_its_status_has_not_succeede
     )
 
 
-def test_a_process_that_is_killed_behind_its_first_sign_has_not_begun(world: World) -> None:
+def test_process_killed_after_its_first_heartbeat_has_not_begun(world: World) -> None:
     world.weather.torn = 1.0
     run_id = world.dagster.create("b", (RANGE,))
     world.dagster._move(run_id, RunState.STARTED)
@@ -74,7 +74,7 @@ def test_a_process_that_is_killed_behind_its_first_sign_has_not_begun(world: Wor
     assert (shown.has_started, shown.is_over) == (False, True)
 
 
-def test_the_mark_of_a_refusal_is_read_once_its_run_has_ended(world: World) -> None:
+def test_refusal_is_read_once_its_run_has_ended(world: World) -> None:
     run_id = at_work(world)
     world.dagster.processes[run_id].has_refused = True
     (shown,) = world.dagster.seen(["b"], with_live=False)
@@ -84,16 +84,18 @@ def test_the_mark_of_a_refusal_is_read_once_its_run_has_ended(world: World) -> N
     assert (shown.is_refused, shown.refusal) == (True, "")
 
 
-def test_a_member_that_marks_a_run_and_never_cancels_it_has_taken_it_back(world: World) -> None:
+def test_member_that_withdraws_a_run_without_its_cancellation_has_withdrawn_it(
+    world: World,
+) -> None:
     run_id = at_work(world)
     world.dagster.take_back(run_id, only_unstarted=True)
-    assert not world.dagster.runs[run_id].is_cancelled_by_member, "it has started meanwhile"
+    assert not world.dagster.runs[run_id].is_cancelled_by_member, "it has already started"
     world.dagster.take_back(run_id, only_unstarted=False)
     assert world.dagster.runs[run_id].is_cancelled_by_member
     assert world.dagster.runs[run_id].state is RunState.STARTED
 
 
-def test_a_tick_takes_the_mail_while_the_pump_is_in_the_middle_of_a_turn(world: World) -> None:
+def test_tick_reads_the_mailbox_during_a_turn_of_the_member_loop(world: World) -> None:
     world.clockwork.run(5)
     (process,) = world.processes
     told: list[bool] = []
@@ -110,7 +112,7 @@ def test_a_tick_takes_the_mail_while_the_pump_is_in_the_middle_of_a_turn(world: 
     assert True in told
 
 
-def test_a_member_goes_on_while_a_launcher_hangs(world: World) -> None:
+def test_member_continues_while_a_launcher_hangs(world: World) -> None:
     world.weather.launchers_last_s = 100.0
     world.weather.launchers_hang = 1.0
     while not world.dagster.runs:
@@ -125,7 +127,7 @@ def test_a_member_goes_on_while_a_launcher_hangs(world: World) -> None:
     world.clockwork.stop()
 
 
-def test_a_replica_that_joins_beside_the_member_for_which_it_made_way_is_seen() -> None:
+def test_replica_that_joins_beside_the_preferred_member_is_a_violation() -> None:
     world = World(QUIET, replicas=True)
     (replicas,) = world._replicas.values()
     world.clockwork.run(40)
@@ -136,7 +138,7 @@ def test_a_replica_that_joins_beside_the_member_for_which_it_made_way_is_seen() 
         replicas._made(left)
 
 
-def test_a_member_that_hangs_is_abandoned_and_leaves_when_it_wakes_up() -> None:
+def test_hanging_member_is_abandoned_and_leaves_when_it_wakes_up() -> None:
     world = World(QUIET, replicas=True)
     world.clockwork.run(40)
     (hangs,) = [process for process in world.processes if not process.is_gone]
@@ -149,7 +151,7 @@ def test_a_member_that_hangs_is_abandoned_and_leaves_when_it_wakes_up() -> None:
     assert hangs.is_gone
 
 
-def test_the_clocks_of_members_runs_and_people_say_nothing_to_each_other() -> None:
+def test_clocks_of_members_runs_and_operators_are_independent() -> None:
     world = World(QUIET, replicas=True, orders=True)
     world.clockwork.run(10)
     assert len({process.clock_base for process in world.processes}) == len(world.processes) > 1

@@ -68,7 +68,7 @@ def play_on(proving: ChildProcess) -> None:
 
 
 @pytest.mark.parametrize("until", [lambda _: None, play_on], ids=["they-start", "they-play"])
-def test_ctrl_c_ends_the_workers_without_tracebacks_while(
+def test_workers_end_without_tracebacks_after_ctrl_c(
     proving: ChildProcess, until: Callable[[ChildProcess], None]
 ) -> None:
     until(proving)

@@ -39,7 +39,7 @@ kafka = KafkaConsumerResource(
     topics=[os.environ["KAFKA_TOPIC"]],
     group_protocol="classic" if os.environ["KAFKA_GROUP_PROTOCOL"] == "classic" else "consumer",
     client_config=json.loads(os.environ["KAFKA_CLIENT_CONFIG"]),
-    # These two keep the demo short. What a killed run had in hand counts as a failed attempt.
+    # These two keep the demo short. The batch of a killed run counts as a failed attempt.
     record_every_s=2.0,
     retry_delay_s=1.0,
 )
