@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         build_kafka_batch_defs,
         build_kafka_stream_defs,
     )
-    from dagster_rebalance.orchestration.operators.jobs import (
+    from dagster_rebalance.orchestration.operators.launchpad import (
         build_kafka_control_job,
         build_kafka_rerun_job,
     )
@@ -157,8 +157,8 @@ _HOMES = {
     "UnsupportedOperationError": "core.model.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.per_batch.sensor",
-    "build_kafka_control_job": "orchestration.operators.jobs",
-    "build_kafka_rerun_job": "orchestration.operators.jobs",
+    "build_kafka_control_job": "orchestration.operators.launchpad",
+    "build_kafka_rerun_job": "orchestration.operators.launchpad",
     "build_kafka_stream_defs": "orchestration.definitions",
     "plain_json": "orchestration.resources.registry",
     "values_by_batch": "orchestration.batch.batch_values",

@@ -34,14 +34,14 @@ INTERRUPTED = 130
 COMMANDS = {
     "broker": "dagster_rebalance.cli.local_broker",
     "explain": "dagster_rebalance.cli.status",
-    "pause": "dagster_rebalance.cli.directive_commands",
+    "pause": "dagster_rebalance.cli.operator_commands",
     "produce": "dagster_rebalance.cli.produce",
-    "rerun": "dagster_rebalance.cli.rerun",
+    "rerun": "dagster_rebalance.cli.operator_commands",
     "reset": "dagster_rebalance.cli.reset",
-    "resume": "dagster_rebalance.cli.directive_commands",
-    "retry": "dagster_rebalance.cli.directive_commands",
+    "resume": "dagster_rebalance.cli.operator_commands",
+    "retry": "dagster_rebalance.cli.operator_commands",
     "status": "dagster_rebalance.cli.status",
-    "stop": "dagster_rebalance.cli.directive_commands",
+    "stop": "dagster_rebalance.cli.operator_commands",
 }
 """The module of each command; the function has the command's name."""
 

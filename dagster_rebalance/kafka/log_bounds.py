@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.events import PartitionLookup
 from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, names_of
-from dagster_rebalance.core.model.start_position import StartFrom, StartTime
+from dagster_rebalance.core.model.topics import StartFrom, StartTime
 from dagster_rebalance.core.partitions.recovery import position_to_verify
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.events import LastRecorded
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.model.start_position import Start
+    from dagster_rebalance.core.model.topics import Start
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
 _Answer = TypeVar("_Answer")

@@ -25,7 +25,7 @@ from dagster_rebalance.orchestration.batch.validation import (
     check_retries,
     check_steps,
 )
-from dagster_rebalance.orchestration.operators.jobs import (
+from dagster_rebalance.orchestration.operators.launchpad import (
     build_kafka_control_job,
     build_kafka_rerun_job,
 )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import (
         Claimed,
+        Receipt,
         RecordCommit,
         ShowHold,
         StoreDeadLetter,
@@ -27,11 +28,9 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.core.model.member_events import MemberEvent
     from dagster_rebalance.core.model.offsets import Log, OffsetRange, TopicPartition
-    from dagster_rebalance.core.model.receipt import Receipt
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.reporting.metrics import MemberState
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
     from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 
 

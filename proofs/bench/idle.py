@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import IllegalStateError

@@ -11,7 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.commands import recorded_commits
-from dagster_rebalance.core.model.run import LIVE, NOT_BEGUN, WORKING, RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import (
+    LIVE,
+    NOT_BEGUN,
+    WORKING,
+    RunSnapshot,
+    RunState,
+)
 from dagster_rebalance.orchestration.ports import ShownStops
 from proofs.simulation.run_life import RunLife
 from proofs.simulation.run_process import RunProcess
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.weather import Weather

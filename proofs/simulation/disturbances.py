@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.model.run import LIVE, RunState
+from dagster_rebalance.core.model.run_snapshot import LIVE, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from proofs.simulation.process import Process
     from proofs.simulation.world import World
 

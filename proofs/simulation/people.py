@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.directives import EVERYTHING, Action, Directive, selector_of
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.model.run import LIVE
+from dagster_rebalance.core.model.run_snapshot import LIVE
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
 from proofs.simulation.progress import is_foreign

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import (
         Claimed,
+        Receipt,
         RecordCommit,
         ShowHold,
         StoreDeadLetter,
     )
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-    from dagster_rebalance.core.model.receipt import Receipt
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.runs.stream_batch import BatchOutcome
     from dagster_rebalance.orchestration.ports import RunError

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from proofs.simulation.classic import ClassicGroup
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.consumer_protocol import ConsumerGroup

@@ -14,7 +14,7 @@ from dagster_rebalance.core.engine.run_requests import batches_in_flight
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import ClaimError
-from dagster_rebalance.core.model.run import RunSnapshot
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,

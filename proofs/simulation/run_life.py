@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.directives import in_force
-from dagster_rebalance.core.model.run import LIVE, RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import LIVE, RunSnapshot, RunState
 from dagster_rebalance.core.runs.start_check import refusal
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.outputs import Outputs

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.model.claims import decode
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from proofs.simulation.dagster_runs import SimulatedDagster
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.events import RunsRead
     from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 

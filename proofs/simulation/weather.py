@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import (
+from dagster_rebalance.core.batches.engine_settings import (
     DeadlinePolicy,
     EngineSettings,
     HoldBudget,
     LeavePolicy,
     LossPolicy,
 )
+from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.orchestration.runs.canceller import PATIENCE_S

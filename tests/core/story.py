@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.reporting.explain import explain_partition, summary
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from tests.core.streams import Stream
@@ -30,8 +30,8 @@ from tests.core.world import AT_ONCE, Member, World, tp
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from dagster_rebalance.core.model.commands import Receipt
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.receipt import Receipt
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 DEFAULT = "DEFAULT"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids, is_batch_of
 from dagster_rebalance.core.streaming.stream_worker import Worker
 from tests.core.world import AT_ONCE, Member, tp

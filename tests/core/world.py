@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import decode
@@ -26,7 +26,7 @@ from dagster_rebalance.core.model.offsets import (
     OffsetRange,
     TopicPartition,
 )
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.partitions.recovery import position_to_verify
 from dagster_rebalance.core.reporting.event_recorder import record_events
 from dagster_rebalance.core.runs.retry import RetryBackoff
@@ -36,10 +36,10 @@ from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from dagster_rebalance.core.model.commands import Receipt
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
-    from dagster_rebalance.core.model.receipt import Receipt
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
 
 ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})
 

@@ -18,7 +18,7 @@ from dagster_rebalance import (
     TopicPartition,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.core.model.receipt import HoldOutcome
+from dagster_rebalance.core.model.commands import HoldOutcome
 from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.fake_group import FakeGroup

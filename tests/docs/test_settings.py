@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
 import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource
-from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.kafka.client.defaults import TABLE
 from dagster_rebalance.orchestration.member import storage_worker
 from dagster_rebalance.orchestration.per_batch import members

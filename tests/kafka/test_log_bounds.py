@@ -16,7 +16,7 @@ from dagster_rebalance.core.model.offsets import (
     OffsetAndMetadata,
     TopicPartition,
 )
-from dagster_rebalance.core.model.start_position import StartTime
+from dagster_rebalance.core.model.topics import StartTime
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.log_bounds import BoundsReader, allowed, find, read_bounds
 from dagster_rebalance.testing.fake_group import FakeGroup

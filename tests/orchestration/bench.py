@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import BrokerError
@@ -29,7 +29,7 @@ from dagster_rebalance.orchestration.runs.canceller import at_once
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
+from dagster_rebalance.orchestration.storage.run_tags import RunEvent, record_run_event
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.fake_producer import FakeProducer
 from tests.orchestration.parts import give_sign, make_run, tp

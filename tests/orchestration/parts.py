@@ -16,7 +16,7 @@ import pytest
 
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.runs.batch_request import BatchRequest
+from dagster_rebalance.core.model.run_snapshot import BatchRequest
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats

@@ -11,9 +11,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dagster_rebalance.core.model.commands import Cause, HoldOutcome
 from dagster_rebalance.core.model.events import RevokeRequested
 from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
-from dagster_rebalance.core.model.receipt import Cause, HoldOutcome
 from dagster_rebalance.core.reporting.metrics import MemberState
 from dagster_rebalance.orchestration.member.opentelemetry import MemberMeter, Meters
 from tests.core.reporting.test_event_recorder import at_work

@@ -36,7 +36,7 @@ from dagster_rebalance.orchestration.resources.registry import SchemaRegistryRes
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
+from dagster_rebalance.orchestration.storage.run_tags import RunEvent, record_run_event
 from tests.orchestration.nested_resources import House, Lake
 from tests.orchestration.parts import (
     GROUPS,

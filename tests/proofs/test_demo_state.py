@@ -10,9 +10,8 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.commands import Cause, HoldOutcome, Receipt, RecordCommit
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-from dagster_rebalance.core.model.receipt import Cause, HoldOutcome, Receipt
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import Member, World, tp

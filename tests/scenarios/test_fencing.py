@@ -8,9 +8,9 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.model import commands, events
+from dagster_rebalance.core.model.commands import HoldOutcome
 from dagster_rebalance.core.model.events import LostReason
-from dagster_rebalance.core.model.receipt import HoldOutcome
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from tests.core.world import World, tp
 from tests.orchestration.bench import Bench, Status
 from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all

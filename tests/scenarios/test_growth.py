@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.core.world import World, tp

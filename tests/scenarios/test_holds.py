@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.core.batches.settings import DeadlinePolicy
+from dagster_rebalance.core.batches.engine_settings import DeadlinePolicy
 from dagster_rebalance.core.model import commands
+from dagster_rebalance.core.model.commands import HoldOutcome
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.core.model.receipt import HoldOutcome
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.core.world import World, tp
 from tests.kafka.consumers import Listener, owner

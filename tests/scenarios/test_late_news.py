@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.model.run_snapshot import RunState
+from dagster_rebalance.core.model.topics import StartFrom
 from tests.core.world import World, tp
 from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all
 

@@ -24,11 +24,11 @@ from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.kafka.group_ports import GroupEvent
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
-from dagster_rebalance.orchestration.storage.run_events import run_events_of
 from dagster_rebalance.orchestration.storage.run_tags import (
     SLOT_TAG,
     STREAM_TAG,
     run_config,
+    run_events_of,
     run_tags,
 )
 from dagster_rebalance.testing.fake_group import FakeMember

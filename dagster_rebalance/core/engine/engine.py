@@ -25,7 +25,7 @@ from dagster_rebalance.core.model.directives import Directive, in_force, new_ret
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import Log, names_of
-from dagster_rebalance.core.model.run import RunSnapshot
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot
 from dagster_rebalance.core.partitions.assigned import AssignedPartitions
 from dagster_rebalance.core.partitions.owned import (
     OwnedPartition,
@@ -41,8 +41,7 @@ from dagster_rebalance.core.partitions.recovery import (
     restore,
 )
 from dagster_rebalance.core.partitions.state_machine import Change, Phase
-from dagster_rebalance.core.revokes.hold import Forecast
-from dagster_rebalance.core.revokes.holds import HeldPartitions
+from dagster_rebalance.core.revokes.hold import Forecast, HeldPartitions
 from dagster_rebalance.core.runs.progress import (
     InFlight,
     Succeeded,
@@ -56,10 +55,10 @@ from dagster_rebalance.core.streaming.stream_claims import StreamClaims
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dagster_rebalance.core.batches.settings import EngineSettings
+    from dagster_rebalance.core.batches.engine_settings import EngineSettings
     from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from dagster_rebalance.core.revokes.hold import Hold
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
     _Commands: TypeAlias = Iterable[commands.Command]
 

@@ -15,7 +15,7 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dagster_rebalance.core.batches.settings import EngineSettings
+    from dagster_rebalance.core.batches.engine_settings import EngineSettings
     from dagster_rebalance.core.model.events import RunsRead
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.owned import OwnedPartition

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.directives import in_force
-from dagster_rebalance.core.model.run import RunSnapshot
+from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import Exhausted, InFlight, ToRequest
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from dagster_rebalance.core.runs.stream_batch import StreamBatch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dagster_rebalance.core.batches.settings import EngineSettings
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.batches.engine_settings import EngineSettings
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.partitions.ledger import LedgerEntry, OffsetLedger
     from dagster_rebalance.core.partitions.owned import OwnedPartition
     from dagster_rebalance.core.runs.progress import Progress

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import OffsetWrite, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
 
 
 class LostReason(enum.Enum):

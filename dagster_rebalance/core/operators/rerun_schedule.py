@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.model.directives import Action, Directive, in_force, resume_command
-from dagster_rebalance.core.model.run import RunSnapshot, format_runs
-from dagster_rebalance.core.runs.batch_request import BatchRequest
+from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot, format_runs
 from dagster_rebalance.core.runs.progress import (
     InFlight,
     Progress,

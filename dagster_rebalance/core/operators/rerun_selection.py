@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.directives import selector_of
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.core.model.run import format_runs
+from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.core.runs.rerun_batch import rerun_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.model.offsets import Bounds, TopicPartition
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
 
 _MAX_NAMED = 5

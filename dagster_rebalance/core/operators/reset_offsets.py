@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.claims import StoredPartition, encode
 from dagster_rebalance.core.model.errors import ClaimError, ConfigurationError
 from dagster_rebalance.core.model.offsets import Log, names_of
-from dagster_rebalance.core.model.run import format_runs
+from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.core.partitions.recovery import read_stored
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.events import PartitionLookup
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.reporting.group_status import Owners
 
 _TIMEOUTS_AFTER_END = 2

@@ -35,7 +35,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.batches.settings import ForeignMetadata
+from dagster_rebalance.core.batches.engine_settings import ForeignMetadata
 from dagster_rebalance.core.model.claims import StoredPartition, decode
 from dagster_rebalance.core.model.commands import Note, RecordCommit
 from dagster_rebalance.core.model.directives import selector_of
@@ -49,14 +49,14 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
     is_same_commit,
 )
-from dagster_rebalance.core.model.start_position import first_offset
+from dagster_rebalance.core.model.topics import first_offset
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import Refused
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
     from dagster_rebalance.core.model.offsets import Bounds
-    from dagster_rebalance.core.model.start_position import Start
+    from dagster_rebalance.core.model.topics import Start
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
 _NUMBER = re.compile(r"\b\d+\b")

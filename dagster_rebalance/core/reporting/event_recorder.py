@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.member_events import SUCCEEDED, EventKind, MemberEvent
 from dagster_rebalance.core.model.offsets import OffsetRange, names_of
-from dagster_rebalance.core.model.run import format_runs
+from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.core.runs.progress import FailureKind, InFlight, failure_kind
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.engine.engine import Engine
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.model.commands import Cause
 from dagster_rebalance.core.model.directives import resume_command, selector_of
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, names_of
-from dagster_rebalance.core.model.receipt import Cause
-from dagster_rebalance.core.model.run import RunState, format_runs
+from dagster_rebalance.core.model.run_snapshot import RunState, format_runs
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.revokes.hold import Hold, named_waits, waits_of
 from dagster_rebalance.core.runs.progress import DeadLettered, Exhausted, InFlight, ToRequest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.engine.engine import Engine
     from dagster_rebalance.core.model.directives import Directive
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition, PendingWrite
     from dagster_rebalance.core.revokes.hold import Forecast

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import MAX_OFFSET, TopicPartition, names_of
-from dagster_rebalance.core.model.start_position import first_offset
+from dagster_rebalance.core.model.topics import first_offset
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from dagster_rebalance.core.model.events import PartitionLookup
-    from dagster_rebalance.core.model.start_position import Start
+    from dagster_rebalance.core.model.topics import Start
 
 _UNCHANGED_INTERVALS = 5
 """Unchanged lag is observed only every fifth interval."""

@@ -34,7 +34,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.model.run import WORKING, RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import WORKING, RunSnapshot, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

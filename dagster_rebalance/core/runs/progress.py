@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run import NOT_BEGUN, WORKING, RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import NOT_BEGUN, WORKING, RunSnapshot, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ClaimError
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.progress import missing_assets
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run import format_runs
+from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.core.runs.retry import RetryBackoff
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from dagster_rebalance.core.runs.stream_batch import is_batch_of, is_claimed_by
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dagster_rebalance.core.batches.settings import EngineSettings
+    from dagster_rebalance.core.batches.engine_settings import EngineSettings
     from dagster_rebalance.core.model.commands import Command
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.owned import OwnedPartition
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
 
 
 class StreamClaims:

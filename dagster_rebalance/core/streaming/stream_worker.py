@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.offsets import Log, OffsetRange, TopicPartition
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
 
 
 _INTERRUPT_AGAIN_S = 1.0

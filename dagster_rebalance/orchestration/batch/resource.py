@@ -43,14 +43,15 @@ from dagster_rebalance.orchestration.runs.signals import Interruptions, isolate_
 from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore, RerunStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     MAX_REFUSAL_CHARACTERS,
     REFUSAL_TAG,
     REFUSED_TAG,
+    RunEvent,
     format_range,
     parse_range,
+    record_run_event,
 )
 from dagster_rebalance.spark.session.jobs import jvm_has_died
 

@@ -22,7 +22,7 @@ from dagster_rebalance.orchestration.storage.run_tags import rerun_tags, run_con
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.operators.rerun_schedule import Cancel
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
     from dagster_rebalance.orchestration.runs.run_ledger import RunLedger

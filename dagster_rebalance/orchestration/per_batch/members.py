@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
-from dagster_rebalance.core.revokes.holds import HandoverBackoff
+from dagster_rebalance.core.revokes.hold import HandoverBackoff
 from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown

@@ -16,7 +16,7 @@ import dagster as dg
 
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.run import format_runs
+from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.batch.batch_values import check_values
 from dagster_rebalance.orchestration.batch.validation import (
@@ -49,15 +49,13 @@ from dagster_rebalance.orchestration.storage.member_lease import (
     notes_on_home,
 )
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import (
-    RunEvent,
-    record_run_event,
-    run_events_of,
-)
 from dagster_rebalance.orchestration.storage.run_tags import (
     GROUP_TAG,
     STREAM_TAG,
+    RunEvent,
+    record_run_event,
     run_config,
+    run_events_of,
     run_tags,
 )
 

@@ -49,10 +49,9 @@ from dagster_rebalance.orchestration.storage.member_lease import MemberLease
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
+    from dagster_rebalance.core.model.commands import HoldOutcome, Receipt, RecordCommit, ShowHold
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.core.model.receipt import HoldOutcome, Receipt
     from dagster_rebalance.core.operators.reset_offsets import Move
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from dagster_rebalance.core.model.commands import HoldOutcome
 from dagster_rebalance.core.model.directives import resume_command, selector_of
 from dagster_rebalance.core.model.offsets import (
     OffsetRange,
@@ -23,8 +24,8 @@ from dagster_rebalance.core.model.offsets import (
     names_of,
     parse_partitions,
 )
-from dagster_rebalance.core.model.receipt import HoldOutcome
 from dagster_rebalance.core.reporting.gaps import Recorded, gaps
+from dagster_rebalance.core.reporting.group_status import Kind, MemberRecord
 from dagster_rebalance.core.reporting.lag import (
     GroupLag,
     GroupState,
@@ -32,7 +33,6 @@ from dagster_rebalance.core.reporting.lag import (
     PartitionLag,
     why_missing,
 )
-from dagster_rebalance.core.reporting.members import Kind, MemberRecord
 from dagster_rebalance.orchestration.ports import GroupRecords, RunError, ShownStops
 from dagster_rebalance.orchestration.reporting.group_snapshot import (
     errors_of,

@@ -37,12 +37,12 @@ from dagster_rebalance.orchestration.ports import RunError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from dagster_rebalance.core.batches.settings import EngineSettings
+    from dagster_rebalance.core.batches.engine_settings import EngineSettings
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import Bounds
-    from dagster_rebalance.core.model.run import RunSnapshot
-    from dagster_rebalance.core.model.start_position import Start
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
+    from dagster_rebalance.core.model.topics import Start
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
     from dagster_rebalance.orchestration.ports import GroupRecords, RunsPort
 

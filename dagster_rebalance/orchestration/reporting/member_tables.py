@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.model.offsets import OffsetRange, names_of, parse_partitions
-from dagster_rebalance.core.reporting.group_status import SensorState
-from dagster_rebalance.core.reporting.members import Kind, MemberRecord, member_table
+from dagster_rebalance.core.reporting.group_status import (
+    Kind,
+    MemberRecord,
+    SensorState,
+    member_table,
+)
 from dagster_rebalance.orchestration.storage.failure_notes import text_of_info
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import dagster as dg
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, wait_limits
-from dagster_rebalance.core.batches.settings import (
+from dagster_rebalance.core.batches.engine_settings import (
     DeadlinePolicy,
     EngineSettings,
     ForeignMetadata,
@@ -23,10 +22,10 @@ from dagster_rebalance.core.batches.settings import (
     LeavePolicy,
     LossPolicy,
 )
+from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, wait_limits
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import is_topic_name
-from dagster_rebalance.core.model.start_position import StartTime, parse_start
-from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.core.model.topics import StartTime, Topics, parse_start
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.transport_security import insecurity

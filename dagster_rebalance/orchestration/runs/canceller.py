@@ -13,7 +13,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from dagster_rebalance.core.runs.failed_attempt import error_text
+from dagster_rebalance.core.runs.retry import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
 
 UNKNOWN = "assets outside its asset selection"
 _PLANS_KEPT = 1_000

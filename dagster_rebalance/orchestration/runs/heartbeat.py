@@ -23,7 +23,7 @@ from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.orchestration.runs import process, signals
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
-from dagster_rebalance.orchestration.storage.run_events import (
+from dagster_rebalance.orchestration.storage.run_tags import (
     RunEvent,
     record_run_event,
     run_events_of,

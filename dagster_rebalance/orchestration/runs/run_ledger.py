@@ -18,8 +18,8 @@ import dagster as dg
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.printable import escaped, one_line
-from dagster_rebalance.core.model.run import LIVE, WORKING, RunSnapshot, RunState
-from dagster_rebalance.core.runs.failed_attempt import with_error
+from dagster_rebalance.core.model.run_snapshot import LIVE, WORKING, RunSnapshot, RunState
+from dagster_rebalance.core.runs.retry import with_error
 from dagster_rebalance.orchestration.runs.coverage import Coverage
 from dagster_rebalance.orchestration.runs.process import is_gone, kill
 from dagster_rebalance.orchestration.storage.dynamic_partitions import GroupJobs
@@ -35,11 +35,6 @@ from dagster_rebalance.orchestration.storage.range_owners import (
     RangeOwners,
     stream_batches,
 )
-from dagster_rebalance.orchestration.storage.run_events import (
-    RunEvent,
-    record_run_event,
-    run_events_of,
-)
 from dagster_rebalance.orchestration.storage.run_tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
@@ -51,7 +46,10 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     REFUSED_TAG,
     STREAM_TAG,
     VERSION_TAG,
+    RunEvent,
     ranges_in,
+    record_run_event,
+    run_events_of,
 )
 
 if TYPE_CHECKING:

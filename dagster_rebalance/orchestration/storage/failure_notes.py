@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
 
-from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, Place, error_text
+from dagster_rebalance.core.runs.retry import FailedAttempt, Place, error_text
 from dagster_rebalance.orchestration.storage.key_values import KeyValues, slot_key
 from dagster_rebalance.orchestration.storage.run_tags import format_range
 

@@ -45,12 +45,14 @@ from dagster_rebalance.orchestration.storage.key_values import is_lost_connectio
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
-from dagster_rebalance.orchestration.storage.run_events import (
+from dagster_rebalance.orchestration.storage.run_tags import (
+    STREAM_TAG,
+    VERSION_TAG,
     RunEvent,
+    format_range,
     record_run_event,
     run_events_of,
 )
-from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, VERSION_TAG, format_range
 from dagster_rebalance.orchestration.streaming.provenance import Provenance
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from dagster_rebalance.spark.session.jobs import jvm_has_died, settle_batch
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.reporting.lag import LagLimit
-    from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
+    from dagster_rebalance.core.runs.retry import FailedAttempt
     from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource

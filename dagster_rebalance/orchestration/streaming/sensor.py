@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.model.run import format_runs
+from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.core.streaming.replicas import (
     Reconciliation,
     Replicas,
@@ -36,12 +36,14 @@ from dagster_rebalance.orchestration.runs.ticks import (
 )
 from dagster_rebalance.orchestration.storage.member_lease import notes_on_home
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import (
+from dagster_rebalance.orchestration.storage.run_tags import (
+    SLOT_TAG,
+    STREAM_TAG,
+    VERSION_TAG,
     RunEvent,
     record_run_event,
     run_event_times,
 )
-from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

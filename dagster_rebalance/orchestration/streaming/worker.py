@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.events import RunsRead
-from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, with_error
+from dagster_rebalance.core.runs.retry import FailedAttempt, with_error
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, is_batch_of
 from dagster_rebalance.core.streaming.stream_worker import Worker, WorkerAction
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.offsets import Log, TopicPartition
-    from dagster_rebalance.core.model.run import RunSnapshot
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
     from dagster_rebalance.core.streaming.stream_worker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 

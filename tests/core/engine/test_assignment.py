@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.engine.dead_letter_policy import is_wanted, why_stopped
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.partitions.ledger import OffsetLedger

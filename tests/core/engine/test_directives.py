@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.engine.dead_letter_policy import is_wanted
 from dagster_rebalance.core.model import commands
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import (
+from dagster_rebalance.core.batches.engine_settings import (
     DeadlinePolicy,
     EngineSettings,
     HoldBudget,
     LeavePolicy,
     LossPolicy,
 )
+from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.receipt import Cause
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.commands import Cause
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.story import play, stories
 from tests.core.world import World, tp

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model.claims import LastCommit, decode
 from dagster_rebalance.core.model.commands import RecordCommit, recorded_commits
 from dagster_rebalance.core.model.errors import IllegalStateError

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import Bounds, Log
-from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.model.topics import StartFrom
 from tests.core.story import Script, play, stories
 from tests.core.world import tp
 

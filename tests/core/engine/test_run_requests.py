@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.engine import run_requests
 from dagster_rebalance.core.model.claims import StoredPartition, encode
 from dagster_rebalance.core.model.directives import Action, Directive
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot, RunState
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,

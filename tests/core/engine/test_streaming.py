@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.offsets import Log
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunState
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, is_claimed_by
 from dagster_rebalance.core.streaming.stream_worker import Worker

@@ -16,21 +16,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import (
+from dagster_rebalance.core.batches.engine_settings import (
     DeadlinePolicy,
     EngineSettings,
     HoldBudget,
     LossPolicy,
 )
+from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.run import WORKING, RunState
+from dagster_rebalance.core.model.run_snapshot import WORKING, RunState
 from dagster_rebalance.core.runs.liveness import Liveness
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
 
 PARTITIONS = (tp(0), tp(1), tp(2))
 NEVER_S = 1e9

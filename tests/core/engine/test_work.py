@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings, ForeignMetadata
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings, ForeignMetadata
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.partitions.owned import OwnedPartition

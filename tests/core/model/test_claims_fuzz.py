@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.batches.settings import ForeignMetadata
+from dagster_rebalance.core.batches.engine_settings import ForeignMetadata
 from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, decode, encode
 from dagster_rebalance.core.model.errors import ClaimError
 from dagster_rebalance.core.model.events import PartitionLookup
 from dagster_rebalance.core.model.offsets import MAX_OFFSET, Bounds, OffsetAndMetadata
-from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.model.topics import StartFrom
 from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
 from dagster_rebalance.core.partitions.recovery import restore
 from dagster_rebalance.kafka.consumer.caller_commits import with_mark

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import Bounds
-from dagster_rebalance.core.model.start_position import (
+from dagster_rebalance.core.model.topics import (
     Start,
     StartFrom,
     StartTime,

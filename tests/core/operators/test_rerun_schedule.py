@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.model.directives import Action, Directive
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot, RunState
 from dagster_rebalance.core.operators.rerun_schedule import Cancel, RerunSteps, steps
-from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.progress import MOST_IN_A_ROW
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from tests.core.world import span

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.operators.rerun_selection import (
     DisjointRanges,
     PartitionHistory,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.batches.settings import ForeignMetadata
+from dagster_rebalance.core.batches.engine_settings import ForeignMetadata
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.events import PartitionLookup
 from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.operators.reset_offsets import GroupWork, plan_moves, unreadable
 from dagster_rebalance.core.partitions.recovery import check_position
 from dagster_rebalance.core.reporting.group_status import GroupMember, Owners, RecordedAssignment

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.reporting.explain import summary
 from tests.core.world import Member, World, tp

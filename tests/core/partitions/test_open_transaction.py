@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import explain_partition
 from tests.core.world import Member, World, tp

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.batches.settings import ForeignMetadata
+from dagster_rebalance.core.batches.engine_settings import ForeignMetadata
 from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, encode
 from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
@@ -18,7 +18,7 @@ from dagster_rebalance.core.model.offsets import (
     LogPosition,
     OffsetAndMetadata,
 )
-from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.model.topics import StartFrom
 from dagster_rebalance.core.partitions.owned import OwnedPartition, Refused
 from dagster_rebalance.core.partitions.recovery import (
     check_position,

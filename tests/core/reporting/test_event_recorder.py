@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.member_events import (
@@ -19,7 +19,7 @@ from dagster_rebalance.core.model.member_events import (
     json_value,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.reporting.event_recorder import record_events
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from tests.core.streams import Stream

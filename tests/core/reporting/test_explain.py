@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings, HoldBudget
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings, HoldBudget
-from dagster_rebalance.core.model.commands import ReadStoredOffsets, RecordCommit
+from dagster_rebalance.core.model.commands import Cause, ReadStoredOffsets, RecordCommit
 from dagster_rebalance.core.model.events import (
     LeaveRequested,
     PartitionsAssigned,
@@ -22,8 +22,7 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
     names_of,
 )
-from dagster_rebalance.core.model.receipt import Cause
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.partitions.owned import OpenTransaction, OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import (

@@ -14,7 +14,7 @@ from dagster_rebalance.core.model.offsets import (
     OffsetAndMetadata,
     TopicPartition,
 )
-from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.model.topics import StartFrom
 from dagster_rebalance.core.reporting.lag import (
     NO_LIMIT,
     FirstSince,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.reporting.members import Kind, MemberRecord, MemberTable, member_table
+from dagster_rebalance.core.reporting.group_status import (
+    Kind,
+    MemberRecord,
+    MemberTable,
+    member_table,
+)
 from tests.core.world import tp
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.reporting.metrics import (
     CAUSE,
     OUTCOME,

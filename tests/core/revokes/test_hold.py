@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.batches.settings import HoldBudget
+from dagster_rebalance.core.batches.engine_settings import HoldBudget
+from dagster_rebalance.core.model.commands import Cause, HoldOutcome
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import names_of
-from dagster_rebalance.core.model.receipt import Cause, HoldOutcome
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
-from dagster_rebalance.core.revokes.hold import Forecast, Hold
-from dagster_rebalance.core.revokes.holds import SUCCESSOR_TIMEOUT_S, HandoverBackoff
+from dagster_rebalance.core.revokes.hold import SUCCESSOR_TIMEOUT_S, Forecast, HandoverBackoff, Hold
 from tests.core.world import tp
 
 HOLD = Hold(Cause.REVOKE, {tp(5): 2, tp(4): 1}, requested_at=100.0, budget=HoldBudget(300, 10))

@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
-from dagster_rebalance.core.runs.failed_attempt import FailedAttempt, Place, error_text, with_error
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.progress import Exhausted, ToRequest, progress_of
-from dagster_rebalance.core.runs.retry import why_blocked
+from dagster_rebalance.core.runs.retry import (
+    FailedAttempt,
+    Place,
+    error_text,
+    why_blocked,
+    with_error,
+)
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 
 RANGE = OffsetRange("orders", 3, 0, 10)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import summary
 from dagster_rebalance.core.runs.progress import (
@@ -26,7 +26,7 @@ from dagster_rebalance.core.runs.retry import NEVER, RetryBackoff, why_blocked
 from tests.core.world import Member, World, span, tp
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
 
 BACKOFF = RetryBackoff()
 NOTHING: tuple[BatchRequest, ...] = ()

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
 from tests.core.world import span, tp

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.model.offsets import Log
-from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.runs.batch_request import BatchRequest
+from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from dagster_rebalance.core.streaming import stream_worker
 from dagster_rebalance.core.streaming.stream_worker import ReaderReuse, Worker, WorkerAction

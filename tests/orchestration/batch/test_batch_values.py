@@ -19,8 +19,12 @@ from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
 from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
-from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
+from dagster_rebalance.orchestration.storage.run_tags import (
+    RunEvent,
+    record_run_event,
+    run_config,
+    run_tags,
+)
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.nested_resources import Nested, Where
 from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, span, tp
@@ -28,7 +32,7 @@ from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_m
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
 
 Seen = list[tuple[str, list[str]]]
 """The batch of a run, and the value that its asset got."""

@@ -19,8 +19,12 @@ from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, run_events_of
-from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
+from dagster_rebalance.orchestration.storage.run_tags import (
+    RunEvent,
+    run_config,
+    run_events_of,
+    run_tags,
+)
 from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, span, tp
 from tests.orchestration.streaming.test_run import Stage, leave
 

@@ -13,7 +13,7 @@ import pytest
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
@@ -24,12 +24,14 @@ from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
-from dagster_rebalance.orchestration.storage.run_events import (
+from dagster_rebalance.orchestration.storage.run_tags import (
+    REFUSED_TAG,
     RunEvent,
     record_run_event,
+    run_config,
     run_events_of,
+    run_tags,
 )
-from dagster_rebalance.orchestration.storage.run_tags import REFUSED_TAG, run_config, run_tags
 from tests.orchestration.parts import (
     GROUPS,
     LEAVES,
@@ -50,8 +52,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run import RunSnapshot
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
 
 Status = dg.DagsterRunStatus
 

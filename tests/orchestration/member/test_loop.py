@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, get_args
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import Action, Directive

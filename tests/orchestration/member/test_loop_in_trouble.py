@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.model.events import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.orchestration.ports import RunError
     from dagster_rebalance.testing.postgres import Postgres
 

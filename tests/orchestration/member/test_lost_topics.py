@@ -40,7 +40,7 @@ from tests.orchestration.parts import make_run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from dagster_rebalance.orchestration.batch.resource import KafkaBatch
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.secured import SecuredKafka

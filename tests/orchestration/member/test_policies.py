@@ -13,13 +13,13 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError
 
-from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.batches.settings import (
+from dagster_rebalance.core.batches.engine_settings import (
     DeadlinePolicy,
     EngineSettings,
     HoldBudget,
     LossPolicy,
 )
+from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError

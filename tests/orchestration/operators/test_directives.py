@@ -11,7 +11,7 @@ import pytest
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.operators.jobs import (
+from dagster_rebalance.orchestration.operators.launchpad import (
     build_kafka_control_job,
     build_kafka_rerun_job,
 )

@@ -60,7 +60,7 @@ from tests.orchestration.streaming.test_asset_table import outcome_of
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
 
 Status = dg.DagsterRunStatus
 ALL = Span(since=0.0)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.batches.settings import EngineSettings
+from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from tests.orchestration.parts import KafkaInMemory
 
 

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
+from dagster_rebalance.core.model.commands import (
+    Cause,
+    HoldOutcome,
+    Receipt,
+    RecordCommit,
+    ShowHold,
+)
 from dagster_rebalance.core.model.events import LastRecorded
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.core.model.receipt import Cause, HoldOutcome, Receipt
 from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK

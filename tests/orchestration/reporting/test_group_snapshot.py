@@ -19,8 +19,7 @@ from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapsh
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER, MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
-from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, RunEvent, record_run_event
 from tests.orchestration.parts import (
     GROUPS,
     KafkaInMemory,

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.model.commands import RecordCommit, ShowHold
+from dagster_rebalance.core.model.commands import (
+    Cause,
+    HoldOutcome,
+    Receipt,
+    RecordCommit,
+    ShowHold,
+)
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.model.receipt import Cause, HoldOutcome, Receipt
 from dagster_rebalance.core.operators.reset_offsets import Move
-from dagster_rebalance.core.reporting.members import Kind, MemberRecord
+from dagster_rebalance.core.reporting.group_status import Kind, MemberRecord
 from dagster_rebalance.orchestration.reporting import checks, member_tables
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.checks import (

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.start_position import StartTime
+from dagster_rebalance.core.model.topics import StartTime
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource

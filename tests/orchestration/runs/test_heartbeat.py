@@ -20,7 +20,7 @@ from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, format_partitions
-from dagster_rebalance.orchestration.storage.run_events import (
+from dagster_rebalance.orchestration.storage.run_tags import (
     RunEvent,
     record_run_event,
     run_events_of,

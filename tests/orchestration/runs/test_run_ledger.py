@@ -9,24 +9,22 @@ import pytest
 import sqlalchemy
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.orchestration.runs import run_ledger as runs_module
 from dagster_rebalance.orchestration.runs.canceller import RunCanceller, at_once
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
-from dagster_rebalance.orchestration.storage.run_events import (
-    RunEvent,
-    record_run_event,
-    run_events_of,
-)
 from dagster_rebalance.orchestration.storage.run_tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
     GROUP_TAG,
     REFUSAL_TAG,
     REFUSED_TAG,
+    RunEvent,
+    record_run_event,
+    run_events_of,
 )
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import (
@@ -43,7 +41,7 @@ from tests.orchestration.parts import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.testing.postgres import Postgres
 
 Status = dg.DagsterRunStatus

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.ticks import end_dead_runs

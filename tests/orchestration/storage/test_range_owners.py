@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage import key_values

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
-from dagster_rebalance.core.runs.batch_request import BatchRequest
+from dagster_rebalance.core.model.run_snapshot import BatchRequest
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,

@@ -9,11 +9,11 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
+from dagster_rebalance.orchestration.storage.run_tags import RunEvent, record_run_event
 from tests.orchestration.parts import batch_request, make_run
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
 
 Status = dg.DagsterRunStatus
 HEARTBEAT = "dagster_rebalance/heartbeat"

@@ -17,8 +17,8 @@ from dagster_rebalance.core.model.claims import (
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.reporting.group_status import RecordedAssignment
-from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
+from dagster_rebalance.core.runs.retry import FailedAttempt
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
@@ -39,7 +39,7 @@ from dagster_rebalance.orchestration.storage.range_owners import (
     RangeOwner,
     RangeOwners,
 )
-from dagster_rebalance.orchestration.storage.run_events import (
+from dagster_rebalance.orchestration.storage.run_tags import (
     RunEvent,
     record_run_event,
     run_events_of,

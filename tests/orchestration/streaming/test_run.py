@@ -16,7 +16,7 @@ import sqlalchemy
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process as run_process
@@ -24,8 +24,12 @@ from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, partitions_in
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, run_events_of
-from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG
+from dagster_rebalance.orchestration.storage.run_tags import (
+    SLOT_TAG,
+    STREAM_TAG,
+    RunEvent,
+    run_events_of,
+)
 from dagster_rebalance.orchestration.streaming.asset_results import Results
 from dagster_rebalance.orchestration.streaming.run import StreamCatalogue, StreamRun
 from dagster_rebalance.testing.fake_group import FakeMember

@@ -11,12 +11,11 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import build_kafka_stream_defs
-from dagster_rebalance.core.model.commands import ShowHold
+from dagster_rebalance.core.model.commands import Cause, ShowHold
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.receipt import Cause
+from dagster_rebalance.core.model.run_snapshot import BatchRequest
 from dagster_rebalance.core.reporting.lag import NO_LIMIT, GroupLag, GroupState, PartitionLag
-from dagster_rebalance.core.runs.batch_request import BatchRequest
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration.operators.requests import DirectiveRequest, issue_directive
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
@@ -31,11 +30,6 @@ from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStor
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_events import (
-    RunEvent,
-    record_run_event,
-    run_events_of,
-)
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
@@ -43,7 +37,10 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     SLOT_TAG,
     STREAM_TAG,
     VERSION_TAG,
+    RunEvent,
     ranges_in,
+    record_run_event,
+    run_events_of,
 )
 from dagster_rebalance.orchestration.streaming import sensor as sensor_module
 from dagster_rebalance.orchestration.streaming.sensor import streams_of

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.runs.failed_attempt import FailedAttempt
+from dagster_rebalance.core.model.run_snapshot import RunState
+from dagster_rebalance.core.runs.retry import FailedAttempt
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
-from dagster_rebalance.orchestration.storage.run_events import RunEvent, record_run_event
-from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
+from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, RunEvent, record_run_event
 from tests.orchestration.parts import (
     EACH_STORAGE,
     batch_request,
@@ -27,7 +26,7 @@ from tests.orchestration.parts import (
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
-    from dagster_rebalance.core.model.run import RunSnapshot
+    from dagster_rebalance.core.model.run_snapshot import RunSnapshot
 
 Status = dg.DagsterRunStatus
 GONE = "elsewhere:1:1"

@@ -12,10 +12,10 @@ from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.engine.run_requests import due_requests
 from dagster_rebalance.core.model import directives as control_module
 from dagster_rebalance.core.model import events
+from dagster_rebalance.core.model.commands import Cause
 from dagster_rebalance.core.model.errors import BrokerError
-from dagster_rebalance.core.model.receipt import Cause
-from dagster_rebalance.core.model.run import RunSnapshot, RunState
-from dagster_rebalance.core.model.start_position import StartFrom
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
+from dagster_rebalance.core.model.topics import StartFrom
 from dagster_rebalance.core.partitions import recovery as restoring_module
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -23,8 +23,7 @@ from dagster_rebalance.core.partitions.recovery import restore
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting import explain as explain_module
 from dagster_rebalance.core.revokes import hold as holds_module
-from dagster_rebalance.core.revokes.hold import Hold
-from dagster_rebalance.core.revokes.holds import HandoverBackoff, HeldPartitions
+from dagster_rebalance.core.revokes.hold import HandoverBackoff, HeldPartitions, Hold
 from dagster_rebalance.core.runs import progress as runs_module
 from dagster_rebalance.core.runs import start_check as start_check_module
 from dagster_rebalance.core.runs.liveness import Liveness, TrackedRun
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model import commands
     from dagster_rebalance.core.model.claims import LastCommit
     from dagster_rebalance.core.model.commands import OffsetWrite
-    from dagster_rebalance.core.runs.batch_request import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
 
 
 def _age(liveness: Liveness, run: RunSnapshot) -> float:

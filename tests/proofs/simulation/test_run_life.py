@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-from dagster_rebalance.core.model.run import RunState
-from dagster_rebalance.core.runs.batch_request import BatchRequest
+from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunState
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.world import World

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_rebalance.core.model.events import TickArrived
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-from dagster_rebalance.core.model.run import RunState
+from dagster_rebalance.core.model.run_snapshot import RunState
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.world import World

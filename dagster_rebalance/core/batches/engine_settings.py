@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.start_position import Start, StartFrom
+from dagster_rebalance.core.model.topics import Start, StartFrom
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryBackoff
 
