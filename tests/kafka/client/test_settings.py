@@ -199,7 +199,7 @@ def test_consumer_that_cannot_be_created_leaves_no_member_behind(
         )
     wait_until(
         lambda: not [thread for thread in threading.enumerate() if group_id in thread.name],
-        timeout_s=12,
+        timeout_s=30,
         what="the end of the member's thread",
     )
 

@@ -507,7 +507,7 @@ def test_caller_that_stops_polling_loses_all_partitions(
     scene.member.subscribe(["orders"])
     scene.poll()
     clock.advance(scene.session._settings.max_poll_interval_s + 0.1)
-    wait_until(lambda: scene.session.end_reason, timeout_s=10, what="the session to end")
+    wait_until(lambda: scene.session.end_reason, timeout_s=30, what="the session to end")
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
 
 
