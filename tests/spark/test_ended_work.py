@@ -21,7 +21,7 @@ from dagster_rebalance.spark.session.connect_sessions import (
     remote_with_session,
     stop_session,
 )
-from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from dagster_rebalance.testing.local.host import accepts_connections
 from tests.spark.slow_write import (
     STOP_LIMIT_S,
     wait_until_stopped,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 pytestmark = pytest.mark.spark
 
@@ -190,13 +191,12 @@ def test_cancelled_run_stops_its_spark_jobs(
     wait_until_stopped(tmp_path / "out")
 
 
-def test_run_continues_in_a_new_session_after_a_server_restart() -> None:
+def test_run_continues_in_a_new_session_after_a_server_restart(
+    spark_connect_server: SparkConnectServer,
+) -> None:
     """The new session has the run's id, so other processes can still end it."""
-    run_id = str(uuid.uuid4())
-    with (
-        SparkConnectServer() as server,
-        process("tests.spark.lost_session", server.remote, run_id) as run,
-    ):
+    run_id, server = str(uuid.uuid4()), spark_connect_server
+    with process("tests.spark.lost_session", server.remote, run_id) as run:
         stdin, stdout = run.stdin, run.stdout
         assert stdin is not None
         assert stdout is not None
@@ -207,7 +207,9 @@ def test_run_continues_in_a_new_session_after_a_server_restart() -> None:
             return stdout.readline().strip()
 
         assert batch() == "3"
+        assert accepts_connections(server.port)
         server.kill()
+        assert not accepts_connections(server.port)
         server.restart()
         assert "NO_ACTIVE_SESSION" in batch()
         assert batch() == "3"

@@ -9,7 +9,6 @@ from confluent_kafka import Producer
 from pyspark.sql.connect.session import SparkSession
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError, IllegalStateError
-from dagster_rebalance.testing.local.host import accepts_connections
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 if TYPE_CHECKING:
@@ -48,13 +47,6 @@ def test_spark_server_that_cannot_start_is_reported_with_its_log() -> None:
         DagsterRebalanceError, match=r"Spark Connect ended with exit code 1(.|\n)*Master must"
     ):
         SparkConnectServer(master="no-such-master").start()
-
-
-def test_killed_spark_server_accepts_no_connections() -> None:
-    with SparkConnectServer() as server:
-        assert accepts_connections(server.port)
-        server.kill()
-        assert not accepts_connections(server.port)
 
 
 def test_kill_of_a_spark_server_that_was_not_started_is_refused() -> None:
