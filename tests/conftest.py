@@ -63,6 +63,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 TOGETHER = (
+    ("e2e/members/test_handover.py", "e2e/members/test_processes.py"),
+    ("e2e/runs/test_runs.py", "e2e/runs/test_without_kafka.py"),
+    (
+        "e2e/streaming/test_forms.py",
+        "e2e/streaming/test_pipes.py",
+        "e2e/streaming/test_reruns.py",
+        "e2e/streaming/test_streaming.py",
+    ),
     (
         "spark/test_batch_for_testing.py",
         "spark/test_decoded.py",
@@ -84,7 +92,7 @@ TOGETHER = (
     ),
     ("kafka/client/test_security.py", "orchestration/member/test_lost_topics.py"),
 )
-"""Files that share servers which are slow to start: Spark, or a Kafka with logins."""
+"""Files that share servers which are slow to start: Spark, a Kafka with logins, or Dagster."""
 _FIRST = {f"tests/{file}": f"tests/{files[0]}" for files in TOGETHER for file in files}
 
 

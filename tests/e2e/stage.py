@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.testing.broker import KafkaCluster
 
+PROJECT = Path(__file__).parent / "project"
 PROTOCOLS = ("consumer", "classic")
 PATIENCE_S = 150.0
 SETTINGS = {
@@ -166,7 +167,8 @@ class Group:
         """Return the state for error messages."""
         ticks = {
             location: [tick["skipReason"] or tick["error"] for tick in self.ticks(location)[:2]]
-            for location in self.stage.dagster.locations
+            for location, sensor in self.stage.turned_on
+            if sensor == self.sensor
         }
         runs = [f"{run.run_id[:8]} {run.status.value}" for run in self.runs()]
         return (
@@ -321,8 +323,7 @@ def locations(
         "KAFKA_BROKERS": bootstrap_servers,
         **(secrets or {}),
     }
-    folder = Path(__file__).parent / "project"
-    return [CodeLocation(name, "e2e_project", folder, env, reloads=reloads) for name in names]
+    return [CodeLocation(name, "e2e_project", PROJECT, env, reloads=reloads) for name in names]
 
 
 def partitions_of(hold: dict[str, Any]) -> set[str]:

@@ -84,21 +84,33 @@ def test_wheel_has_every_public_name_and_passes_the_core_tests(
     assert " passed" in run(*pytest_, *options, "tests/core", cwd=tmp_path)
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the programs of one environment for all extras.
+
+    `install_extra` removes what another extra has installed. A new environment for each would
+    compile Dagster again.
+    """
+    return environment(tmp_path_factory.mktemp("extras") / "environment", sys.executable)
+
+
 @pytest.mark.parametrize("extra", [*MODULES, "cli"])
-def test_extra_works_without_the_others(extra: str, wheel: Path, tmp_path: Path) -> None:
-    programs = environment(tmp_path / "environment", sys.executable)
+def test_extra_works_without_the_others(
+    extra: str, programs: Path, wheel: Path, tmp_path: Path
+) -> None:
     install_extra(programs, wheel, extra)
-    for module in MODULES.get(extra, ()):
-        run(programs / "python", "-c", f"import {module}", cwd=tmp_path)
+    if extra in MODULES:
+        run(programs / "python", "-c", f"import {', '.join(MODULES[extra])}", cwd=tmp_path)
     commands = {"cli": COMMANDS.keys() - {"broker"}, "testing": {"broker"}}.get(extra, set())
     shown = run(programs / "python", "-c", HELP, *commands, cwd=tmp_path) if commands else ""
     for command in commands:
         assert f"Usage: dagster-rebalance {command} " in shown
 
 
-def test_command_without_its_extra_names_the_extra(wheel: Path, tmp_path: Path) -> None:
-    programs = environment(tmp_path / "environment", sys.executable)
-    install(programs, wheel)
+def test_command_without_its_extra_names_the_extra(
+    programs: Path, wheel: Path, tmp_path: Path
+) -> None:
+    install_extra(programs, wheel, "")
     done = subprocess.run(
         [programs / "dagster-rebalance"], capture_output=True, text=True, check=False, cwd=tmp_path
     )

@@ -1,4 +1,8 @@
-"""Three faults on real parts: nothing is lost, and nothing is doubled."""
+"""Two faults on real parts in each form of run: no record is lost or doubled.
+
+`make chaos` is the gate with many faults. A play here runs the command, its processes and its
+report once. The seeds draw faults that the end-to-end tests do not have.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,16 @@ COMMAND = [sys.executable, "-m", "proofs", "chaos"]
 LIMIT_S = 900
 
 
-@pytest.mark.parametrize("options", [[], ["--streaming"]], ids=["batches", "streaming"])
+# Seed 25: a member is killed, and the coordinator moves. Seed 38: it moves, and a broker is killed.
+@pytest.mark.parametrize(
+    "options", [["--seed", "25"], ["--seed", "38", "--streaming"]], ids=["batches", "streaming"]
+)
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_three_faults_lose_and_double_nothing(options: list[str], tmp_path: Path) -> None:
-    """`make chaos FAULTS=200` also judges stalls; on a test machine those are the machine's."""
-    chosen = ["--faults", "3", "--seed", "2", *options]
-    command = [*COMMAND, *chosen, "--output", str(tmp_path / "chaos.json")]
+def test_chaos_with_two_faults_loses_and_doubles_no_record(
+    options: list[str], tmp_path: Path
+) -> None:
+    """`make chaos FAULTS=200` also judges stalls, which a busy test machine causes itself."""
+    command = [*COMMAND, "--faults", "2", *options, "--output", str(tmp_path / "chaos.json")]
     with ChildProcess(
         "chaos", command, log=tmp_path / "log", env={"TMPDIR": str(tmp_path)}
     ) as chaos:
@@ -33,7 +41,7 @@ def test_three_faults_lose_and_double_nothing(options: list[str], tmp_path: Path
     report = json.loads((tmp_path / "chaos.json").read_text())
     assert [problem for problem in report["problems"] if "stood still" not in problem] == []
     assert [report[count] for count in ("lost", "doubled", "unowned_commits")] == [0, 0, 0]
-    assert sum(report["faults"].values()) == 3
-    assert len(report["faults"]) == 3, "of as many kinds"
+    assert sum(report["faults"].values()) == 2
+    assert len(report["faults"]) == 2, "of as many kinds"
     assert report["records"] > 500
-    assert report["watched_partition_seconds"] > 30, "a stall would have been seen"
+    assert report["watched_partition_seconds"] > 30, "the play is too short to detect a stall"

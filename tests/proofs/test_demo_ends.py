@@ -57,6 +57,11 @@ def test_demo_ends_all_its_processes_after_ctrl_c(
 
 
 def test_demo_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
-    with _started(tmp_path, "starting a streaming run") as demo:
+    with _started(tmp_path, "starting Kafka, Dagster") as demo:
+        wait_until(
+            lambda: [*(tmp_path / "tmp").glob("dagster-rebalance-*/home/*.log")] or None,
+            timeout_s=START_LIMIT_S,
+            what="the code server to start",
+        )
         demo.kill()
         wait_until(lambda: demo.is_gone, timeout_s=20, what="the demo's children to end")

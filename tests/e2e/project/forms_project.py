@@ -1,4 +1,4 @@
-"""The code location of the test of asset forms in streaming runs: a line per batch and asset."""
+"""The group of the test of asset forms in streaming runs: a line per batch and asset."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 
 from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_stream_defs
 
-ROOT = Path(os.environ["E2E_ROOT"])
+ROOT = Path(os.environ["E2E_ROOT"], "forms")
 CHILD = """
 import os
 from dagster_pipes import open_dagster_pipes
@@ -28,6 +28,9 @@ def write(name: str, batch: KafkaBatch) -> None:
     """Note the batch."""
     with (ROOT / name).open("a") as output:
         output.writelines(f"{(message.value() or b'').decode()}\n" for message in batch.messages())
+
+
+PIPES = dg.PipesSubprocessClient()
 
 
 class Writer(dg.ConfigurableResource[Any]):
@@ -101,5 +104,6 @@ defs = build_kafka_stream_defs(
     ),
     assets=[by_client, even_and_odd, by_child],
     name="forms",
-    resources={"writer": Writer(), "pipes": dg.PipesSubprocessClient()},
+    kafka_key="forms_kafka",
+    resources={"writer": Writer(), "pipes": PIPES},
 )

@@ -15,7 +15,7 @@ from dagster_pipes import open_dagster_pipes
 from dagster_rebalance import PipesBatch
 from dagster_rebalance.core.model.offsets import OffsetRange
 
-ROOT = Path(os.environ["E2E_ROOT"])
+ROOT = Path(os.environ["E2E_ROOT"], "pipes")
 
 
 def _note(event: str) -> None:

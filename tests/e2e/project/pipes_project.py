@@ -1,4 +1,4 @@
-"""The code location of the test of Dagster Pipes: one group of each form of runs."""
+"""The groups of the test of Dagster Pipes: one of each form of run."""
 
 import os
 import signal
@@ -16,8 +16,9 @@ from dagster_rebalance import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
+from tests.e2e.project.forms_project import PIPES
 
-ROOT = Path(os.environ["E2E_ROOT"])
+ROOT = Path(os.environ["E2E_ROOT"], "pipes")
 CHILD = Path(__file__).parent / "pipes_child.py"
 
 
@@ -96,15 +97,15 @@ defs = dg.Definitions.merge(
         kafka=_kafka("pipes_batch"),
         assets=[_orders("pipes_batch")],
         name="pipes_batch",
-        kafka_key="batch_kafka",
-        resources={"pipes": dg.PipesSubprocessClient()},
+        kafka_key="pipes_batch_kafka",
+        resources={"pipes": PIPES},
         external_work=[Children()],
     ),
     build_kafka_stream_defs(
         kafka=_kafka("pipes_stream"),
         assets=[_orders("pipes_stream")],
         name="pipes_stream",
-        kafka_key="stream_kafka",
+        kafka_key="pipes_stream_kafka",
         external_work=[Children()],
     ),
 )

@@ -1,4 +1,4 @@
-"""The code location of the test of reruns: a group of each form.
+"""The groups of the test of reruns: one of each form of run.
 
 The output of a range is a file with the version of the code and the records. A rerun waits while
 its gate is closed.
@@ -17,19 +17,17 @@ from dagster_rebalance import (
     build_kafka_stream_defs,
 )
 
-ROOT = Path(os.environ["E2E_ROOT"])
+ROOT = Path(os.environ["E2E_ROOT"], "reruns")
 VERSION = (ROOT / "version").read_text()
 
 
 def _asset(group: str) -> dg.AssetsDefinition:
     @dg.asset(name=f"{group}_orders")
-    def orders(kafka_batch: KafkaBatch) -> None:
-        while kafka_batch.is_rerun and (ROOT / "closed").exists():
+    def orders(again: KafkaBatch) -> None:
+        while again.is_rerun and (ROOT / "closed").exists():
             time.sleep(0.1)
-        for range_ in kafka_batch.offset_ranges:
-            records = [
-                (message.value() or b"").decode() for message in kafka_batch.messages(range_)
-            ]
+        for range_ in again.offset_ranges:
+            records = [(message.value() or b"").decode() for message in again.messages(range_)]
             (ROOT / group / range_.key).write_text("\n".join([VERSION, *records]))
 
     return orders
@@ -45,16 +43,21 @@ def _kafka(group: str) -> KafkaConsumerResource:
     )
 
 
-BATCHES, STREAM = os.environ["E2E_GROUPS"].split(",")
+BATCHES, STREAM = "again_batches", "again_stream"
 defs = dg.Definitions.merge(
     build_kafka_batch_defs(
-        kafka=_kafka(BATCHES), assets=[_asset(BATCHES)], name=BATCHES, kafka_key="batches_kafka"
+        kafka=_kafka(BATCHES),
+        assets=[_asset(BATCHES)],
+        name=BATCHES,
+        kafka_key="again_batches_kafka",
+        batch_key="again",
     ),
     build_kafka_stream_defs(
         kafka=_kafka(STREAM),
         assets=[_asset(STREAM)],
         name=STREAM,
         version=VERSION,
-        kafka_key="stream_kafka",
+        kafka_key="again_stream_kafka",
+        batch_key="again",
     ),
 )

@@ -1,8 +1,9 @@
 """Streaming runs with a real Kafka and a real Dagster.
 
-Two stories, as the start takes longest. In the first one, with both protocols, two runs share the
-partitions, a partition is paused, a deploy replaces the runs, and one is killed. In the second one
-a launcher that behaves like a cluster starts the runs; one is killed, the others are cancelled.
+Each test is a story, because the start of runs takes longest. In the first one, with both
+protocols, two runs share the partitions, a partition is paused, a deploy replaces the runs, and one
+is killed. In the second one a launcher that behaves like a cluster starts the runs; one is killed,
+the others are cancelled.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from confluent_kafka import TopicPartition as Partition
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import VERSION_TAG
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.deployment import AT_ONCE, CodeLocation, DagsterDeployment
+from tests.e2e.streaming.conftest import DETACHED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.deployment import DagsterDeployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 PARTITIONS, RECORDS = 4, 5
 STREAMS = ("stream_consumer", "stream_classic")
-DETACHED = "detached_consumer"
 Range = tuple[int, int, int]
 
 
@@ -123,6 +124,11 @@ class Stream:
         runs = instance.get_runs(dg.RunsFilter(job_name=self.name))
         return [run for run in runs if not run.is_finished]
 
+    def ended(self, instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
+        """Its streaming runs that have ended."""
+        runs = instance.get_runs(dg.RunsFilter(job_name=self.name))
+        return [run for run in runs if run.is_finished]
+
     def seen(self, instance: dg.DagsterInstance) -> str:
         """Its live runs, and the newest entry of each run's log with its age."""
         newest = [(run, instance.all_logs(run.run_id)[-1]) for run in self.live(instance)]
@@ -172,57 +178,27 @@ class Stream:
         return all(len(now.get(run.run_id, ())) > before.get(run.run_id, 0) for run in live)
 
 
-def _location(kafka_broker: KafkaCluster, root: Path, *names: str) -> CodeLocation:
-    """A code location with streams, whose server can load new code."""
-    (root / "version").write_text("v1")
-    for name in names:
-        (root / name).mkdir()
-        kafka_broker.create_topic(name, PARTITIONS)
-    env = {
-        "E2E_ROOT": str(root),
-        "E2E_STREAMS": ",".join(names),
-        "KAFKA_BROKERS": kafka_broker.bootstrap_servers,
-    }
-    folder = Path(__file__).parent / "project"
-    return CodeLocation("shop", "stream_project", folder, env, reloads=True)
-
-
-@pytest.fixture
-def dagster(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDeployment]:
-    """A deployment whose runs are processes of its code server."""
-    location = _location(kafka_broker, tmp_path, *STREAMS)
-    with DagsterDeployment(tmp_path / "home", [location]) as deployment:
-        yield deployment
-
-
-@pytest.fixture
-def detached(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDeployment]:
-    """A deployment whose runs have nothing in common with it but its storage."""
-    location = _location(kafka_broker, tmp_path, DETACHED)
-    (tmp_path / "runs").mkdir()
-    launcher = {
-        "module": "proofs.chaos.launcher",
-        "class": "DetachedLauncher",
-        "config": {"env": dict(location.env), "folder": str(tmp_path / "runs")},
-    }
-    settings = {**AT_ONCE, "run_launcher": launcher}
-    with DagsterDeployment(tmp_path / "home", [location], settings=settings) as deployment:
-        yield deployment
+def _streams(kafka: KafkaCluster, dagster: DagsterDeployment, *names: str) -> list[Stream]:
+    """Make the topics and folders of groups, and turn their sensors on."""
+    streams = [Stream(name, kafka, dagster) for name in names]
+    for stream in streams:
+        (stream.root / stream.name).mkdir()
+        kafka.create_topic(stream.name, PARTITIONS)
+        dagster.ui.start_sensor("shop", f"{stream.name}_sensor")
+    return streams
 
 
 @pytest.mark.timeout(1200)
 def test_streaming_runs_share_partitions_through_a_deploy_and_a_kill(
-    kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
+    kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
 ) -> None:
-    streams = [Stream(name, kafka_broker, dagster) for name in STREAMS]
+    streams = _streams(kafka_broker, dagster, *STREAMS)
     with dagster.instance() as instance:
 
         def each(what: str, condition: Callable[[Stream], object]) -> None:
             for stream in streams:
                 stream.wait(instance, what, condition)
 
-        for stream in streams:
-            dagster.ui.start_sensor("shop", f"{stream.name}_sensor")
         each("two runs to share the work", lambda stream: stream.works(instance, "v1"))
 
         each(
@@ -234,10 +210,10 @@ def test_streaming_runs_share_partitions_through_a_deploy_and_a_kill(
         _pause_one_partition(streams, each)
         each("all partitions to go on", lambda stream: stream.works(instance, "v1"))
 
-        (tmp_path / "version").write_text("v2")
+        (root / "version").write_text("v2")
         dagster.ui.reload("shop")
         each("the new code to take over", lambda stream: stream.works(instance, "v2"))
-        assert {run.status for run in instance.get_runs() if run.is_finished} == {
+        assert {run.status for stream in streams for run in stream.ended(instance)} == {
             dg.DagsterRunStatus.SUCCESS
         }
         for stream in streams:
@@ -265,24 +241,24 @@ def test_streaming_runs_share_partitions_through_a_deploy_and_a_kill(
 
 @pytest.mark.timeout(1200)
 def test_runs_without_signals_leave_when_dagster_cancels_them(
-    kafka_broker: KafkaCluster, detached: DagsterDeployment, tmp_path: Path
+    kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
 ) -> None:
-    stream = Stream(DETACHED, kafka_broker, detached)
-    with detached.instance() as instance:
+    version = (root / "version").read_text()
+    (stream,) = _streams(kafka_broker, dagster, DETACHED)
+    with dagster.instance() as instance:
 
         def wait(what: str, condition: Callable[[], object]) -> None:
             wait_until(lambda: condition() or None, timeout_s=300, what=what, interval_s=0.5)
 
-        detached.ui.start_sensor("shop", f"{DETACHED}_sensor")
-        wait("two runs to share the work", lambda: stream.works(instance, "v1"))
+        wait("two runs to share the work", lambda: stream.works(instance, version))
 
         killed = stream.live(instance)[0].run_id
-        os.killpg(_session(tmp_path, killed), signal.SIGKILL)
+        os.killpg(_session(root, killed), signal.SIGKILL)
         wait(
             "another run in the place of the killed one",
             lambda: (
                 killed not in {run.run_id for run in stream.live(instance)}
-                and stream.works(instance, "v1")
+                and stream.works(instance, version)
             ),
         )
         said = " ".join(entry.message for entry in instance.all_logs(killed))
@@ -290,10 +266,10 @@ def test_runs_without_signals_leave_when_dagster_cancels_them(
 
         cancelled = stream.stop(instance)
         wait("the cancelled runs to leave", lambda: not stream.live(instance))
-        ends = {run.run_id: run.status for run in instance.get_runs()}
+        ends = {run.run_id: run.status for run in stream.ended(instance)}
         assert {ends[run_id] for run_id in cancelled} == {dg.DagsterRunStatus.CANCELED}
         for run_id in cancelled:
-            process = Path("/proc", str(_session(tmp_path, run_id)))
+            process = Path("/proc", str(_session(root, run_id)))
             wait("its process to end", lambda process=process: not process.exists())  # type: ignore[misc]
         _check_output(stream, instance)
         assert _recorded(instance, stream.name) == stream.produced

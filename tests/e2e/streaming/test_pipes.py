@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -17,12 +16,13 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as Partition
 
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
     from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.deployment import DagsterDeployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 GROUPS = ("pipes_batch", "pipes_stream")
@@ -100,18 +100,6 @@ class Group:
         return f"{self.name}: {runs}, committed {self.committed()}, {self.journal()}"
 
 
-@pytest.fixture
-def dagster(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDeployment]:
-    """A deployment with both groups in one code location."""
-    for name in GROUPS:
-        kafka_broker.create_topic(name, 1)
-    env = {"E2E_ROOT": str(tmp_path), "KAFKA_BROKERS": kafka_broker.bootstrap_servers}
-    folder = Path(__file__).parent / "project"
-    location = CodeLocation("shop", "pipes_project", folder, env)
-    with DagsterDeployment(tmp_path / "home", [location]) as deployment:
-        yield deployment
-
-
 def _process(group: Group, run_id: str) -> int:
     found = re.search(r"Executing steps in process \(pid: (\d+)\)", group.said(run_id))
     assert found is not None
@@ -136,10 +124,12 @@ def _all_done_once(groups: list[Group]) -> None:
 
 @pytest.mark.timeout(400)
 def test_pipes_write_records_once_through_a_kill_and_a_cancel(
-    kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
+    kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
 ) -> None:
+    for name in GROUPS:
+        kafka_broker.create_topic(name, 1)
     with dagster.instance() as instance:
-        groups = [Group(name, kafka_broker, tmp_path, instance) for name in GROUPS]
+        groups = [Group(name, kafka_broker, root / "pipes", instance) for name in GROUPS]
         for group in groups:
             group.produce()
             dagster.ui.start_sensor("shop", f"{group.name}_sensor")
@@ -165,8 +155,6 @@ def test_pipes_write_records_once_through_a_kill_and_a_cancel(
             assert instance.get_run_by_id(run_id).status is Status.CANCELED  # type: ignore[union-attr]
             group.open()
         _all_done_once(groups)
-        for group in groups:
-            dagster.ui.stop_sensor("shop", f"{group.name}_sensor")
 
 
 def _is_shown(group: Group) -> None:

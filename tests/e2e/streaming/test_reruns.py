@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -26,12 +25,13 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     RERUN_TAG,
 )
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.deployment import DagsterDeployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 PARTITIONS, RECORDS, ROUNDS = 2, 10, 3
@@ -42,12 +42,18 @@ GROUPS = (BATCHES, STREAM)
 class Ground:
     """Kafka and Dagster with both groups."""
 
-    def __init__(self, kafka: KafkaCluster, dagster: DagsterDeployment, root: Path) -> None:
+    def __init__(
+        self,
+        kafka: KafkaCluster,
+        dagster: DagsterDeployment,
+        root: Path,
+        instance: dg.DagsterInstance,
+    ) -> None:
         self.kafka = kafka
         self.dagster = dagster
         self.root = root
         self.produced = 0
-        self.instance = dagster.instance()
+        self.instance = instance
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
         """Wait for something, with patience."""
@@ -153,31 +159,24 @@ class Ground:
 
 @pytest.mark.timeout(600)
 def test_rerun_processes_past_ranges_while_the_group_continues(
-    kafka_broker: KafkaCluster, tmp_path: Path
+    kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
 ) -> None:
-    (tmp_path / "version").write_text("v1")
+    folder = root / "reruns"
     for group in GROUPS:
-        (tmp_path / group).mkdir()
+        (folder / group).mkdir()
         kafka_broker.create_topic(group, PARTITIONS)
-    env = {
-        "E2E_ROOT": str(tmp_path),
-        "E2E_GROUPS": ",".join(GROUPS),
-        "KAFKA_BROKERS": kafka_broker.bootstrap_servers,
-    }
-    folder = Path(__file__).parent / "project"
-    location = CodeLocation("shop", "rerun_project", folder, env, reloads=True)
-    with DagsterDeployment(tmp_path / "home", [location]) as dagster:
-        ground = Ground(kafka_broker, dagster, tmp_path)
+    with dagster.instance() as instance:
+        ground = Ground(kafka_broker, dagster, folder, instance)
         for group in GROUPS:
             dagster.ui.start_sensor("shop", f"{group}_sensor")
         for _ in range(ROUNDS):
             ground.produce()
             ground.wait("both groups to be at the end", ground.is_done)
-        (tmp_path / "version").write_text("v2")
+        (folder / "version").write_text("v2")
         dagster.ui.reload("shop")
         before = {group: ground.output(group) for group in GROUPS}
 
-        (tmp_path / "closed").touch()
+        (folder / "closed").touch()
         asked = _ask_in_a_terminal(ground)
         _ask_on_a_page(ground)
         ground.wait(
@@ -196,7 +195,7 @@ def test_rerun_processes_past_ranges_while_the_group_continues(
         assert {group: [r.is_finished for r in ground.reruns(group)] for group in GROUPS} == {
             group: [False] for group in GROUPS
         }
-        (tmp_path / "closed").unlink()
+        (folder / "closed").unlink()
         ground.wait(
             "the reruns to be done",
             lambda: all(
@@ -207,15 +206,6 @@ def test_rerun_processes_past_ranges_while_the_group_continues(
         for group in GROUPS:
             _check(ground, group, before[group])
         _check_that_a_hole_is_refused(ground)
-        for group in GROUPS:
-            dagster.ui.stop_sensor("shop", f"{group}_sensor")
-        for run in ground.instance.get_runs(dg.RunsFilter(job_name=STREAM)):
-            if not run.is_finished:
-                dagster.ui.cancel(run.run_id)
-        ground.wait(
-            "all runs to end", lambda: all(run.is_finished for run in ground.instance.get_runs())
-        )
-        ground.instance.dispose()
 
 
 def _ask_in_a_terminal(ground: Ground) -> tuple[str, ...]:

@@ -8,35 +8,14 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.testing.deployment import DagsterDeployment
-from tests.e2e.stage import SETTINGS, Group, Stage, in_both_protocols, locations
+from tests.e2e.stage import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dagster_rebalance.testing.broker import KafkaCluster
+    from tests.e2e.stage import Stage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
-GROUPS = in_both_protocols("killed", "dying", "interrupted", "late", "reloaded")
-TICK_LIMIT_S = 8
 TAKE_OVER_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def shared_stage(
-    kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    """`blue` and `green`, whose servers the tests end, and `purple`, which can be reloaded."""
-    root = tmp_path_factory.mktemp("processes")
-    served = locations(GROUPS, root, kafka_broker.bootstrap_servers, "blue", "green")
-    served += locations(GROUPS, root, kafka_broker.bootstrap_servers, "purple", reloads=True)
-    env = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S)}
-    with (
-        DagsterDeployment(root / "home", served, settings=SETTINGS, env=env) as dagster,
-        dagster.instance() as instance,
-    ):
-        yield Stage(kafka_broker, dagster, root, instance)
 
 
 def _in_flight(groups: list[Group], location: str, runs: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -14,10 +13,12 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as Partition
 
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.deployment import DagsterDeployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 BATCHES = 3
@@ -50,15 +51,11 @@ def materializations(instance: dg.DagsterInstance, key: str) -> list[dg.AssetMat
 
 @pytest.mark.timeout(300)
 def test_async_pipes_and_multi_assets_process_batches_of_one_run(
-    kafka_broker: KafkaCluster, tmp_path: Path
+    kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
 ) -> None:
+    folder = root / "forms"
     kafka_broker.create_topic("forms", 1)
-    env = {"E2E_ROOT": str(tmp_path), "KAFKA_BROKERS": kafka_broker.bootstrap_servers}
-    location = CodeLocation("shop", "forms_project", Path(__file__).parent / "project", env)
-    with (
-        DagsterDeployment(tmp_path / "home", [location]) as dagster,
-        dagster.instance() as instance,
-    ):
+    with dagster.instance() as instance:
         dagster.ui.start_sensor("shop", "forms_sensor")
         for number in range(BATCHES):
             produce(kafka_broker, f"record {number}")
@@ -76,9 +73,9 @@ def test_async_pipes_and_multi_assets_process_batches_of_one_run(
         os.kill(int(process[1]), signal.SIGTERM)
         assert dagster.wait_for_run(run.run_id, timeout_s=120).status is dg.DagsterRunStatus.SUCCESS
         lines = [f"record {number}" for number in range(BATCHES)]
-        assert (tmp_path / "by_client").read_text().splitlines() == lines
-        assert (tmp_path / "even").read_text().splitlines() == lines
-        assert (tmp_path / "closed").exists()
+        assert (folder / "by_client").read_text().splitlines() == lines
+        assert (folder / "even").read_text().splitlines() == lines
+        assert (folder / "closed").exists()
         _is_shown(instance, run.run_id)
 
 

@@ -20,26 +20,22 @@ from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dagster_rebalance.core.reporting.group_status import SensorState
+    from dagster_rebalance.testing.deployment import DagsterDeployment
+    from tests.e2e.stage import Stage
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 _STATUS = dg.DagsterRunStatus
 GROUP = GroupAssets.of("etl").group
 _LIMIT_S = 90.0
 
 
-@pytest.fixture(scope="module")
-def dagster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterDeployment]:
-    """A deployment with one code location, whose code server starts runs as processes."""
-    folder = Path(__file__).parent / "project"
-    location = CodeLocation("shop", "without_kafka_project", folder)
-    with DagsterDeployment(tmp_path_factory.mktemp("dagster") / "home", [location]) as deployment:
-        yield deployment
+@pytest.fixture
+def dagster(shared_stage: Stage) -> DagsterDeployment:
+    """The shared deployment, whose code servers start runs as processes."""
+    return shared_stage.dagster
 
 
 def report_joined(

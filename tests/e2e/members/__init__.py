@@ -1,0 +1,1 @@
+"""Tests of members in several code locations. They share a deployment."""

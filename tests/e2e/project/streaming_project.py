@@ -1,0 +1,9 @@
+"""The code location of the tests of streaming runs: the groups of all of them."""
+
+import dagster as dg
+
+from tests.e2e.project import forms_project, pipes_project, rerun_project, stream_project
+
+defs = dg.Definitions.merge(
+    stream_project.defs, forms_project.defs, pipes_project.defs, rerun_project.defs
+)

@@ -1,0 +1,1 @@
+"""Tests of the runs of one code location. They share a deployment."""
