@@ -1,7 +1,5 @@
-"""Story tables: scripts of steps and expectations for members in the in-memory world.
+"""Stories of members in the in-memory world; `tests/story.py` describes their form.
 
-A line has steps separated by ` | `. A step is an action (`revoke 0`), or an expectation: a query,
-` = ` and its exact answer, or ` ~ ` (` !~ `) and a text that the answer contains (or does not).
 Partitions are numbers, ranges look like `0[5,9)`, and runs are named `run1`, `run2` and so on.
 
     ## run_in_queue_is_cancelled_at_once
@@ -11,21 +9,20 @@ Partitions are numbers, ranges look like `0[5,9)`, and runs are named `run1`, `r
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.model.directives import Action, Directive
+from dagster_rebalance.core.model.member_events import EventKind, json_value
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.reporting.explain import explain_partition, summary
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from tests.core.streams import Stream
 from tests.core.world import AT_ONCE, Member, World, tp
+from tests.story import ScriptBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,20 +34,12 @@ if TYPE_CHECKING:
 DEFAULT = "DEFAULT"
 
 
-def stories(text: str) -> pytest.MarkDecorator:
-    """Parametrize a test by the stories of a text, each below a `## name`."""
-    found = [one.partition("\n") for one in text.split("## ")[1:]]
-    return pytest.mark.parametrize(
-        "story", [pytest.param(body, id=name.strip()) for name, _, body in found]
-    )
-
-
 def play(story: str, settings: Mapping[str, EngineSettings] | None = None) -> Script:
     """Play a story, with settings that it may name."""
     return Script(settings or {}).play(story)
 
 
-class Script:
+class Script(ScriptBase):
     """The world of a story and its current member."""
 
     def __init__(self, settings: Mapping[str, EngineSettings]) -> None:
@@ -60,28 +49,6 @@ class Script:
         self.member = Member(self.world, EngineSettings())
         self.made: list[str] = []
         self.counts: dict[str, int] = {}
-
-    def play(self, story: str) -> Script:
-        """Play a story, or the next part of one."""
-        for number, line in enumerate(story.splitlines(), 1):
-            for step in filter(None, map(str.strip, f" {line}".partition(" #")[0].split(" | "))):
-                self._step(step, f"line {number}: {line.strip()}")
-        return self
-
-    def _step(self, step: str, where: str) -> None:
-        """Carry out an action, or compare the answer to a query."""
-        for operator in (" !~ ", " ~ ", " = "):
-            query, found, expected = step.partition(operator)
-            if found:
-                answer = str(self._call("is", query))
-                holds = answer == expected if operator == " = " else expected in answer
-                assert holds is (operator != " !~ "), f"{where}\n  {query} is {answer!r}"
-                return
-        self._call("do", step)
-
-    def _call(self, kind: str, text: str) -> object:
-        name, *arguments = shlex.split(text)
-        return getattr(self, f"{kind}_{name}")(*arguments)
 
     # Members and the world
 
@@ -126,6 +93,10 @@ class Script:
     def do_wait(self, seconds: str, *names: str) -> None:
         members = [self.members[name] for name in names] or [self.member]
         self.world.wait(float(seconds), *members)
+
+    def do_wait_in_steps(self, seconds: str) -> None:
+        """A long time passes, in steps of 5 s."""
+        self.world.wait(float(seconds), self.member, step=5)
 
     def do_turns(self, seconds: str) -> None:
         """Time passes, with a tick each second whose requests arrive."""
@@ -257,7 +228,7 @@ class Script:
     def do_run(self, run_id: str, state: str, *marks: str) -> None:
         """Dagster shows a run in another state, with marks such as `is_over=0`."""
         pairs = (mark.partition("=") for mark in marks)
-        texts = {"heartbeat", "parent_id"}
+        texts = {"heartbeat", "parent_id", "refusal"}
         values = {name: value if name in texts else value != "0" for name, _, value in pairs}
         self.world.dagster.move(run_id, RunState[state], **values)
 
@@ -276,6 +247,10 @@ class Script:
         for run_id in run_ids:
             del self.world.dagster.runs[run_id]
         self.world.dagster.keys.clear()
+
+    def do_skip_keys(self) -> None:
+        """Dagster ignores the keys of the requested runs until `delete`."""
+        self.world.dagster.keys |= {one.run_key for one in self.member.engine.batch_requests}
 
     def do_order(self, action: str, partitions: str = "orders:0", by: str = "ada") -> None:
         at, reason = 1_700_000_000.0, "the warehouse is away"
@@ -432,6 +407,19 @@ class Script:
             f"{partition.partition} {'stopped' if reason else 'resumed'}"
             for partition, reason in self.member.shown
         )
+
+    def is_news(self) -> str:
+        """The reason of the last shown stop, or `resumed`."""
+        return self.member.shown[-1][1] or "resumed"
+
+    def is_kinds(self) -> str:
+        """The kinds of the member events."""
+        return _list(one.kind.name for one in self.member.member_events)
+
+    def is_values(self, kind: str, field: str) -> str:
+        """The values of a field in the member events of a kind."""
+        found = self.member.event_fields(EventKind[kind])
+        return _list(str(json_value(fields[field])) for fields in found)
 
     def is_given(self, kind: str) -> int:
         """The number of commands of a kind, since `mark` if there was one."""

@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -28,8 +28,8 @@ from pydantic import PrivateAttr
 from dagster_rebalance import KafkaBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "assets.md"
-BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 _WRAPPED: dict[str, Any] = {"width": 120, "subsequent_indent": "  ", "break_on_hyphens": False}
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 os.environ["RATE_OF_TABLE"] = "9"
 SEEN: dict[str, list[Any]] = {}
 """What the functions have noted, by their own names."""
@@ -69,51 +69,90 @@ class Form:
         area: The heading.
         name: The form, as Dagster names it.
         given: What stands in `assets=`.
-        works: What must be true behind a run.
         resources: What the assets need.
         batch: Why a run for each batch refuses it: a part of the sentence.
         stream: Why a streaming run refuses it.
         named: What both sentences must name; by default the key of the asset.
+        makes: The assets that a run materializes once; by default all that are given.
+        absent: An asset that it does not materialize.
+        key: The asset that has the metadata and tags; by default the first that is made.
+        metadata: Metadata of its materialization.
+        tags: Tags of its materialization.
+        checked: Checks and whether they passed.
+        noted: What its functions have noted.
+        works: What else must be true behind a run.
     """
 
     area: str
     name: str
     given: tuple[Any, ...]
-    works: Callable[[Outcome], None] = lambda _outcome: None
     resources: dict[str, Any] = field(default_factory=dict)
     batch: str = ""
     stream: str = ""
     named: str = ""
+    makes: tuple[str, ...] | None = None
+    absent: str = ""
+    key: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    checked: dict[str, bool] = field(default_factory=dict)
+    noted: dict[str, list[Any]] = field(default_factory=dict)
+    works: Callable[[Outcome], None] = lambda _outcome: None
 
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the assets."""
+        given = [one for one in self.given if isinstance(one, dg.AssetsDefinition)]
+        return sorted(key.to_user_string() for one in given for key in one.keys)
+
+    def check(self, outcome: Outcome) -> None:
+        """Check the outcome of a run."""
+        made = self.keys if self.makes is None else self.makes
+        outcome.has_made(*made)
+        assert self.absent not in outcome.made
+        for name, value in self.metadata.items():
+            assert outcome.metadata(self.key or made[0], name) == value
+        for name, value in self.tags.items():
+            assert outcome.tag(self.key or made[0], name) == value
+        assert outcome.checked.items() >= self.checked.items()
+        assert [outcome.seen.get(name) for name in self.noted] == [*self.noted.values()]
+        self.works(outcome)
+
     def shown(self) -> str:
         """What a refusal must name."""
-        if self.named:
-            return self.named
-        return ", ".join(sorted(key.to_user_string() for key in self.given[0].keys))
+        return self.named or ", ".join(self.keys)
 
 
 ROWS: list[Form] = []
+T = TypeVar("T")
 
 
-def row(
-    area: str,
-    name: str,
-    *given: Any,
-    works: Callable[[Outcome], None] | None = None,
-    **settings: Any,
-) -> None:
-    keys = [
-        key.to_user_string()
-        for one in given
-        if isinstance(one, dg.AssetsDefinition)
-        for key in one.keys
-    ]
-    ROWS.append(
-        Form(area, name, given, works or (lambda outcome: outcome.has_made(*keys)), **settings)
-    )
+def row(area: str, name: str, **settings: Any) -> Callable[[T], T]:
+    """Add a row for the definition that is given, or decorated."""
+
+    def add(given: T) -> T:
+        ROWS.append(Form(area, name, (given,), **settings))
+        return given
+
+    return add
+
+
+OF_OPS = "call the functions of its ops in one asset, or use build_kafka_batch_defs"
+BESIDE = "give it to dg.Definitions(assets=[...]) beside these definitions"
+WITH_BATCH = "give it a parameter `kafka_batch: KafkaBatch`"
+FOR_IO_MANAGER = (
+    "write the output in the function and return dg.MaterializeResult, or use "
+    "build_kafka_batch_defs"
+)
+APART = "give it to dg.Definitions(asset_checks=[...])"
+NO_CONFIG = "give the asset a resource with these values"
+BY_RANGE = "key the output by the ranges of the batch"
+BY_SENSOR = "remove it"
+BY_RUNS = "limit how many runs work at the same time by the argument `runs`"
+AT_LAUNCH = "give its values in its definition, such as dg.EnvVar"
 
 
 # Definitions
@@ -121,48 +160,32 @@ def row(
 DEFINITIONS = "Definitions"
 
 
+@row(DEFINITIONS, "`@dg.asset`")
 @dg.asset
 def plain(kafka_batch: KafkaBatch) -> None:
     note("plain", kafka_batch.offset_ranges)
 
 
-row(DEFINITIONS, "`@dg.asset`", plain)
-
-
+@row(DEFINITIONS, "`@dg.multi_asset(specs=...)`")
 @dg.multi_asset(specs=[dg.AssetSpec("left"), dg.AssetSpec("right", deps=["left"])])
 def left_and_right(kafka_batch: KafkaBatch):
     pass
 
 
-row(DEFINITIONS, "`@dg.multi_asset(specs=...)`", left_and_right)
-
-
+@row(DEFINITIONS, "`@dg.multi_asset`, a result for each asset", key="down", metadata={"n": 2})
 @dg.multi_asset(specs=[dg.AssetSpec("up"), dg.AssetSpec("down")])
 def up_and_down(kafka_batch: KafkaBatch):
     yield dg.MaterializeResult(asset_key="up", metadata={"n": 1})
     yield dg.MaterializeResult(asset_key="down", metadata={"n": 2})
 
 
-row(
-    DEFINITIONS,
-    "`@dg.multi_asset`, a result for each asset",
-    up_and_down,
-    works=lambda outcome: _equal(outcome.metadata("down", "n"), 2),
-)
-
-
-def _equal(found: object, wanted: object) -> None:
-    assert found == wanted
-
-
+@row(DEFINITIONS, "`@dg.multi_asset(outs=...)` without values")
 @dg.multi_asset(outs={"out_a": dg.AssetOut(), "out_b": dg.AssetOut(key=["deep", "out_b"])})
 def outs(kafka_batch: KafkaBatch):
     return None, None
 
 
-row(DEFINITIONS, "`@dg.multi_asset(outs=...)` without values", outs)
-
-
+@row(DEFINITIONS, "`@dg.multi_asset(can_subset=True)`")
 @dg.multi_asset(
     specs=[dg.AssetSpec("part_a", skippable=True), dg.AssetSpec("part_b", skippable=True)],
     can_subset=True,
@@ -172,20 +195,15 @@ def parts(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch):
         yield dg.MaterializeResult(asset_key=key)
 
 
-row(DEFINITIONS, "`@dg.multi_asset(can_subset=True)`", parts)
-
-
+@row(
+    DEFINITIONS,
+    "`dg.AssetSpec(skippable=True)` that is left out",
+    makes=("there",),
+    absent="absent",
+)
 @dg.multi_asset(specs=[dg.AssetSpec("there"), dg.AssetSpec("absent", skippable=True)])
 def some(kafka_batch: KafkaBatch):
     yield dg.MaterializeResult(asset_key="there")
-
-
-def _only_there(outcome: Outcome) -> None:
-    outcome.has_made("there")
-    assert "absent" not in outcome.made
-
-
-row(DEFINITIONS, "`dg.AssetSpec(skippable=True)` that is left out", some, works=_only_there)
 
 
 @dg.op
@@ -193,7 +211,7 @@ def op_of_asset(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-row(DEFINITIONS, "`dg.AssetsDefinition.from_op`", dg.AssetsDefinition.from_op(op_of_asset))
+row(DEFINITIONS, "`dg.AssetsDefinition.from_op`")(dg.AssetsDefinition.from_op(op_of_asset))
 
 
 @dg.op
@@ -201,21 +219,16 @@ def op_of_graph(kafka_batch: KafkaBatch):
     return 1
 
 
+@row(DEFINITIONS, "`@dg.graph_asset`, each op of which takes the batch", stream=OF_OPS)
 @dg.graph_asset
 def graph_backed():
     return op_of_graph()
 
 
-OF_OPS = "call the functions of its ops in one asset, or use build_kafka_batch_defs"
-row(DEFINITIONS, "`@dg.graph_asset`, each op of which takes the batch", graph_backed, stream=OF_OPS)
-
-
+@row(DEFINITIONS, "`@dg.graph_multi_asset`", stream=OF_OPS)
 @dg.graph_multi_asset(outs={"graph_a": dg.AssetOut(), "graph_b": dg.AssetOut()})
 def graph_of_two():
     return {"graph_a": op_of_graph(), "graph_b": op_of_graph()}
-
-
-row(DEFINITIONS, "`@dg.graph_multi_asset`", graph_of_two, stream=OF_OPS)
 
 
 @dg.graph
@@ -223,55 +236,27 @@ def graph_itself():
     return op_of_graph()
 
 
-row(
-    DEFINITIONS,
-    "`dg.AssetsDefinition.from_graph`",
-    dg.AssetsDefinition.from_graph(graph_itself),
-    stream=OF_OPS,
-)
-BESIDE = "give it to dg.Definitions(assets=[...]) beside these definitions"
-row(
-    DEFINITIONS,
-    "`dg.AssetSpec`, an external asset",
-    dg.AssetSpec("elsewhere"),
-    batch=BESIDE,
-    stream=BESIDE,
-    named="elsewhere",
+row(DEFINITIONS, "`dg.AssetsDefinition.from_graph`", stream=OF_OPS)(
+    dg.AssetsDefinition.from_graph(graph_itself)
 )
 row(
-    DEFINITIONS,
-    "`dg.AssetsDefinition(specs=...)`, external assets",
-    dg.AssetsDefinition(specs=[dg.AssetSpec("outside")]),
-    batch=BESIDE,
-    stream=BESIDE,
+    DEFINITIONS, "`dg.AssetSpec`, an external asset", batch=BESIDE, stream=BESIDE, named="elsewhere"
+)(dg.AssetSpec("elsewhere"))
+row(DEFINITIONS, "`dg.AssetsDefinition(specs=...)`, external assets", batch=BESIDE, stream=BESIDE)(
+    dg.AssetsDefinition(specs=[dg.AssetSpec("outside")])
 )
 
 
+@row(DEFINITIONS, "`@dg.observable_source_asset`", batch=BESIDE, stream=BESIDE, named="source")
 @dg.observable_source_asset
 def source() -> dg.DataVersion:
     return dg.DataVersion("1")
 
 
+@row(DEFINITIONS, "`@dg.multi_observable_source_asset`", batch=BESIDE, stream=BESIDE)
 @dg.multi_observable_source_asset(specs=[dg.AssetSpec("sources")])
 def sources() -> None:
     pass
-
-
-row(
-    DEFINITIONS,
-    "`@dg.observable_source_asset`",
-    source,
-    batch=BESIDE,
-    stream=BESIDE,
-    named="source",
-)
-row(
-    DEFINITIONS,
-    "`@dg.multi_observable_source_asset`",
-    sources,
-    batch=BESIDE,
-    stream=BESIDE,
-)
 
 
 # Functions
@@ -279,51 +264,30 @@ row(
 FUNCTIONS = "Functions"
 
 
+@row(FUNCTIONS, "`async def`", metadata={"n": 1})
 @dg.asset
 async def coroutine(kafka_batch: KafkaBatch):
     note("coroutine", True)
     return dg.MaterializeResult(metadata={"n": 1})
 
 
-row(
-    FUNCTIONS,
-    "`async def`",
-    coroutine,
-    works=lambda outcome: _equal(outcome.metadata("coroutine", "n"), 1),
-)
-
-
+@row(FUNCTIONS, "a generator", metadata={"n": 1})
 @dg.asset
 def generator(kafka_batch: KafkaBatch):
     yield dg.MaterializeResult(metadata={"n": 1})
 
 
-row(
-    FUNCTIONS,
-    "a generator",
-    generator,
-    works=lambda outcome: _equal(outcome.metadata("generator", "n"), 1),
-)
-
-
+@row(FUNCTIONS, "an async generator", metadata={"n": 1})
 @dg.asset
 async def async_generator(kafka_batch: KafkaBatch):
     yield dg.MaterializeResult(metadata={"n": 1})
-
-
-row(
-    FUNCTIONS,
-    "an async generator",
-    async_generator,
-    works=lambda outcome: _equal(outcome.metadata("async_generator", "n"), 1),
-)
 
 
 def _scaled(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-row(FUNCTIONS, "`functools.partial`", dg.asset(name="of_partial")(partial(_scaled)))
+row(FUNCTIONS, "`functools.partial`")(dg.asset(name="of_partial")(partial(_scaled)))
 
 
 class Worker:
@@ -331,87 +295,57 @@ class Worker:
         pass
 
 
-row(FUNCTIONS, "a callable object", dg.asset(name="of_object")(Worker()))
+row(FUNCTIONS, "a callable object")(dg.asset(name="of_object")(Worker()))
 
 
+@row(FUNCTIONS, "`context: dg.AssetExecutionContext` (`log`, `run`, `instance`, `asset_key`, ...)")
 @dg.asset
 def of_context(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     context.log.info("a line")
-    note("of_context", (context.asset_key, context.run.run_id, context.job_name))
+    assert (context.asset_key, bool(context.job_name)) == (dg.AssetKey("of_context"), True)
     assert context.selected_asset_keys == {dg.AssetKey("of_context")}
     assert context.asset_key_for_output() == dg.AssetKey("of_context")
     assert context.output_for_asset_key(context.asset_key) == "result"
     assert context.instance.get_run_by_id(context.run.run_id) is not None
 
 
-def _its_own_key(outcome: Outcome) -> None:
-    outcome.has_made("of_context")
-    (seen,) = outcome.seen["of_context"]
-    assert seen[0] == dg.AssetKey("of_context")
-
-
-row(
-    FUNCTIONS,
-    "`context: dg.AssetExecutionContext` (`log`, `run`, `instance`, `asset_key`, ...)",
-    of_context,
-    works=_its_own_key,
-)
-
-
+@row(FUNCTIONS, "`context: dg.OpExecutionContext`")
 @dg.asset
 def of_op_context(context: dg.OpExecutionContext, kafka_batch: KafkaBatch) -> None:
     assert isinstance(context, dg.OpExecutionContext)
     note("of_op_context", context.run_id)
 
 
-row(FUNCTIONS, "`context: dg.OpExecutionContext`", of_op_context)
-
-
+@row(
+    FUNCTIONS,
+    "`kafka_batch` without an annotation",
+    batch="give it a parameter `kafka_batch: KafkaBatch`",
+)
 @dg.asset
 def unannotated(kafka_batch) -> None:
     note("unannotated", kafka_batch.batch_id)
 
 
-row(
-    FUNCTIONS,
-    "`kafka_batch` without an annotation",
-    unannotated,
-    batch="give it a parameter `kafka_batch: KafkaBatch`",
-)
-
-
+@row(FUNCTIONS, '`required_resource_keys={"kafka_batch"}`, no parameter')
 @dg.asset(required_resource_keys={"kafka_batch"})
 def batch_of_context(context: dg.AssetExecutionContext) -> None:
     note("batch_of_context", context.resources.kafka_batch.batch_id)
 
 
-row(
-    FUNCTIONS,
-    '`required_resource_keys={"kafka_batch"}`, no parameter',
-    batch_of_context,
-)
-
-
+@row(FUNCTIONS, "without the batch", batch=WITH_BATCH, stream=WITH_BATCH)
 @dg.asset
 def without_batch() -> None:
     pass
 
 
-WITH_BATCH = "give it a parameter `kafka_batch: KafkaBatch`"
-row(FUNCTIONS, "without the batch", without_batch, batch=WITH_BATCH, stream=WITH_BATCH)
-
-
+@row(
+    FUNCTIONS,
+    "the value of another asset as a parameter, `dg.AssetIn`",
+    stream="read what another asset has written from where it is stored",
+)
 @dg.asset
 def takes_value(kafka_batch: KafkaBatch, returns_value: int) -> None:
     pass
-
-
-row(
-    FUNCTIONS,
-    "the value of another asset as a parameter, `dg.AssetIn`",
-    takes_value,
-    stream="read what another asset has written from where it is stored",
-)
 
 
 # Results
@@ -419,58 +353,46 @@ row(
 RESULTS = "Results"
 
 
+@row(RESULTS, "a value, with an annotation (`-> int`)", stream=FOR_IO_MANAGER)
 @dg.asset
 def returns_value(kafka_batch: KafkaBatch) -> int:
     return 5
 
 
-FOR_IO_MANAGER = (
-    "write the output in the function and return dg.MaterializeResult, or use "
-    "build_kafka_batch_defs"
-)
-row(RESULTS, "a value, with an annotation (`-> int`)", returns_value, stream=FOR_IO_MANAGER)
-
-
+@row(RESULTS, "`dg.MaterializeResult[int]` with a value", stream=FOR_IO_MANAGER)
 @dg.asset
 def result_with_value(kafka_batch: KafkaBatch) -> dg.MaterializeResult[int]:
     return dg.MaterializeResult(value=5)
 
 
-row(
-    RESULTS,
-    "`dg.MaterializeResult[int]` with a value",
-    result_with_value,
-    stream=FOR_IO_MANAGER,
-)
-
-
+@row(RESULTS, "`dg.Output[int]` with a value", stream=FOR_IO_MANAGER)
 @dg.asset
 def output_with_value(kafka_batch: KafkaBatch) -> dg.Output[int]:
     return dg.Output(5)
 
 
-row(RESULTS, "`dg.Output[int]` with a value", output_with_value, stream=FOR_IO_MANAGER)
-
-
+@row(
+    RESULTS,
+    "`dg.Output(None, metadata=, data_version=, tags=)`",
+    metadata={"n": 1},
+    tags={"dagster/data_version": "v", "team": "t"},
+)
 @dg.asset
 def output_of_nothing(kafka_batch: KafkaBatch) -> dg.Output[None]:
     return dg.Output(None, metadata={"n": 1}, data_version=dg.DataVersion("v"), tags={"team": "t"})
 
 
-def _output(outcome: Outcome) -> None:
-    _equal(outcome.metadata("output_of_nothing", "n"), 1)
-    _equal(outcome.tag("output_of_nothing", "dagster/data_version"), "v")
-    _equal(outcome.tag("output_of_nothing", "team"), "t")
-
-
-row(
+@row(
     RESULTS,
-    "`dg.Output(None, metadata=, data_version=, tags=)`",
-    output_of_nothing,
-    works=_output,
+    "`dg.MaterializeResult(metadata=, data_version=, tags=, check_results=)`",
+    metadata={"n": 1, "url": "https://example.org"},
+    tags={
+        "dagster/data_version": "v",
+        "dagster/data_version_is_user_provided": "true",
+        "team": "t",
+    },
+    checked={"full_result:inside": True},
 )
-
-
 @dg.asset(check_specs=[dg.AssetCheckSpec("inside", asset="full_result")])
 def full_result(kafka_batch: KafkaBatch):
     return dg.MaterializeResult(
@@ -481,60 +403,37 @@ def full_result(kafka_batch: KafkaBatch):
     )
 
 
-def _full(outcome: Outcome) -> None:
-    _equal(outcome.metadata("full_result", "n"), 1)
-    _equal(outcome.metadata("full_result", "url"), "https://example.org")
-    _equal(outcome.tag("full_result", "dagster/data_version"), "v")
-    _equal(outcome.tag("full_result", "dagster/data_version_is_user_provided"), "true")
-    _equal(outcome.tag("full_result", "team"), "t")
-    _equal(outcome.checked["full_result:inside"], True)
-
-
-row(
-    RESULTS,
-    "`dg.MaterializeResult(metadata=, data_version=, tags=, check_results=)`",
-    full_result,
-    works=_full,
-)
-
-
+@row(RESULTS, "`-> dg.MaterializeResult | None`")
 @dg.asset
 def result_or_none(kafka_batch: KafkaBatch) -> dg.MaterializeResult[Any] | None:
     return None
 
 
-row(RESULTS, "`-> dg.MaterializeResult | None`", result_or_none)
-
-
+@row(
+    RESULTS,
+    "`yield dg.AssetMaterialization(...)` of another asset",
+    makes=(
+        "yields_event",
+        "logged_a",
+    ),
+)
 @dg.asset
 def yields_event(kafka_batch: KafkaBatch):
     yield dg.AssetMaterialization("logged_a", metadata={"n": 1})
     yield dg.Output(None)
 
 
+@row(
+    RESULTS,
+    "`context.log_event(dg.AssetMaterialization(...))`",
+    makes=(
+        "logs_event",
+        "logged_b",
+    ),
+)
 @dg.asset
 def logs_event(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     context.log_event(dg.AssetMaterialization("logged_b", metadata={"n": 1}))
-
-
-row(
-    RESULTS,
-    "`yield dg.AssetMaterialization(...)` of another asset",
-    yields_event,
-    works=lambda outcome: outcome.has_made("yields_event", "logged_a"),
-)
-row(
-    RESULTS,
-    "`context.log_event(dg.AssetMaterialization(...))`",
-    logs_event,
-    works=lambda outcome: outcome.has_made("logs_event", "logged_b"),
-)
-
-
-@dg.asset
-def observes(kafka_batch: KafkaBatch):
-    yield dg.AssetObservation("seen_elsewhere", metadata={"n": 1})
-    yield dg.Output(None)
 
 
 def _observed(outcome: Outcome) -> None:
@@ -542,68 +441,49 @@ def _observed(outcome: Outcome) -> None:
     assert len(outcome.observed["seen_elsewhere"]) == 1
 
 
-row(RESULTS, "`yield dg.AssetObservation(...)`", observes, works=_observed)
+@row(RESULTS, "`yield dg.AssetObservation(...)`", works=_observed)
+@dg.asset
+def observes(kafka_batch: KafkaBatch):
+    yield dg.AssetObservation("seen_elsewhere", metadata={"n": 1})
+    yield dg.Output(None)
 
 
+@row(RESULTS, "`yield dg.ExpectationResult(...)`")
 @dg.asset
 def expects(kafka_batch: KafkaBatch):
     yield dg.ExpectationResult(success=True, label="fits")
     yield dg.Output(None)
 
 
-row(RESULTS, "`yield dg.ExpectationResult(...)`", expects)
-
-
+@row(RESULTS, "`dg.ObserveResult` (Dagster takes it for a materialization)", metadata={"n": 1})
 @dg.asset
 def observe_result(kafka_batch: KafkaBatch):
     return dg.ObserveResult(metadata={"n": 1})
 
 
-row(
-    RESULTS,
-    "`dg.ObserveResult` (Dagster takes it for a materialization)",
-    observe_result,
-    works=lambda outcome: _equal(outcome.metadata("observe_result", "n"), 1),
-)
-
-
+@row(RESULTS, "`context.add_output_metadata`", metadata={"n": 1})
 @dg.asset
 def adds_output_metadata(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     context.add_output_metadata({"n": 1})
 
 
+@row(RESULTS, "`context.add_asset_metadata`", metadata={"n": 1})
 @dg.asset
 def adds_asset_metadata(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     context.add_asset_metadata({"n": 1})
 
 
-row(
-    RESULTS,
-    "`context.add_output_metadata`",
-    adds_output_metadata,
-    works=lambda outcome: _equal(outcome.metadata("adds_output_metadata", "n"), 1),
-)
-row(
-    RESULTS,
-    "`context.add_asset_metadata`",
-    adds_asset_metadata,
-    works=lambda outcome: _equal(outcome.metadata("adds_asset_metadata", "n"), 1),
-)
+def _added_to_one(outcome: Outcome) -> None:
+    assert outcome.metadata("meta_b", "n") == 1
+    assert outcome.metadata("meta_a", "m") == 2
+    assert "n" not in outcome.made["meta_a"][0].metadata
 
 
+@row(RESULTS, "metadata for one of several assets", works=_added_to_one)
 @dg.multi_asset(specs=[dg.AssetSpec("meta_a"), dg.AssetSpec("meta_b")])
 def adds_to_one(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch):
     context.add_asset_metadata({"n": 1}, asset_key="meta_b")
     context.add_output_metadata({"m": 2}, output_name="meta_a")
-
-
-def _added_to_one(outcome: Outcome) -> None:
-    _equal(outcome.metadata("meta_b", "n"), 1)
-    _equal(outcome.metadata("meta_a", "m"), 2)
-    assert "n" not in outcome.made["meta_a"][0].metadata
-
-
-row(RESULTS, "metadata for one of several assets", adds_to_one, works=_added_to_one)
 
 
 # Checks
@@ -611,47 +491,35 @@ row(RESULTS, "metadata for one of several assets", adds_to_one, works=_added_to_
 CHECKS = "Checks"
 
 
+@row(
+    CHECKS,
+    "`check_specs`, `dg.AssetCheckResult` yielded beside the result",
+    checked={"yields_check:red": False},
+)
 @dg.asset(check_specs=[dg.AssetCheckSpec("red", asset="yields_check")])
 def yields_check(kafka_batch: KafkaBatch):
     yield dg.MaterializeResult(metadata={"n": 1})
     yield dg.AssetCheckResult(passed=False)
 
 
-row(
+@row(
     CHECKS,
-    "`check_specs`, `dg.AssetCheckResult` yielded beside the result",
-    yields_check,
-    works=lambda outcome: _equal(outcome.checked["yields_check:red"], False),
+    "`check_specs`, `dg.AssetCheckResult` beside `dg.Output`",
+    checked={"returns_check:only": True},
 )
-
-
 @dg.asset(check_specs=[dg.AssetCheckSpec("only", asset="returns_check")])
 def returns_check(kafka_batch: KafkaBatch):
     yield dg.Output(None)
     yield dg.AssetCheckResult(passed=True, check_name="only", metadata={"n": 1})
 
 
-row(
-    CHECKS,
-    "`check_specs`, `dg.AssetCheckResult` beside `dg.Output`",
-    returns_check,
-    works=lambda outcome: _equal(outcome.checked["returns_check:only"], True),
-)
-
-
+@row(CHECKS, "`dg.AssetCheckSpec(blocking=True)`", checked={"blocking:stops": True})
 @dg.asset(check_specs=[dg.AssetCheckSpec("stops", asset="blocking", blocking=True)])
 def blocking(kafka_batch: KafkaBatch):
     return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
 
 
-row(
-    CHECKS,
-    "`dg.AssetCheckSpec(blocking=True)`",
-    blocking,
-    works=lambda outcome: _equal(outcome.checked["blocking:stops"], True),
-)
-
-
+@row(CHECKS, "`@dg.multi_asset(check_specs=...)`", checked={"of_a:c": True, "of_b:c": False})
 @dg.multi_asset(
     specs=[dg.AssetSpec("of_a"), dg.AssetSpec("of_b")],
     check_specs=[dg.AssetCheckSpec("c", asset="of_a"), dg.AssetCheckSpec("c", asset="of_b")],
@@ -662,33 +530,16 @@ def checks_of_two(kafka_batch: KafkaBatch):
         yield dg.AssetCheckResult(passed=passed, check_name="c", asset_key=dg.AssetKey(key))
 
 
-def _two_checks(outcome: Outcome) -> None:
-    _equal((outcome.checked["of_a:c"], outcome.checked["of_b:c"]), (True, False))
-
-
-row(CHECKS, "`@dg.multi_asset(check_specs=...)`", checks_of_two, works=_two_checks)
-
-
+@row(CHECKS, "`@dg.asset_check`", batch=APART, stream=APART, named="apart")
 @dg.asset_check(asset="plain")
 def apart():
     return dg.AssetCheckResult(passed=True)
 
 
+@row(CHECKS, "`@dg.multi_asset_check`", batch=APART, stream=APART, named="apart_a")
 @dg.multi_asset_check(specs=[dg.AssetCheckSpec("apart_a", asset="plain")])
 def several_apart():
     yield dg.AssetCheckResult(passed=True)
-
-
-APART = "give it to dg.Definitions(asset_checks=[...])"
-row(CHECKS, "`@dg.asset_check`", apart, batch=APART, stream=APART, named="apart")
-row(
-    CHECKS,
-    "`@dg.multi_asset_check`",
-    several_apart,
-    batch=APART,
-    stream=APART,
-    named="apart_a",
-)
 
 
 # Options
@@ -696,6 +547,11 @@ row(
 OPTIONS = "Options"
 
 
+@row(
+    OPTIONS,
+    "`key_prefix`, `group_name`, `tags`, `owners`, `kinds`, `metadata`, `description`, "
+    "`freshness_policy`",
+)
 @dg.asset(
     key_prefix="shop",
     group_name="orders",
@@ -710,43 +566,24 @@ def described(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-row(
-    OPTIONS,
-    "`key_prefix`, `group_name`, `tags`, `owners`, `kinds`, `metadata`, `description`, "
-    "`freshness_policy`",
-    described,
-)
+def _versions(outcome: Outcome) -> None:
+    assert outcome.tag("versioned", "dagster/code_version") == "7"
+    assert outcome.tag("versioned", "dagster/data_version")
+    assert outcome.tag("versioned", "dagster/input_data_version/outside_a") == "INITIAL"
+    plain_version = outcome.tag("plain", "dagster/data_version")
+    assert outcome.tag("versioned", "dagster/input_data_version/plain") == plain_version
 
 
+@row(OPTIONS, "`code_version`, and `deps` with their data versions", works=_versions)
 @dg.asset(code_version="7", deps=["outside_a", "plain"])
 def versioned(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-def _versions(outcome: Outcome) -> None:
-    _equal(outcome.tag("versioned", "dagster/code_version"), "7")
-    assert outcome.tag("versioned", "dagster/data_version")
-    _equal(outcome.tag("versioned", "dagster/input_data_version/outside_a"), "INITIAL")
-    _equal(
-        outcome.tag("versioned", "dagster/input_data_version/plain"),
-        outcome.tag("plain", "dagster/data_version"),
-    )
-
-
-row(
-    OPTIONS,
-    "`code_version`, and `deps` with their data versions",
-    versioned,
-    works=_versions,
-)
-
-
+@row(OPTIONS, "`ins` of type `dg.Nothing`")
 @dg.asset(ins={"behind": dg.AssetIn(key="plain", dagster_type=dg.Nothing)})
 def nothing_in(kafka_batch: KafkaBatch) -> None:
     pass
-
-
-row(OPTIONS, "`ins` of type `dg.Nothing`", nothing_in)
 
 
 class Day(dg.Config):
@@ -757,94 +594,74 @@ class DayWithDefault(dg.Config):
     day: str = ""
 
 
+@row(
+    OPTIONS,
+    "`config: dg.Config` with a required value",
+    batch="a resource with these values",
+    stream=NO_CONFIG,
+)
 @dg.asset
 def needs_config(kafka_batch: KafkaBatch, config: Day) -> None:
     pass
 
 
+@row(OPTIONS, "`config: dg.Config`, each value with a default", stream=NO_CONFIG)
 @dg.asset
 def has_config(kafka_batch: KafkaBatch, config: DayWithDefault) -> None:
     note("has_config", config.day)
 
 
+@row(OPTIONS, "`config_schema`, each value with a default", stream=NO_CONFIG)
 @dg.asset(config_schema={"day": dg.Field(str, default_value="")})
 def has_schema(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     note("has_schema", context.op_execution_context.op_config)
 
 
-NO_CONFIG = "give the asset a resource with these values"
-row(
-    OPTIONS,
-    "`config: dg.Config` with a required value",
-    needs_config,
-    batch="a resource with these values",
-    stream=NO_CONFIG,
-)
-row(OPTIONS, "`config: dg.Config`, each value with a default", has_config, stream=NO_CONFIG)
-row(OPTIONS, "`config_schema`, each value with a default", has_schema, stream=NO_CONFIG)
-
-
+@row(OPTIONS, "`partitions_def`", batch=BY_RANGE, stream=BY_RANGE)
 @dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
 def by_day(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-BY_RANGE = "key the output by the ranges of the batch"
-row(OPTIONS, "`partitions_def`", by_day, batch=BY_RANGE, stream=BY_RANGE)
-
-
+@row(OPTIONS, "`backfill_policy`, which has no effect without partitions")
 @dg.asset(backfill_policy=dg.BackfillPolicy.single_run())
 def with_backfill(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-row(OPTIONS, "`backfill_policy`, which has no effect without partitions", with_backfill)
-
-
+@row(OPTIONS, "`automation_condition`", batch=BY_SENSOR, stream=BY_SENSOR)
 @dg.asset(automation_condition=dg.AutomationCondition.eager())
 def automated(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-BY_SENSOR = "remove it"
-row(OPTIONS, "`automation_condition`", automated, batch=BY_SENSOR, stream=BY_SENSOR)
-
-
+@row(OPTIONS, "`pool`", stream=BY_RUNS)
 @dg.asset(pool="database")
 def pooled(kafka_batch: KafkaBatch) -> None:
     pass
 
 
+@row(OPTIONS, '`op_tags={"dagster/concurrency_key": ...}`', stream=BY_RUNS)
 @dg.asset(op_tags={"dagster/concurrency_key": "database"})
 def pooled_by_tag(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-BY_RUNS = "limit how many runs work at the same time by the argument `runs`"
-row(OPTIONS, "`pool`", pooled, stream=BY_RUNS)
-row(OPTIONS, '`op_tags={"dagster/concurrency_key": ...}`', pooled_by_tag, stream=BY_RUNS)
-
-
+@row(OPTIONS, "other `op_tags`")
 @dg.asset(op_tags={"team": "shop"})
 def tagged_op(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-row(OPTIONS, "other `op_tags`", tagged_op)
-
-
-@dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
-def retried(kafka_batch: KafkaBatch) -> None:
-    pass
-
-
-row(
+@row(
     OPTIONS,
     "`retry_policy`",
-    retried,
     batch="a failed batch is retried in another run",
     stream="say how often by `max_attempts` of the group",
 )
+@dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
+def retried(kafka_batch: KafkaBatch) -> None:
+    pass
 
 
 @dg.success_hook
@@ -852,38 +669,27 @@ def hook(_context: dg.HookContext) -> None:
     note("hook", True)
 
 
+@row(
+    OPTIONS,
+    "`hooks`",
+    stream="let an alert on the check `no_partition_stopped` or the body itself tell of failures",
+)
 @dg.asset(hooks={hook})
 def hooked(kafka_batch: KafkaBatch) -> None:
     pass
 
 
-row(
-    OPTIONS,
-    "`hooks`",
-    hooked,
-    stream="let an alert on the check `no_partition_stopped` or the body itself tell of failures",
-)
-
-
+@row(OPTIONS, "`output_required=False`, and nothing yielded", makes=(), absent="optional")
 @dg.asset(output_required=False)
 def optional(kafka_batch: KafkaBatch):
     if not kafka_batch.records:
         yield dg.Output(None)
 
 
-def _left_out(outcome: Outcome) -> None:
-    assert "optional" not in outcome.made
-
-
-row(OPTIONS, "`output_required=False`, and nothing yielded", optional, works=_left_out)
-
-
+@row(OPTIONS, "`dagster_type`", stream=FOR_IO_MANAGER)
 @dg.asset(dagster_type=dg.Int)  # type: ignore[call-overload] # mypy takes the type for int
 def typed(kafka_batch: KafkaBatch):
     return 5
-
-
-row(OPTIONS, "`dagster_type`", typed, stream=FOR_IO_MANAGER)
 
 
 class Store(dg.ConfigurableIOManager):
@@ -894,36 +700,26 @@ class Store(dg.ConfigurableIOManager):
         return 5
 
 
+@row(OPTIONS, "`io_manager_def`", stream=FOR_IO_MANAGER)
 @dg.asset(io_manager_def=Store())
 def with_manager(kafka_batch: KafkaBatch) -> int:
     return 5
 
 
+@row(OPTIONS, "`io_manager_key`", stream=FOR_IO_MANAGER, resources={"store": Store()})
 @dg.asset(io_manager_key="store")
 def with_manager_key(kafka_batch: KafkaBatch) -> int:
     return 6
-
-
-row(OPTIONS, "`io_manager_def`", with_manager, stream=FOR_IO_MANAGER)
-row(
-    OPTIONS,
-    "`io_manager_key`",
-    with_manager_key,
-    stream=FOR_IO_MANAGER,
-    resources={"store": Store()},
-)
 
 
 class Rate(dg.ConfigurableResource[Any]):
     rate: int
 
 
+@row(OPTIONS, "`resource_defs`")
 @dg.asset(resource_defs={"own_rate": Rate(rate=3)})
 def with_own_resource(kafka_batch: KafkaBatch, own_rate: Rate) -> None:
     assert own_rate.rate == 3
-
-
-row(OPTIONS, "`resource_defs`", with_own_resource)
 
 
 # Resources
@@ -931,29 +727,20 @@ row(OPTIONS, "`resource_defs`", with_own_resource)
 RESOURCES = "Resources"
 
 
+@row(RESOURCES, "`dg.ConfigurableResource`", resources={"rate": Rate(rate=2)})
 @dg.asset
 def takes_resource(kafka_batch: KafkaBatch, rate: Rate) -> None:
     assert rate.rate == 2
-
-
-row(RESOURCES, "`dg.ConfigurableResource`", takes_resource, resources={"rate": Rate(rate=2)})
 
 
 class Outer(dg.ConfigurableResource[Any]):
     inner: Rate
 
 
+@row(RESOURCES, "a resource with a nested one", resources={"outer": Outer(inner=Rate(rate=4))})
 @dg.asset
 def takes_nested(kafka_batch: KafkaBatch, outer: Outer) -> None:
     assert outer.inner.rate == 4
-
-
-row(
-    RESOURCES,
-    "a resource with a nested one",
-    takes_nested,
-    resources={"outer": Outer(inner=Rate(rate=4))},
-)
 
 
 class Plain:
@@ -969,30 +756,16 @@ class Depends(dg.ConfigurableResource[Any]):
     other: dg.ResourceDependency[Plain]
 
 
+@row(RESOURCES, "`dg.ResourceDependency`", resources={"depends": Depends(other=legacy)})
 @dg.asset
 def takes_dependent(kafka_batch: KafkaBatch, depends: Depends) -> None:
     assert isinstance(depends.other, Plain)
 
 
-row(
-    RESOURCES,
-    "`dg.ResourceDependency`",
-    takes_dependent,
-    resources={"depends": Depends(other=legacy)},
-)
-
-
+@row(RESOURCES, "`@dg.resource`, and `dg.ResourceParam`", resources={"of_function": legacy})
 @dg.asset
 def takes_legacy(kafka_batch: KafkaBatch, of_function: dg.ResourceParam[Plain]) -> None:
     assert isinstance(of_function, Plain)
-
-
-row(
-    RESOURCES,
-    "`@dg.resource`, and `dg.ResourceParam`",
-    takes_legacy,
-    resources={"of_function": legacy},
-)
 
 
 @dg.resource
@@ -1002,18 +775,15 @@ def opened(_context: dg.InitResourceContext) -> Iterator[list[str]]:
     note("opened", state.pop())
 
 
+@row(
+    RESOURCES,
+    "`required_resource_keys` and `context.resources`, a generator as the resource",
+    resources={"opened": opened},
+    noted={"opened": ["open"]},
+)
 @dg.asset(required_resource_keys={"opened", "kafka_batch"})
 def takes_from_context(context: dg.AssetExecutionContext) -> None:
     assert context.resources.opened == ["open"]
-
-
-row(
-    RESOURCES,
-    "`required_resource_keys` and `context.resources`, a generator as the resource",
-    takes_from_context,
-    resources={"opened": opened},
-    works=lambda outcome: _equal(outcome.seen["opened"], ["open"]),
-)
 
 
 class Session(dg.ConfigurableResource[Any]):
@@ -1029,18 +799,15 @@ class Session(dg.ConfigurableResource[Any]):
         assert self._is_open
 
 
+@row(
+    RESOURCES,
+    "`yield_for_execution`, `setup_for_execution`",
+    resources={"session": Session()},
+    noted={"Session": ["closed"]},
+)
 @dg.asset
 def takes_session(kafka_batch: KafkaBatch, session: Session) -> None:
     session.check()
-
-
-row(
-    RESOURCES,
-    "`yield_for_execution`, `setup_for_execution`",
-    takes_session,
-    resources={"session": Session()},
-    works=lambda outcome: _equal(outcome.seen["Session"], ["closed"]),
-)
 
 
 class Client(dg.ConfigurableResource[Any], dg.IAttachDifferentObjectToOpContext):
@@ -1053,6 +820,11 @@ class Client(dg.ConfigurableResource[Any], dg.IAttachDifferentObjectToOpContext)
         return self.get_client()
 
 
+@row(
+    RESOURCES,
+    "a resource that is another object in `context.resources`, as `S3Resource` is",
+    resources={"client": Client(bucket="b")},
+)
 @dg.asset
 def takes_client(
     context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, client: Client
@@ -1060,14 +832,6 @@ def takes_client(
     assert client.bucket == "b"
     assert isinstance(client.get_client(), Plain)
     assert isinstance(context.resources.client, Plain)
-
-
-row(
-    RESOURCES,
-    "a resource that is another object in `context.resources`, as `S3Resource` is",
-    takes_client,
-    resources={"client": Client(bucket="b")},
-)
 
 
 class AsyncSession(dg.ConfigurableResource[Any]):
@@ -1085,74 +849,54 @@ class AsyncSession(dg.ConfigurableResource[Any]):
         assert asyncio.get_running_loop() is self._loop
 
 
+@row(
+    RESOURCES,
+    "an async `yield_for_execution`, in the event loop of an `async def`",
+    resources={"async_session": AsyncSession()},
+    noted={"AsyncSession": [True]},
+)
 @dg.asset
 async def takes_async(kafka_batch: KafkaBatch, async_session: AsyncSession) -> None:
     async_session.check()
 
 
-row(
+@row(
     RESOURCES,
-    "an async `yield_for_execution`, in the event loop of an `async def`",
-    takes_async,
-    resources={"async_session": AsyncSession()},
-    works=lambda outcome: _equal(outcome.seen["AsyncSession"], [True]),
+    "`dg.EnvVar` as a value of a resource",
+    resources={"of_variable": Rate(rate=dg.EnvVar.int("RATE_OF_TABLE"))},
 )
-
-
 @dg.asset
 def takes_variable(kafka_batch: KafkaBatch, of_variable: Rate) -> None:
     assert of_variable.rate == 9
 
 
-row(
+@row(
     RESOURCES,
-    "`dg.EnvVar` as a value of a resource",
-    takes_variable,
-    resources={"of_variable": Rate(rate=dg.EnvVar.int("RATE_OF_TABLE"))},
+    "a resource of another library (`dagster_pyspark.LazyPySparkResource`)",
+    resources={"pyspark": LazyPySparkResource(spark_config={"spark.app.name": "table"})},
 )
-
-
 @dg.asset
 def takes_pyspark(kafka_batch: KafkaBatch, pyspark: LazyPySparkResource) -> None:
     assert pyspark.spark_config == {"spark.app.name": "table"}
 
 
-row(
-    RESOURCES,
-    "a resource of another library (`dagster_pyspark.LazyPySparkResource`)",
-    takes_pyspark,
-    resources={"pyspark": LazyPySparkResource(spark_config={"spark.app.name": "table"})},
-)
-
-
+@row(RESOURCES, "`dg.ConfigurableIOManager` as a resource", resources={"manager": Store()})
 @dg.asset
 def takes_manager(kafka_batch: KafkaBatch, manager: dg.ResourceParam[Store]) -> None:
     assert manager.load_input(None) == 5  # type: ignore[arg-type] # needs none
 
 
-row(
-    RESOURCES,
-    "`dg.ConfigurableIOManager` as a resource",
-    takes_manager,
-    resources={"manager": Store()},
-)
-
-
-@dg.asset
-def waits(kafka_batch: KafkaBatch, at_launch: dg.ResourceParam[Rate]) -> None:
-    pass
-
-
-AT_LAUNCH = "give its values in its definition, such as dg.EnvVar"
-row(
+@row(
     RESOURCES,
     "`configure_at_launch()`, and a required `config_schema`",
-    waits,
     resources={"at_launch": Rate.configure_at_launch()},
     batch=AT_LAUNCH,
     stream=AT_LAUNCH,
     named="at_launch",
 )
+@dg.asset
+def waits(kafka_batch: KafkaBatch, at_launch: dg.ResourceParam[Rate]) -> None:
+    pass
 
 
 # Pipes
@@ -1170,6 +914,13 @@ with open_dagster_pipes() as pipes:
 COMMAND = [sys.executable, "-c", SCRIPT]
 
 
+@row(
+    PIPES,
+    "`client.run(...).get_results()`",
+    metadata={"n": 1},
+    checked={"pipes_results:p": True},
+    resources={"pipes": dg.PipesSubprocessClient()},
+)
 @dg.asset(check_specs=[dg.AssetCheckSpec("p", asset="pipes_results")])
 def pipes_results(
     context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, pipes: dg.PipesSubprocessClient
@@ -1179,15 +930,12 @@ def pipes_results(
     ).get_results()
 
 
-def _piped(outcome: Outcome) -> None:
-    _equal(outcome.metadata("pipes_results", "n"), 1)
-    _equal(outcome.checked["pipes_results:p"], True)
-
-
-CLIENT = {"pipes": dg.PipesSubprocessClient()}
-row(PIPES, "`client.run(...).get_results()`", pipes_results, works=_piped, resources=CLIENT)
-
-
+@row(
+    PIPES,
+    "`client.run(...).get_materialize_result()`",
+    tags={"dagster/data_version": "v"},
+    resources={"pipes": dg.PipesSubprocessClient()},
+)
 @dg.asset
 def pipes_result(
     context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, pipes: dg.PipesSubprocessClient
@@ -1195,15 +943,12 @@ def pipes_result(
     return pipes.run(context=context, command=COMMAND).get_materialize_result()
 
 
-row(
+@row(
     PIPES,
-    "`client.run(...).get_materialize_result()`",
-    pipes_result,
-    works=lambda outcome: _equal(outcome.tag("pipes_result", "dagster/data_version"), "v"),
-    resources=CLIENT,
+    "`dg.open_pipes_session`, `yield from session.get_results()`",
+    key="pipes_b",
+    metadata={"n": 1},
 )
-
-
 @dg.multi_asset(specs=[dg.AssetSpec("pipes_a"), dg.AssetSpec("pipes_b")])
 def pipes_session(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch):
     with dg.open_pipes_session(
@@ -1213,14 +958,6 @@ def pipes_session(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch):
     ) as session:
         subprocess.run(COMMAND, env={**os.environ, **session.get_bootstrap_env_vars()}, check=True)
     yield from session.get_results()
-
-
-row(
-    PIPES,
-    "`dg.open_pipes_session`, `yield from session.get_results()`",
-    pipes_session,
-    works=lambda outcome: _equal(outcome.metadata("pipes_b", "n"), 1),
-)
 
 
 # The page

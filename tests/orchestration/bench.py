@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model import commands
     from dagster_rebalance.core.model.events import LastRecorded
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.reporting.lag import LagLimit
+    from dagster_rebalance.core.reporting.lag import GroupState, LagLimit
+    from dagster_rebalance.orchestration.ports import RunError
 
 E = TypeVar("E")
 Status = dg.DagsterRunStatus
@@ -56,6 +57,13 @@ class FaultyConsumer(RebalanceAwareConsumer):
     polls_fail: list[BrokerError]
     writes: list[dict[TopicPartition, OffsetAndMetadata]]
     committed_fails: list[BrokerError]
+    advance: Callable[[float], None]
+    loses_answers = 0
+    commit_s = 0.0
+    ignores_delays = False
+
+    def delay_revoke(self, partitions: Collection[TopicPartition]) -> bool:  # type: ignore[override]
+        return self.ignores_delays or super().delay_revoke(partitions)
 
     def poll_with_rebalance(self, timeout_s: float) -> PollResult:  # type: ignore[override]
         if self.polls_fail:
@@ -73,11 +81,16 @@ class FaultyConsumer(RebalanceAwareConsumer):
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None
     ) -> CommitResult:
         self.writes.append(dict(offsets))
+        self.advance(self.commit_s)
         failing = self.commits_fail.pop(0) & offsets.keys() if self.commits_fail else frozenset()
         failing |= self.refuses.keys() & offsets.keys()
         result = super().commit_offsets(
             {tp: offset for tp, offset in offsets.items() if tp not in failing}, timeout_s
         )
+        if self.loses_answers:
+            self.loses_answers -= 1
+            message = "timed out"
+            raise BrokerError(message, retriable=True)
         failed = {tp: BrokerError(f"{tp} failed", retriable=True) for tp in failing}
         failed |= {tp: BrokerError(self.refuses[tp]) for tp in failing & self.refuses.keys()}
         return CommitResult(result.committed, {**result.failed, **failed})
@@ -94,24 +107,56 @@ class WatchedEngine(Engine):
         return [event for event in self.told if isinstance(event, kinds)]
 
 
+def _locked() -> OSError:
+    return OSError("database is locked")
+
+
 class FaultyCatalogue(Catalogue):
     failures = 0
+    stops_fail = 0
     reads_fail = False
+    shows_fail = False
 
     def last_recorded(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, LastRecorded]:
         if self.reads_fail:
-            message = "database is locked"
-            raise OSError(message)
+            raise _locked()
         return super().last_recorded(partitions)
 
     def record_commit(self, commit: commands.RecordCommit) -> None:
         if self.failures:
             self.failures -= 1
-            message = "database is locked"
-            raise OSError(message)
+            raise _locked()
         super().record_commit(commit)
+
+    def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
+        if self.shows_fail:
+            raise _locked()
+        super().record_assigned(partitions, member_id)
+
+    def leave_request(self) -> events.LeaveRequested | None:
+        if self.shows_fail:
+            raise _locked()
+        return super().leave_request()
+
+    def show_stopped(self, standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
+        if standing.stopped and self.stops_fail:
+            self.stops_fail -= 1
+            raise _locked()
+        super().show_stopped(standing, errors)
+
+
+class FaultyLedger(RunLedger):
+    why_fails = False
+    why: str | None = None
+    whys = 0
+
+    def why_failed(self, run_id: str, batch_id: str) -> str:
+        self.whys += 1
+        if self.why_fails:
+            raise _locked()
+        return super().why_failed(run_id, batch_id) if self.why is None else self.why
 
 
 class Bench:
@@ -142,7 +187,7 @@ class Bench:
             self.consumer.committed_fails,
             self.consumer.writes,
         ) = [], [], [], []
-        self.consumer.refuses = {}
+        self.consumer.refuses, self.consumer.advance = {}, self.group.clock.advance
         ids = count(1)
         self.engine = WatchedEngine(
             settings, new_batch_id=lambda _: f"b-{next(ids)}", now=self.group.clock()
@@ -154,13 +199,13 @@ class Bench:
         )
         self.mailbox = Mailbox()
         self.producer = FakeProducer({})
-        ledger = RunLedger(instance, "etl")
+        self.ledger = FaultyLedger(instance, "etl")
         sender = DeadLetterProducer(CONFIG, "dead", make_producer=lambda _config: self.producer)
         letters = DeadLetters(sender, "etl") if settings.dead_letter_topic else None
         parts = MemberDependencies(
             self.consumer,
             self.engine,
-            ledger,
+            self.ledger,
             self.catalogue,
             [*others, topic],
             self.group.clock,
@@ -220,7 +265,7 @@ class Bench:
         def cancel(run_id: str, *, only_unstarted: bool = False) -> None:
             asked.append((run_id, only_unstarted))
 
-        vars(self.member_loop.dependencies.runs)["cancel"] = cancel
+        vars(self.ledger)["cancel"] = cancel
         return asked
 
     def offset(self, number: int = 0) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,13 @@ from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
-from dagster_rebalance.testing.fake_group import FakeGroup
+from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from dagster_rebalance.kafka.group_ports import GroupEvent
     from dagster_rebalance.testing.postgres import Postgres
 
 EACH_STORAGE = ("on_sqlite", pytest.param("on_postgres", marks=pytest.mark.postgres))
@@ -36,6 +38,14 @@ GROUPS: dict[str, FakeGroup] = {}
 """The groups in memory, by id."""
 
 
+class PatientMember(FakeMember):
+    """A member whose polls take a moment, as those of a client, and leave time to other threads."""
+
+    def poll(self, timeout_s: float) -> list[GroupEvent]:
+        threading.Event().wait(0.005)
+        return super().poll(timeout_s)
+
+
 class KafkaInMemory(KafkaConsumerResource):
     def connect(self) -> RebalanceAwareConsumer:
         group = GROUPS[self.group_id]
@@ -43,7 +53,7 @@ class KafkaInMemory(KafkaConsumerResource):
             self.consumer_config(),
             hold_limit_s=self.hold_limit_s,
             fetch=False,
-            member=group.member(),
+            member=PatientMember(group),
             cluster=group,
             clock=group.clock,
         )

@@ -1,12 +1,10 @@
-"""`build_kafka_batch_defs` gives a team all parts from one call.
-
-The tests also show what it refuses before anything runs.
-"""
+"""Definitions of both forms of run: their parts, and their refusals before anything runs."""
 
 from __future__ import annotations
 
 import json
 import re
+import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +35,7 @@ from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import RunEvent, record_run_event
+from tests.orchestration import asset_table
 from tests.orchestration.nested_resources import House, Lake
 from tests.orchestration.parts import (
     GROUPS,
@@ -68,15 +67,24 @@ def kafka(group_id: str = "etl", **settings: Any) -> KafkaConsumerResource:  # n
     )
 
 
-def test_the_definitions_load() -> None:
-    """As a code location loads them: every resource and every asset fits."""
+@dg.asset
+def streamed(kafka_batch: KafkaBatch) -> None:
+    """Never executed."""
+
+
+BATCH, STREAM = (build_kafka_batch_defs,), (build_kafka_stream_defs,)
+BOTH = (*BATCH, *STREAM)
+both_forms = pytest.mark.parametrize("build", BOTH)
+
+
+def test_definitions_load() -> None:
     dg.Definitions.validate_loadable(
         build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders")
     )
 
 
-def test_the_job_runs_in_one_process() -> None:
-    """A process for each step costs seconds, and Spark is the parallelism."""
+def test_job_runs_in_one_process() -> None:
+    """A process for each step costs seconds."""
     job = build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders").resolve_job_def(
         "orders"
     )
@@ -94,18 +102,18 @@ def apart() -> dg.AssetCheckResult:
     return dg.AssetCheckResult(passed=True)
 
 
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-def test_a_check_that_is_defined_apart_is_no_step_of_the_job(
+@both_forms
+def test_separate_check_is_no_step_of_the_job(
     build: Callable[..., dg.Definitions],
 ) -> None:
-    """It takes no batch: executed again alone, it would look at no claim and give no sign."""
+    """It takes no batch."""
     made = build(kafka=kafka(), assets=[with_check], name="orders")
     both = dg.Definitions.merge(made, dg.Definitions(asset_checks=[apart]))
     graph = both.resolve_job_def("orders").asset_layer.asset_graph
     assert {key.name for key in graph.asset_check_keys} == {"own"}
 
 
-def test_the_sensor_is_off_until_it_is_turned_on() -> None:
+def test_sensor_is_stopped_by_default() -> None:
     """Loading code must not join a group."""
     defs = build_kafka_batch_defs(
         kafka=kafka(), assets=[asset()], name="orders", job_tags={"team": "etl"}
@@ -117,13 +125,8 @@ def test_the_sensor_is_off_until_it_is_turned_on() -> None:
     assert defs.resolve_job_def("orders").tags["team"] == "etl"
 
 
-def test_the_offsets_are_an_asset_behind_the_others_with_a_partition_for_each_topic_partition() -> (
-    None
-):
-    """Dagster plots row counts, lag and drains for each partition of the asset.
-
-    A Dagster partition for each range would be too many within days.
-    """
+def test_offsets_are_an_asset_with_a_partition_for_each_topic_partition() -> None:
+    """A Dagster partition for each range would be too many within days."""
     defs = build_kafka_batch_defs(kafka=kafka(), assets=[asset("first"), asset("second")])
     graph = defs.resolve_asset_graph()
     group = GroupAssets.of("etl")
@@ -136,32 +139,23 @@ def test_the_offsets_are_an_asset_behind_the_others_with_a_partition_for_each_to
     assert dg.AssetCheckKey(group.offsets, STOPPED_CHECK) in graph.asset_check_keys
 
 
-@dg.asset
-def streamed(kafka_batch: KafkaBatch) -> None:
-    """Never executed."""
-
-
-both_forms = pytest.mark.parametrize(
-    ("build", "made"), [(build_kafka_batch_defs, asset()), (build_kafka_stream_defs, streamed)]
-)
-
-
 K8S = {"pod_spec_config": {"termination_grace_period_seconds": 70}}
 
 
 @both_forms
-def test_a_tag_may_be_a_block_and_reaches_runs_as_json(
-    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition
+def test_tag_that_is_a_block_reaches_runs_as_json(
+    build: Callable[..., dg.Definitions],
 ) -> None:
-    """As dagster-k8s reads it."""
-    defs = build(kafka=kafka(), assets=[made], name="orders", job_tags={"dagster-k8s/config": K8S})
+    defs = build(
+        kafka=kafka(), assets=[streamed], name="orders", job_tags={"dagster-k8s/config": K8S}
+    )
     assert json.loads(defs.resolve_job_def("orders").run_tags["dagster-k8s/config"]) == K8S
 
 
-def test_another_value_of_a_tag_is_new_code_of_streaming_runs(
+def test_changed_tag_is_new_code_of_streaming_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A longer grace must reach the pods that live. In which order tags stand is no matter."""
+    """A longer grace period must reach the live pods."""
     versions: list[str] = []
 
     def noted(_functions: object, settings: str) -> str:
@@ -181,12 +175,11 @@ def test_another_value_of_a_tag_is_new_code_of_streaming_runs(
 
 
 @both_forms
-def test_a_group_has_its_lag_as_an_asset_and_a_check_of_it_once_there_is_a_limit(
-    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition
+def test_group_has_a_lag_asset_and_a_lag_check_with_a_limit(
+    build: Callable[..., dg.Definitions],
 ) -> None:
-    """Dagster plots an asset without partitions over time. Nobody else knows what is too much."""
     group = GroupAssets.of("etl")
-    graph = build(kafka=kafka(), assets=[made]).resolve_asset_graph()
+    graph = build(kafka=kafka(), assets=[streamed]).resolve_asset_graph()
     assert graph.get(group.lag).partitions_def is None
     usual = {
         dg.AssetCheckKey(group.offsets, STOPPED_CHECK),
@@ -195,17 +188,16 @@ def test_a_group_has_its_lag_as_an_asset_and_a_check_of_it_once_there_is_a_limit
     }
     assert graph.asset_check_keys == usual
     for limit in ({"lag_within_records": 0}, {"lag_within_s": 60.0}):
-        graph = build(kafka=kafka(), assets=[made], **limit).resolve_asset_graph()
+        graph = build(kafka=kafka(), assets=[streamed], **limit).resolve_asset_graph()
         assert graph.asset_check_keys - usual == {dg.AssetCheckKey(group.lag, LAG_CHECK)}
     with pytest.raises(ConfigurationError, match="lag_within_s=-1 must be a number above 0"):
-        build(kafka=kafka(), assets=[made], lag_within_s=-1)
+        build(kafka=kafka(), assets=[streamed], lag_within_s=-1)
 
 
 @both_forms
-def test_the_topics_are_upstream_of_the_assets(
-    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition, monkeypatch: pytest.MonkeyPatch
+def test_topics_are_upstream_of_the_assets(
+    build: Callable[..., dg.Definitions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lineage begins where the records come from. A second group of a topic has the same."""
     monkeypatch.setenv("TOPIC", "returns")
     resource = KafkaConsumerResource(
         bootstrap_servers="kafka:9092",
@@ -219,38 +211,35 @@ def test_the_topics_are_upstream_of_the_assets(
         kafka_key="k",
         batch_key="b2",
     )
-    graph = dg.Definitions.merge(build(kafka=resource, assets=[made]), other).resolve_asset_graph()
+    graph = dg.Definitions.merge(
+        build(kafka=resource, assets=[streamed]), other
+    ).resolve_asset_graph()
     topics = {dg.AssetKey(["kafka_topics", topic]) for topic in ("orders", "returns")}
     assert {key for key in graph.get_all_asset_keys() if key.path[0] == "kafka_topics"} == topics
     assert {kind for key in topics for kind in graph.get(key).kinds} == {"kafka"}
-    assert graph.get(made.key).parent_keys == topics
-    assert graph.get(GroupAssets.of("etl").offsets).parent_keys == {made.key}
+    assert graph.get(streamed.key).parent_keys == topics
+    assert graph.get(GroupAssets.of("etl").offsets).parent_keys == {streamed.key}
 
 
 @both_forms
-def test_the_topics_can_be_left_out(
-    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition
-) -> None:
-    """Dagster changes the deps of an asset only once, and somebody may have to."""
-    graph = build(kafka=kafka(), assets=[made], show_topics=False).resolve_asset_graph()
-    assert not graph.get(made.key).parent_keys
+def test_topics_can_be_left_out(build: Callable[..., dg.Definitions]) -> None:
+    """Dagster changes the deps of an asset only once."""
+    graph = build(kafka=kafka(), assets=[streamed], show_topics=False).resolve_asset_graph()
+    assert not graph.get(streamed.key).parent_keys
 
 
-def test_an_asset_whose_deps_were_changed_has_no_topics_upstream() -> None:
-    """Dagster changes them only once."""
+def test_asset_with_changed_deps_has_no_topics_upstream() -> None:
     changed = asset().map_asset_specs(lambda spec: spec.merge_attributes(deps=["customers"]))
     graph = build_kafka_batch_defs(kafka=kafka(), assets=[changed]).resolve_asset_graph()
     assert graph.get(changed.key).parent_keys == {dg.AssetKey("customers")}
 
 
 @both_forms
-def test_the_committed_offsets_are_stale_after_a_while_if_that_is_wanted(
-    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition
+def test_commit_within_s_is_a_freshness_policy_of_the_offsets(
+    build: Callable[..., dg.Definitions],
 ) -> None:
-    """Dagster's own alerts go by it."""
-
     def offsets(**settings: float) -> dg.FreshnessPolicy | None:
-        graph = build(kafka=kafka(), assets=[made], **settings).resolve_asset_graph()
+        graph = build(kafka=kafka(), assets=[streamed], **settings).resolve_asset_graph()
         return graph.get(GroupAssets.of("etl").offsets).freshness_policy
 
     assert offsets() is None
@@ -259,8 +248,7 @@ def test_the_committed_offsets_are_stale_after_a_while_if_that_is_wanted(
         offsets(commit_within_s=59)
 
 
-def test_two_groups_live_in_one_code_location() -> None:
-    """Each with a name and resource keys of its own."""
+def test_two_groups_load_in_one_code_location() -> None:
     two = dg.Definitions.merge(
         *(
             build_kafka_batch_defs(
@@ -285,150 +273,86 @@ def test_two_groups_live_in_one_code_location() -> None:
     } == {GroupAssets.of("orders").offsets, GroupAssets.of("clicks").offsets}
 
 
-@pytest.mark.parametrize("key", ["kafka", "kafka_batch"])
-def test_a_resource_key_that_is_taken_is_refused(key: str) -> None:
-    """One of the two would be used for both, silently."""
-    with pytest.raises(
-        ConfigurationError, match=f"the resource key '{key}' is used by orders itself"
-    ):
-        build_kafka_batch_defs(
-            kafka=kafka(), assets=[asset()], name="orders", resources={key: object()}
-        )
+SECRET = "hunter2"  # noqa: S105 - the secret that must not be seen
 
 
-def test_a_job_cannot_be_called_like_its_asset() -> None:
-    """Dagster refuses it too, but speaks of conflicting definitions."""
-    with pytest.raises(ConfigurationError, match="work is the name of an asset and of the job"):
-        build_kafka_batch_defs(kafka=kafka(), assets=[asset("work")], name="work")
+def spark(**settings: Any) -> dict[str, Any]:  # noqa: ANN401 - settings of all kinds
+    return {"spark": KafkaSparkResource(**settings)}
 
 
+def registry(**settings: Any) -> dict[str, Any]:  # noqa: ANN401 - as above
+    made = SchemaRegistryResource(**{"url": "https://registry", **settings})
+    return {"resources": {"registry": made}}
+
+
+def client(**settings: Any) -> dict[str, Any]:  # noqa: ANN401 - as above
+    return {"kafka": kafka(**settings)}
+
+
+@both_forms
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("given", "named"),
     [
-        ({"sasl_password": "hunter2"}, "sasl_password"),
-        ({"client_config": {"ssl.key.password": "hunter2"}}, "client_config['ssl.key.password']"),
-        (
-            {"client_config": {"kafka.sasl.jaas.config": "hunter2"}},
-            "client_config['kafka.sasl.jaas.config']",
+        (client(sasl_password=SECRET), "sasl_password"),
+        *(
+            (client(client_config={name: value}), f"client_config['{name}']")
+            for name, value in {
+                "ssl.key.password": SECRET,
+                "kafka.sasl.jaas.config": SECRET,
+                "ssl.key.pem": SECRET,
+                "sasl.oauthbearer.assertion.private.key.pem": SECRET,
+                "sasl.oauthbearer.assertion.private.key.passphrase": SECRET,
+                "sasl.oauthbearer.config": f"principal=me secret={SECRET}",
+            }.items()
         ),
-        ({"client_config": {"ssl.key.pem": "hunter2"}}, "client_config['ssl.key.pem']"),
-        (
-            {"client_config": {"sasl.oauthbearer.assertion.private.key.pem": "hunter2"}},
-            "client_config['sasl.oauthbearer.assertion.private.key.pem']",
+        *(
+            (spark(remote=f"sc://{remote}"), f"{named} in remote")
+            for remote, named in {
+                "spark:15002/;token=hunter2": "the token",
+                "spark:15002/;use_ssl=true;authorization=hunter2": "the authorization",
+                "spark:15002/;hunter2": "a parameter without a name",
+                "me:hunter2@spark:15002": "the login",
+                "spark:15002/token=hunter2": "the login",
+            }.items()
         ),
-        (
-            {"client_config": {"sasl.oauthbearer.assertion.private.key.passphrase": "hunter2"}},
-            "client_config['sasl.oauthbearer.assertion.private.key.passphrase']",
-        ),
-        (
-            {"client_config": {"sasl.oauthbearer.config": "principal=me secret=hunter2"}},
-            "client_config['sasl.oauthbearer.config']",
-        ),
-        (
-            {"spark": KafkaSparkResource(remote="sc://spark:15002/;token=hunter2")},
-            "the token in remote",
-        ),
-        (
-            {
-                "spark": KafkaSparkResource(
-                    remote="sc://spark:15002/;use_ssl=true;authorization=hunter2"
-                )
-            },
-            "the authorization in remote",
-        ),
-        (
-            {"spark": KafkaSparkResource(remote="sc://spark:15002/;hunter2")},
-            "a parameter without a name in remote",
+        *(
+            (spark(spark_config={name: value}), f"spark_config['{name}']")
+            for name, value in {
+                "spark.hadoop.fs.s3a.secret.key": SECRET,
+                "spark.hadoop.fs.azure.account.key.x.net": SECRET,
+                "spark.jars.repositories": f"https://me:{SECRET}@jars",
+                "spark.driver.extraJavaOptions": f"-Da.password={SECRET}",
+            }.items()
         ),
         (
-            {"spark": KafkaSparkResource(remote="sc://me:hunter2@spark:15002")},
-            "the login in remote",
-        ),
-        (
-            {"spark": KafkaSparkResource(remote="sc://spark:15002/token=hunter2")},
-            "the login in remote",
-        ),
-        (
-            {
-                "spark": KafkaSparkResource(
-                    spark_config={"spark.hadoop.fs.s3a.secret.key": "hunter2"}
-                )
-            },
-            "spark_config['spark.hadoop.fs.s3a.secret.key']",
-        ),
-        (
-            {
-                "spark": KafkaSparkResource(
-                    spark_config={"spark.hadoop.fs.azure.account.key.x.net": "hunter2"}
-                )
-            },
-            "spark_config['spark.hadoop.fs.azure.account.key.x.net']",
-        ),
-        (
-            {
-                "spark": KafkaSparkResource(
-                    spark_config={"spark.jars.repositories": "https://me:hunter2@jars"}
-                )
-            },
-            "spark_config['spark.jars.repositories']",
-        ),
-        (
-            {
-                "spark": KafkaSparkResource(
-                    spark_config={"spark.driver.extraJavaOptions": "-Da.password=hunter2"}
-                )
-            },
-            "spark_config['spark.driver.extraJavaOptions']",
-        ),
-        (
-            {"spark": KafkaSparkResource(kafka_options={"kafka.sasl.jaas.config": "hunter2"})},
+            spark(kafka_options={"kafka.sasl.jaas.config": SECRET}),
             "kafka_options['kafka.sasl.jaas.config']",
         ),
-    ],
-)
-def test_a_secret_that_stands_in_the_code_is_refused(settings: dict[str, Any], named: str) -> None:
-    """Dagster stores definitions and shows them.
-
-    A secret in them is in its database, in its pages and in its API.
-    """
-    spark = settings.pop("spark", None)
-    with pytest.raises(ConfigurationError) as refused:
-        build_kafka_batch_defs(kafka=kafka(**settings), assets=[asset()], spark=spark)
-    assert f"{named} of kafka_batches is given as a plain text" in str(refused.value)
-    assert "hunter2" not in str(refused.value)
-
-
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"username": "etl", "password": "hunter2"}, "password of registry"),
-        ({"token": "hunter2"}, "token of registry"),
+        (registry(username="etl", password=SECRET), "password of registry"),
+        (registry(token=SECRET), "token of registry"),
         (
-            {"client_config": {"bearer.auth.client.secret": "hunter2"}},
+            registry(client_config={"bearer.auth.client.secret": SECRET}),
             "client_config of registry['bearer.auth.client.secret']",
         ),
         (
-            {"client_config": {"basic.auth.user.info": "etl:hunter2"}},
+            registry(client_config={"basic.auth.user.info": f"etl:{SECRET}"}),
             "client_config['basic.auth.user.info'] of registry",
         ),
-        ({"url": "https://etl:hunter2@registry"}, "the login in url of registry"),
+        (registry(url=f"https://etl:{SECRET}@registry"), "the login in url of registry"),
     ],
+    ids=str,
 )
-def test_a_secret_of_a_registry_that_stands_in_the_code_is_refused(
-    build: Any,  # noqa: ANN401 - either function
-    settings: dict[str, Any],
-    named: str,
+def test_secret_in_the_code_is_refused(
+    build: Callable[..., dg.Definitions], given: dict[str, Any], named: str
 ) -> None:
-    """As those of Kafka and of Spark are."""
-    registry = SchemaRegistryResource(**{"url": "https://registry", **settings})
+    """Dagster stores and shows definitions: in its database, its pages and its API."""
     with pytest.raises(ConfigurationError) as refused:
-        build(kafka=kafka(), assets=[asset()], resources={"registry": registry}, name="orders")
+        build(**{"kafka": kafka(), "assets": [streamed], "name": "orders", **given})
     assert f"{named} of orders is given as a plain text" in str(refused.value)
-    assert "hunter2" not in str(refused.value)
+    assert SECRET not in str(refused.value)
 
 
-def test_a_run_cannot_redirect_a_registry() -> None:
+def test_run_cannot_redirect_a_registry() -> None:
     """An address in a run's config would collect the login."""
     token = dg.EnvVar("REGISTRY_TOKEN")
     defs = build_kafka_batch_defs(
@@ -442,24 +366,18 @@ def test_a_run_cannot_redirect_a_registry() -> None:
     assert "REGISTRY_TOKEN" not in stored
 
 
+AWS_LOGIN = "software.amazon.msk.auth.iam.IAMLoginModule"
+
+
 @pytest.mark.parametrize(
-    "spark",
+    "given",
     [
         {"remote": "sc://spark:15002/;use_ssl=true;user_id=etl"},
         {"spark_config": {"spark.hadoop.fs.s3a.secret.key": dg.EnvVar("ETL_SECRET")}},
         {"spark_config": {"spark.hadoop.fs.s3a.aws.credentials.provider": "a.b.SecretProvider"}},
-        {
-            "spark_config": {
-                "spark.ssl.keyStorePasswordFile": "/etc/x",
-                "spark.sql.shuffle.partitions": 8,
-                "spark.ui.enabled": False,
-            }
-        },
-        {
-            "kafka_options": {
-                "kafka.sasl.jaas.config": "software.amazon.msk.auth.iam.IAMLoginModule required;"
-            }
-        },
+        {"spark_config": {"spark.ssl.keyStorePasswordFile": "/etc/x", "spark.ui.enabled": False}},
+        {"spark_config": {"spark.sql.shuffle.partitions": 8}},
+        {"kafka_options": {"kafka.sasl.jaas.config": f"{AWS_LOGIN} required;"}},
         {
             "kafka_options": {
                 "kafka.sasl.jaas.config": 'Login required password="${env:KAFKA_PASSWORD}";'
@@ -467,29 +385,25 @@ def test_a_run_cannot_redirect_a_registry() -> None:
         },
     ],
 )
-def test_what_is_no_secret_may_stand_in_the_code(spark: dict[str, Any]) -> None:
-    """A refusal that is wrong teaches people to get around it."""
+def test_setting_without_a_secret_may_stand_in_the_code(given: dict[str, Any]) -> None:
+    """A wrong refusal teaches people to get around it."""
     dg.Definitions.validate_loadable(
-        build_kafka_batch_defs(kafka=kafka(), assets=[asset()], spark=KafkaSparkResource(**spark))
+        build_kafka_batch_defs(kafka=kafka(), assets=[asset()], **spark(**given))
     )
 
 
-def test_no_setting_of_the_resources_is_in_the_stored_definitions(
+def test_stored_definitions_have_no_setting_of_a_resource(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What Dagster stores of a job is shown to everybody.
-
-    It must have no secret, and nothing that a run could override.
-    """
+    """It could be a secret, or overridden by a run."""
     monkeypatch.setenv("ETL_SECRET", "hunter2")
     secret = dg.EnvVar("ETL_SECRET")
-    spark = KafkaSparkResource(remote=secret)
     defs = build_kafka_batch_defs(
         kafka=kafka(
             sasl_password=secret, client_config={"ssl.key.password": secret, "client.id": "blue"}
         ),
         assets=[asset()],
-        spark=spark,
+        **spark(remote=secret),
     )
     stored = dg.serialize_value(defs.resolve_job_def("kafka_batches").get_job_snapshot())
     assert '"kafka_batch"' in stored
@@ -497,48 +411,9 @@ def test_no_setting_of_the_resources_is_in_the_stored_definitions(
         assert setting not in stored
 
 
-@dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
-def daily(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
-    """Has partitions, and no run of it would have one."""
-
-
-@dg.asset(automation_condition=dg.AutomationCondition.eager())
-def eager(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
-    """Declarative Automation starts runs of it, without a batch."""
-
-
-_RED_LATER = dg.AssetCheckSpec(
-    "red", asset="checked", automation_condition=dg.AutomationCondition.eager()
-)
-
-
-@dg.asset(check_specs=[_RED_LATER])
-def checked(kafka_batch) -> dg.MaterializeResult:  # type: ignore[no-untyped-def, type-arg] # noqa: ANN001, ARG001 - as above
-    """Declarative Automation starts runs of its check, which are runs of the asset."""
-    return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
-
-
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-@pytest.mark.parametrize(
-    ("refused", "why"),
-    [
-        (daily, "^asset daily of orders has a partitions_def.* key the output by the ranges"),
-        (eager, "^asset eager of orders has an automation_condition.* would have no batch: remove"),
-        (checked, "^check red of asset checked of orders has an automation_condition"),
-    ],
-)
-def test_what_no_run_with_a_batch_would_serve_is_refused(
-    build: Callable[..., dg.Definitions], refused: dg.AssetsDefinition, why: str
-) -> None:
-    """Dagster takes it, and starts runs that fail, or materialises without a partition."""
-    with pytest.raises(ConfigurationError, match=why):
-        build(kafka=kafka(), assets=[refused], name="orders")
-
-
-def test_assets_behind_those_of_a_batch_may_have_partitions_and_conditions() -> None:
-    """As the refusals advise: the condition is what the text of one says."""
+def test_downstream_assets_may_have_partitions_and_conditions() -> None:
     with pytest.raises(ConfigurationError) as refused:
-        build_kafka_batch_defs(kafka=kafka(), assets=[eager], name="orders")
+        build_kafka_batch_defs(kafka=kafka(), assets=[asset_table.automated], name="orders")
     (advised,) = re.findall(r"such as (dg\..*), since", str(refused.value))
     condition = eval(advised)  # noqa: S307 - as a reader pastes it
     assert ~dg.AutomationCondition.any_deps_in_progress() not in condition.children
@@ -555,84 +430,211 @@ def test_assets_behind_those_of_a_batch_may_have_partitions_and_conditions() -> 
     dg.Definitions.validate_loadable(dg.Definitions.merge(made, dg.Definitions([behind])))
 
 
-def test_without_assets_there_is_nothing_to_run() -> None:
-    """An empty selection would select every asset, or none, with a message about neither."""
-    with pytest.raises(ConfigurationError, match="orders has no assets"):
-        build_kafka_batch_defs(kafka=kafka(), assets=[], name="orders")
-
-
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-@pytest.mark.parametrize("keys", [{"kafka_key": "kafka_batch"}, {"spark_key": "kafka"}])
-def test_one_resource_key_for_two_things_is_refused(
-    build: Callable[..., dg.Definitions], keys: dict[str, str]
-) -> None:
-    """One of the two would be in the place of the other, and each tick would fail."""
-    with pytest.raises(ConfigurationError, match="of orders stands for two things"):
-        build(kafka=kafka(), assets=[streamed], name="orders", **keys)
-
-
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-@pytest.mark.parametrize("given", ["orders", lambda: None], ids=["text", "function"])
-def test_what_is_no_asset_with_a_function_is_refused_in_words(
-    build: Callable[..., dg.Definitions], given: object
-) -> None:
-    """Each has a name like an asset, and an AttributeError says nothing about it."""
-    with pytest.raises(ConfigurationError, match=r"assets of orders has .*: give what @dg\.asset"):
-        build(kafka=kafka(), assets=[given], name="orders")
-
-
-def made_as(key: list[str]) -> dg.AssetsDefinition:
-    @dg.asset(key=key)
-    def made(kafka_batch: KafkaBatch) -> None:
-        """Never called."""
-
-    return made
-
-
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-@pytest.mark.parametrize(
-    ("keys", "shown"),
-    [((["a", "b"], ["a", "b"]), "a/b"), ((["a", "b"], ["a__b"]), "a/b and a__b")],
-    ids=["same key", "same name"],
+_RED_LATER = dg.AssetCheckSpec(
+    "red", asset="checked", automation_condition=dg.AutomationCondition.eager()
 )
-def test_two_definitions_of_one_asset_are_refused(
-    build: Callable[..., dg.Definitions], keys: tuple[list[str], ...], shown: str
-) -> None:
-    """A streaming run would call both for each batch."""
-    given = list(map(made_as, keys))
-    with pytest.raises(ConfigurationError, match=f"of orders has two definitions of {shown}: "):
-        build(kafka=kafka(), assets=given, name="orders")
 
 
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-def test_an_asset_that_is_given_twice_is_refused(build: Callable[..., dg.Definitions]) -> None:
-    """As two definitions of it."""
-    with pytest.raises(ConfigurationError, match="of orders has two definitions of streamed: "):
-        build(kafka=kafka(), assets=[streamed, streamed], name="orders")
+@dg.asset(check_specs=[_RED_LATER])
+def checked(kafka_batch) -> dg.MaterializeResult:  # type: ignore[no-untyped-def, type-arg] # noqa: ANN001, ARG001 - Dagster evaluates it
+    """Declarative Automation starts runs of its check, which are runs of the asset."""
+    return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
 
 
 class Other(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A resource of another kind, as that of dagster-pyspark is."""
 
 
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"assets": streamed}, r"assets of orders is no list: give assets=\[\.\.\.\]"),
-        ({"assets": dg.Definitions(assets=[streamed])}, "assets of orders is no list: give assets"),
-        ({"spark": Other()}, "spark of orders is a Other: .* belongs into `resources`"),
-        ({"kafka": Other()}, "kafka of orders is a Other: give a KafkaConsumerResource"),
-        ({"lag_within_records": 0.5}, r"lag_within_records=0\.5 of orders must be a whole number"),
-        ({"commit_within_s": "1h"}, "commit_within_s='1h' of orders must be a number of seconds"),
+@dg.op
+def _counted() -> int:
+    return 0
+
+
+@dg.graph_asset(name="inner")
+def _graph() -> Any:  # noqa: ANN401 - Dagster's own type of a step's output
+    return _counted()
+
+
+@dg.asset(config_schema={"day": str}, required_resource_keys={"kafka_batch"})
+def needs_day() -> None:
+    """Never executed."""
+
+
+@dg.resource(config_schema={"path": str})
+def lake_by_function(_context: dg.InitResourceContext) -> str:
+    return ""
+
+
+@dg.resource(required_resource_keys={"lake"})
+def behind_lake(_context: dg.InitResourceContext) -> str:
+    return ""
+
+
+@dg.asset
+def in_lake(kafka_batch: KafkaBatch, lake: dg.ResourceParam[object]) -> None:
+    """Never executed."""
+
+
+@dg.asset
+def behind(kafka_batch: KafkaBatch, house: dg.ResourceParam[object]) -> None:
+    """Never executed."""
+
+
+@dg.op
+def flaky(kafka_batch: KafkaBatch) -> int:
+    return kafka_batch.records
+
+
+@dg.graph_asset
+def retried_inside() -> int:
+    made: int = flaky.with_retry_policy(dg.RetryPolicy(max_retries=1))()
+    return made
+
+
+@dg.multi_asset(
+    specs=[
+        dg.AssetSpec("first", skippable=True),
+        dg.AssetSpec("third", deps=["second"], skippable=True),
     ],
-    ids=["asset", "definitions", "spark", "kafka", "whole", "seconds"],
+    can_subset=True,
 )
-def test_an_argument_of_another_type_is_refused_by_name(
-    build: Callable[..., dg.Definitions], given: dict[str, Any], message: str
+def around(kafka_batch: KafkaBatch):  # type: ignore[no-untyped-def] # noqa: ANN201 - several outputs
+    """Never called."""
+
+
+def made_as(*key: str, **options: Any) -> dg.AssetsDefinition:  # noqa: ANN401 - options of all kinds
+    def make(kafka_batch: KafkaBatch) -> None:
+        """Never called."""
+
+    made: dg.AssetsDefinition = dg.asset(key=[*key], **options)(make)
+    return made
+
+
+def with_own_rate(name: str, rate: int) -> dg.AssetsDefinition:
+    def make(kafka_batch: KafkaBatch, rate: asset_table.Rate) -> None:
+        """Never called."""
+
+    own = asset_table.Rate(rate=rate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # of `resource_defs`
+        made: dg.AssetsDefinition = dg.asset(name=name, resource_defs={"rate": own})(make)
+    return made
+
+
+AT_LAUNCH = Lake.configure_at_launch()
+WAITS = r"the resource '(lake|house)' of job orders is configured at launch"
+NO_LIST = r"assets of orders is no list: give assets=\[\.\.\.\]"
+NO_ASSET = r"assets of orders has .*: give what @dg\.asset"
+NO_BATCH = "of job orders does not take the resource 'kafka_batch'"
+TWICE = "of orders has two definitions of"
+CONFIG = "takes run config, which no batch has: .* a resource"
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    # Assets that no run with a batch would serve
+    (
+        BOTH,
+        {"assets": [asset_table.by_day]},
+        "^asset by_day of orders has a partitions_def.* key t",
+    ),
+    (BOTH, {"assets": [asset_table.automated]}, "^asset automated of orders has an automation_con"),
+    (BOTH, {"assets": [checked]}, "^check red of asset checked of orders has an automation_condit"),
+    # A step without its batch could be executed again alone, beside the next run.
+    (BATCH, {"assets": [asset(), dg.asset(name="outer")(lambda: None)]}, f"^outer {NO_BATCH}"),
+    (BATCH, {"assets": [asset(), _graph]}, f"^_counted {NO_BATCH}"),
+    # The sensor gives a run its batch alone: Dagster would refuse each run that it requests.
+    (BATCH, {"assets": [asset_table.needs_config]}, "needs_config of job orders needs run config"),
+    (BATCH, {"assets": [needs_day]}, "needs_day of job orders needs run config"),
+    (BOTH, {"assets": [in_lake], "resources": {"lake": AT_LAUNCH}}, WAITS),
+    (BOTH, {"assets": [in_lake], "resources": {"lake": lake_by_function}}, WAITS),
+    (
+        BOTH,
+        {"assets": [behind], "resources": {"lake": lake_by_function, "house": behind_lake}},
+        WAITS,
+    ),
+    (
+        BOTH,
+        {"assets": [behind], "resources": {"lake": AT_LAUNCH, "house": House(lake=AT_LAUNCH)}},
+        WAITS,
+    ),
+    # Dagster would begin the step again in a run that a hold, or its lease, has interrupted.
+    (
+        BATCH,
+        {"assets": [asset_table.retried]},
+        "retried of job orders has a retry_policy.*attempts",
+    ),
+    (BATCH, {"assets": [retried_inside]}, "flaky of job orders has a retry_policy.*attempts"),
+    # Assets that a streaming run cannot call for each batch
+    (STREAM, {"assets": [asset_table.without_batch]}, "without_batch does not take the batch"),
+    (
+        STREAM,
+        {"assets": [asset_table.takes_value]},
+        "takes_value takes 'returns_value', which is neither a resource nor the batch",
+    ),
+    (STREAM, {"assets": [_graph]}, "inner is not made by one decorated function"),
+    (STREAM, {"assets": [asset_table.pooled]}, "pooled has a pool, .* by the argument `runs`"),
+    (
+        STREAM,
+        {"assets": [asset_table.retried]},
+        "retried has a retry_policy, .* `max_attempts` of the group",
+    ),
+    (STREAM, {"assets": [asset_table.hooked]}, "hooked has hooks, which no batch would call"),
+    (STREAM, {"assets": [asset_table.has_config]}, f"has_config {CONFIG}"),
+    (STREAM, {"assets": [asset_table.has_schema]}, f"has_schema {CONFIG}"),
+    # Dagster splits such a multi-asset into two steps; a batch calls its function once.
+    (
+        STREAM,
+        {"assets": [made_as("second", deps=["first"]), around]},
+        "assets first, third and second depend on each other, .*: make them one dg.multi_asset",
+    ),
+    (
+        STREAM,
+        {"assets": [with_own_rate("one", 1), with_own_rate("two", 2)]},
+        "asset two has another resource 'rate' in",
+    ),
+    # Names and keys
+    (BOTH, {"resources": {"kafka": object()}}, "the resource key 'kafka' is used by orders itself"),
+    (
+        BOTH,
+        {"resources": {"kafka_batch": object()}},
+        "the resource key 'kafka_batch' is used by or",
+    ),
+    (BOTH, {"kafka_key": "kafka_batch"}, "of orders stands for two things"),
+    (BOTH, {"spark_key": "kafka"}, "of orders stands for two things"),
+    (BOTH, {"name": "streamed"}, "streamed is the name of an asset and of the job"),
+    (BOTH, {"assets": [made_as("a", "b"), made_as("a", "b")]}, f"{TWICE} a/b: "),
+    (BOTH, {"assets": [made_as("a", "b"), made_as("a__b")]}, f"{TWICE} a/b and a__b: "),
+    (BOTH, {"assets": [streamed, streamed]}, f"{TWICE} streamed: "),
+    # Arguments of another type
+    (BOTH, {"assets": []}, "orders has no assets"),
+    (BOTH, {"assets": ["orders"]}, NO_ASSET),
+    (BOTH, {"assets": [lambda: None]}, NO_ASSET),
+    (BOTH, {"assets": streamed}, NO_LIST),
+    (BOTH, {"assets": dg.Definitions(assets=[streamed])}, NO_LIST),
+    (BOTH, {"spark": Other()}, "spark of orders is a Other: .* belongs into `resources`"),
+    (BOTH, {"kafka": Other()}, "kafka of orders is a Other: give a KafkaConsumerResource"),
+    (BOTH, {"lag_within_records": 0.5}, r"lag_within_records=0\.5 of orders must be a whole numb"),
+    (BOTH, {"lag_within_s": -1}, "lag_within_s=-1 .*must be a number above 0"),
+    (BOTH, {"commit_within_s": "1h"}, "commit_within_s='1h' of orders must be a number of seconds"),
+    (BOTH, {"commit_within_s": 59}, "commit_within_s=59 .*must be at least 60"),
+    (STREAM, {"runs": -1}, "runs=-1 of orders must be at least 0"),
+    (STREAM, {"runs": 1.5}, r"runs=1\.5 of orders must be a whole number"),
+    (STREAM, {"runs": "2"}, "runs='2' of orders must be a whole number"),
+    (STREAM, {"max_run_s": "1h"}, "max_run_s='1h' of orders must be a number of seconds"),
+    (STREAM, {"max_run_s": float("nan")}, "max_run_s=nan of orders must be a number of seconds"),
+    (STREAM, {"max_run_s": 1.0}, "max_run_s=1 of orders must be at least 60"),
+    # Otherwise the assets would be named after the variable.
+    (BOTH, client(group_id=dg.EnvVar("NOT_SET")), "environment variable NOT_SET, which is not set"),
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "why"),
+    [(build, given, why) for builds, given, why in REFUSED for build in builds],
+)
+def test_definitions_that_cannot_work_are_refused(
+    build: Callable[..., dg.Definitions], given: dict[str, Any], why: str
 ) -> None:
-    """A TypeError from within says neither which argument it was nor what to give."""
-    with pytest.raises(ConfigurationError, match=message):
+    """Where the code loads, and not in a run or a tick, hours later."""
+    with pytest.raises(ConfigurationError, match=why):
         build(**{"kafka": kafka(), "assets": [streamed], "name": "orders", **given})
 
 
@@ -669,14 +671,13 @@ def test_settings_that_each_tick_would_refuse_do_not_load(
     settings: dict[str, Any],
     message: str,
 ) -> None:
-    """A deploy with them would stop the group, although `dg check defs` was content."""
     monkeypatch.setenv("ETL_GROUP", "etl")
     for group_id in ("etl", dg.EnvVar("ETL_GROUP")):
         with pytest.raises(ConfigurationError, match=message):
             build(kafka=kafka(group_id, **settings), assets=[streamed], name="orders")
 
 
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@both_forms
 @pytest.mark.parametrize(
     "settings",
     [
@@ -686,171 +687,36 @@ def test_settings_that_each_tick_would_refuse_do_not_load(
     ],
     ids=["number", "text", "client"],
 )
-def test_settings_that_are_variables_are_left_to_the_tick(
+def test_settings_from_variables_are_left_to_the_tick(
     build: Callable[..., dg.Definitions], settings: dict[str, Any]
 ) -> None:
-    """Where the code is checked, they need not be set."""
     build(kafka=kafka(**settings), assets=[streamed], name="orders")
 
 
-@dg.op
-def _counted() -> int:
-    return 0
-
-
-@dg.graph_asset(name="inner")
-def _graph() -> Any:  # noqa: ANN401 - Dagster's own type of a step's output
-    return _counted()
-
-
-@pytest.mark.parametrize(
-    ("other", "name"), [(dg.asset(name="outer")(lambda: None), "outer"), (_graph, "_counted")]
-)
-def test_a_step_that_does_not_take_its_batch_is_refused(
-    other: dg.AssetsDefinition, name: str
-) -> None:
-    """A step without its batch could be executed again alone, beside the next run.
-
-    It would look at no claim and give no sign of life.
-    """
-    with pytest.raises(
-        ConfigurationError, match=f"^{name} of job orders does not take the resource 'kafka_batch'"
-    ):
-        build_kafka_batch_defs(kafka=kafka(), assets=[asset(), other], name="orders")
-
-
-class Needed(dg.Config):
-    day: str
-
-
-def _needs_config(kafka_batch: KafkaBatch, config: Needed) -> None:
-    """Never executed."""
-
-
-_needs_config.__annotations__["config"] = Needed  # Dagster reads no text there
-needs_config = dg.asset(name="needs_config")(_needs_config)
-
-
-@dg.asset(config_schema={"day": str}, required_resource_keys={"kafka_batch"})
-def needs_day() -> None:
-    """Never executed."""
-
-
-@dg.asset(config_schema={"day": dg.Field(str, default_value="")}, required_resource_keys={"k"})
-def has_default() -> None:
-    """Never executed."""
-
-
-@pytest.mark.parametrize("needs", [needs_config, needs_day], ids=["class", "schema"])
-def test_an_asset_that_needs_run_config_is_refused(needs: dg.AssetsDefinition) -> None:
-    """The sensor gives a run its batch alone: Dagster would refuse each run that it requests."""
-    with pytest.raises(ConfigurationError, match=r"needs_.* of job orders needs run config"):
-        build_kafka_batch_defs(kafka=kafka(), assets=[needs], name="orders")
-    build_kafka_batch_defs(kafka=kafka(), assets=[has_default], batch_key="k", name="orders")
-
-
-@dg.resource(config_schema={"path": str})
-def lake_by_function(_context: dg.InitResourceContext) -> str:
-    return ""
-
-
-@dg.resource(required_resource_keys={"lake"})
-def behind_lake(_context: dg.InitResourceContext) -> str:
-    return ""
-
-
-@dg.asset
-def in_lake(kafka_batch: KafkaBatch, lake: dg.ResourceParam[object]) -> None:
-    """Never executed."""
-
-
-@dg.asset
-def behind(kafka_batch: KafkaBatch, house: dg.ResourceParam[object]) -> None:
-    """Never executed."""
-
-
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
-@pytest.mark.parametrize(
-    ("taker", "resources"),
-    [
-        (in_lake, {"lake": Lake.configure_at_launch()}),
-        (in_lake, {"lake": lake_by_function}),
-        (behind, {"lake": lake_by_function, "house": behind_lake}),
-        (
-            behind,
-            {"lake": (at_launch := Lake.configure_at_launch()), "house": House(lake=at_launch)},
-        ),
-    ],
-    ids=["class", "function", "behind another", "inside another"],
-)
-def test_a_resource_that_is_configured_at_launch_is_refused(
-    build: Callable[..., dg.Definitions], taker: dg.AssetsDefinition, resources: dict[str, Any]
-) -> None:
-    """The sensor gives a run its batch alone: Dagster would refuse each run that it requests."""
-    with pytest.raises(
-        ConfigurationError,
-        match=r"the resource '(lake|house)' of job orders is configured at launch",
-    ):
-        build(kafka=kafka(), assets=[taker], resources=resources, name="orders")
-
-
-@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@both_forms
 @pytest.mark.parametrize(
     "lake", [Lake(path="/data"), Lake(path=dg.EnvVar("NOT_SET")), Lake.configure_at_launch(path="")]
 )
-def test_a_resource_that_has_its_values_is_taken(
+def test_resource_that_has_its_values_is_accepted(
     build: Callable[..., dg.Definitions], lake: object
 ) -> None:
-    """Also from a variable; and one that no asset takes may wait for runs of other jobs."""
+    """One that no asset takes may wait for runs of other jobs."""
     resources = {"lake": lake, "house": lake_by_function}
     build(kafka=kafka(), assets=[in_lake], resources=resources, name="orders")
 
 
-@dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
-def retried(kafka_batch: KafkaBatch) -> None:
-    """Never executed."""
+def test_config_with_defaults_may_stay_in_per_batch_runs() -> None:
+    """Dagster needs no value of it."""
+    assets = [asset_table.has_config, asset_table.has_schema]
+    build_kafka_batch_defs(kafka=kafka(), assets=assets, name="orders")
 
 
-@dg.op
-def flaky(kafka_batch: KafkaBatch) -> int:
-    return kafka_batch.records
-
-
-@dg.graph_asset
-def retried_inside() -> int:
-    made: int = flaky.with_retry_policy(dg.RetryPolicy(max_retries=1))()
-    return made
-
-
-@pytest.mark.parametrize(
-    ("taker", "named"), [(retried, "retried"), (retried_inside, "flaky")], ids=["asset", "inside"]
-)
-def test_a_retry_policy_is_refused(taker: dg.AssetsDefinition, named: str) -> None:
-    """Dagster would begin the step again in a run that a hold, or its lease, has interrupted."""
-    with pytest.raises(
-        ConfigurationError, match=rf"{named} of job orders has a retry_policy.*attempts"
-    ):
-        build_kafka_batch_defs(kafka=kafka(), assets=[taker], name="orders")
-
-
-def test_a_group_id_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names assets, so it is needed when the code is loaded."""
+def test_group_id_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETL_GROUP", "etl-production")
     defs = build_kafka_batch_defs(kafka=kafka(dg.EnvVar("ETL_GROUP")), assets=[asset()])
     assert (
         GroupAssets.of("etl-production").offsets in defs.resolve_asset_graph().get_all_asset_keys()
     )
-
-
-def test_a_group_id_from_a_variable_that_is_not_set_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Otherwise the assets would be named after the variable."""
-    monkeypatch.delenv("ETL_GROUP", raising=False)
-    with pytest.raises(
-        ConfigurationError, match="environment variable ETL_GROUP, which is not set"
-    ):
-        build_kafka_batch_defs(kafka=kafka(dg.EnvVar("ETL_GROUP")), assets=[asset()])
 
 
 class Check:
@@ -901,18 +767,14 @@ def check() -> Iterator[Check]:
         yield Check(instance)
 
 
-def test_the_check_executed_by_hand_passes_while_work_goes_on(check: Check) -> None:
-    """The check looks for itself, so it answers while no member is there.
-
-    One failed run of two is no stop.
-    """
+def test_manual_check_passes_without_a_member(check: Check) -> None:
+    """One failed run of two is no stop."""
     check.group.committed[tp(0)] = claimed(0, 10, "b-1")
     check.fail()
     assert check.execute() == (True, "every partition goes on", [])
 
 
-def test_the_check_executed_by_hand_finds_every_reason_to_stop(check: Check) -> None:
-    """Runs that failed too often, and a text by somebody else; the reasons name what to look at."""
+def test_manual_check_finds_each_reason_to_stop(check: Check) -> None:
     check.group.committed[tp(0)] = claimed(0, 10, "b-1")
     check.group.committed[tp(1)] = OffsetAndMetadata(3, "spark-checkpoint-17")
     _, last = check.fail(), check.fail(attempt=2)
@@ -928,8 +790,7 @@ def test_the_check_executed_by_hand_finds_every_reason_to_stop(check: Check) -> 
     assert stopped == ["orders-0", "orders-1"]
 
 
-def test_the_check_says_the_error_and_links_the_run(check: Check) -> None:
-    """Else a person reads the id in a text, and looks for the run."""
+def test_manual_check_has_the_error_and_links_the_run(check: Check) -> None:
     check.group.committed[tp(0)] = claimed(0, 10, "b-1")
     _, last = check.fail(), check.fail(attempt=2, message="the warehouse is away")
     result = check.job.execute_in_process(instance=check.instance)
@@ -939,8 +800,7 @@ def test_the_check_says_the_error_and_links_the_run(check: Check) -> None:
     assert link == dg.MetadataValue.dagster_run(last.run_id)
 
 
-def test_the_check_executed_by_hand_finds_offsets_that_are_gone(check: Check) -> None:
-    """After retention the member shows the stop; by hand it must not look mended."""
+def test_manual_check_finds_deleted_offsets(check: Check) -> None:
     check.group.committed[tp(0)] = OffsetAndMetadata(2)
     check.group.committed[tp(1)] = OffsetAndMetadata(10)
     check.group.delete_before(tp(0), 5)
@@ -949,11 +809,8 @@ def test_the_check_executed_by_hand_finds_offsets_that_are_gone(check: Check) ->
     assert description.startswith("orders-0: Kafka's retention deleted records from offset 2 on")
 
 
-def test_the_check_executed_by_hand_judges_offsets_as_a_member_does(check: Check) -> None:
-    """When no member is there, only the check can say that offsets or records were lost.
-
-    A group may lose its offsets, and a topic its records.
-    """
+def test_manual_check_finds_lost_offsets_and_records(check: Check) -> None:
+    """Only this check can report them while no member is there."""
     catalogue = Catalogue(check.instance, GroupAssets.of(check.kafka.group_id), NO_MEMBER)
     for number in (0, 1):
         done = RecordCommit(span(number), 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None)

@@ -8,8 +8,9 @@ from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
 from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata
 from dagster_rebalance.core.partitions.state_machine import Phase
-from tests.core.story import play, stories
+from tests.core.story import play
 from tests.core.world import World, span, tp
+from tests.story import stories
 
 SETTINGS = {"ONE_RUN": EngineSettings(limits=BatchLimits(max_runs_in_flight=1))}
 

@@ -14,8 +14,9 @@ from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
-from tests.core.story import Script, play, stories
+from tests.core.story import Script, play
 from tests.core.world import span, tp
+from tests.story import stories
 
 BASE = EngineSettings(
     limits=BatchLimits(max_records_per_range=10),

@@ -13,8 +13,9 @@ from dagster_rebalance.core.partitions.owned import PendingWrite
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
 from dagster_rebalance.core.runs.retry import RetryBackoff
-from tests.core.story import play, stories
+from tests.core.story import play
 from tests.core.world import tp
+from tests.story import stories
 
 SEPARATE = EngineSettings(limits=BatchLimits(max_ranges_per_run=1))
 LETTERS = EngineSettings(max_attempts=1, dead_letter_topic="dead")

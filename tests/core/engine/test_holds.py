@@ -18,8 +18,9 @@ from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.commands import Cause
 from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.runs.liveness import Liveness
-from tests.core.story import play, stories
+from tests.core.story import play
 from tests.core.world import World, tp
+from tests.story import stories
 
 BASE = EngineSettings(
     limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(30, 5), lease_s=1000

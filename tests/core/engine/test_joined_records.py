@@ -13,8 +13,9 @@ from dagster_rebalance.core.model.commands import RecordCommit, recorded_commits
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
-from tests.core.story import play, stories
+from tests.core.story import play
 from tests.core.world import span, tp
+from tests.story import stories
 
 BASE = EngineSettings(limits=BatchLimits(max_records_per_range=10), record_every_s=60)
 SETTINGS = {

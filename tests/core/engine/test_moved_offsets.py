@@ -11,8 +11,9 @@ from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import Bounds, Log
 from dagster_rebalance.core.model.topics import StartFrom
-from tests.core.story import Script, play, stories
+from tests.core.story import Script, play
 from tests.core.world import tp
+from tests.story import stories
 
 LONG = EngineSettings(lease_s=100_000.0)
 SETTINGS = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from tests.core.story import Script, play, stories
+from tests.core.story import Script, play
 from tests.core.world import tp
+from tests.story import stories
 
 STORIES = """
 ## partition_that_may_not_be_read_stops_and_resumes_automatically

@@ -17,9 +17,10 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, is_claimed_by
 from dagster_rebalance.core.streaming.stream_worker import Worker
-from tests.core.story import play, stories
+from tests.core.story import play
 from tests.core.streams import Stream
 from tests.core.world import World, span, tp
+from tests.story import stories
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange

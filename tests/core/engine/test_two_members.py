@@ -414,17 +414,17 @@ class TwoMembersThatJoinRecords(TwoMembersWithDeadLetters):
 
 
 TwoMembers.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=75,
     stateful_step_count=40,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TwoMembersWithDeadLetters.TestCase.settings = settings(
-    TwoMembers.TestCase.settings, max_examples=100
+    TwoMembers.TestCase.settings, max_examples=50
 )
 TwoMembersThatJoinRecords.TestCase.settings = settings(
-    TwoMembers.TestCase.settings, max_examples=100
+    TwoMembers.TestCase.settings, max_examples=50
 )
 TestTwoMembers = TwoMembers.TestCase
 TestTwoMembersWithDeadLetters = TwoMembersWithDeadLetters.TestCase

@@ -13,8 +13,9 @@ from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.retry import RetryBackoff
-from tests.core.story import play, stories
+from tests.core.story import play
 from tests.core.world import World, span, tp
+from tests.story import stories
 
 TWO_CLAIMS = EngineSettings(
     limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import enum
 import logging
 from dataclasses import replace
-
-import pytest
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.member_events import (
     EVENT_SPECS,
     EventKind,
@@ -19,13 +17,21 @@ from dagster_rebalance.core.model.member_events import (
     json_value,
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.reporting.event_recorder import record_events
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome
+from tests.core.story import play
 from tests.core.streams import Stream
 from tests.core.world import Member, World, span, tp
+from tests.story import stories
+
+if TYPE_CHECKING:
+    import pytest
 
 ONE_RUN = EngineSettings(limits=BatchLimits(max_ranges_per_run=8, max_runs_in_flight=1))
+SOME = {
+    "ONE": EngineSettings(max_attempts=1),
+    "LETTERS": EngineSettings(max_attempts=1, dead_letter_topic="dead"),
+}
 
 
 def at_work(world: World, owns: int = 1) -> tuple[Member, str]:
@@ -73,34 +79,6 @@ def test_batch_has_its_events_once_and_in_order() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("state", "marks", "outcome"),
-    [
-        (RunState.FAILED, {}, "failed"),
-        (RunState.FAILED, {"has_started": False}, "not_started"),
-        (RunState.FAILED, {"is_refused": True}, "refused"),
-        (RunState.FAILED, {"is_interrupted": True}, "interrupted"),
-        (RunState.CANCELED, {"is_cancelled_by_member": True}, "taken_back"),
-    ],
-)
-def test_attempt_ended_has_an_outcome(
-    state: RunState, marks: dict[str, bool], outcome: str
-) -> None:
-    world = World(records=100)
-    member, run_id = at_work(world)
-    world.dagster.move(run_id, state, **marks)
-    world.wait(1, member)
-    assert [said["outcome"] for said in member.event_fields(EventKind.ATTEMPT_ENDED)] == [outcome]
-
-
-def test_attempt_started_is_recorded_once() -> None:
-    world = World(records=100)
-    member, _ = at_work(world)
-    world.wait(20, member)
-    assert len(member.event_fields(EventKind.ATTEMPT_STARTED)) == 1
-    assert member.event_fields(EventKind.ATTEMPT_ENDED) == []
-
-
 def test_retry_of_a_streaming_run_is_a_claim_again() -> None:
     world = World(records=10)
     stream = Stream(world, "stream", owns=[0])
@@ -119,69 +97,6 @@ def test_retry_of_a_streaming_run_is_a_claim_again() -> None:
     assert outcomes == ["failed", "succeeded"]
     assert len({said["batch_id"] for said in stream.event_fields(EventKind.ATTEMPT_STARTED)}) == 2
     assert len(stream.event_fields(EventKind.OFFSETS_COMMITTED)) == 1
-
-
-def test_adopted_claim_has_no_claim_to_commit_time() -> None:
-    world = World(records=100)
-    first, run_id = at_work(world)
-    first.feed(events.PartitionsLost((tp(0),)))
-    second = world.member(owns=1)
-    world.wait(1, second)
-    (adopted,) = second.event_fields(EventKind.BATCH_ADOPTED)
-    assert (adopted["batch_id"], adopted["run_ids"]) == ("b1", (run_id,))
-    world.succeed(run_id)
-    world.wait(1, second)
-    (committed,) = second.event_fields(EventKind.OFFSETS_COMMITTED)
-    assert committed["claim_to_commit_s"] is None
-    assert first.event_fields(EventKind.PARTITIONS_LOST) == [
-        {"partitions": (tp(0),), "reason": events.LostReason.SESSION}
-    ]
-
-
-def test_hold_has_events_when_it_waits_and_ends() -> None:
-    world = World(records=100)
-    member, run_id = at_work(world)
-    member.feed(events.RevokeRequested((tp(0),)))
-    world.wait(3, member)
-    assert member.event_fields(EventKind.REVOKE_REQUESTED) == [{"partitions": (tp(0),)}]
-    assert [said["run_ids"] for said in member.event_fields(EventKind.HOLD_WAITING)] == [(run_id,)]
-    assert member.event_fields(EventKind.HOLD_ENDED) == []
-    world.succeed(run_id)
-    world.wait(1, member)
-    (ended,) = member.event_fields(EventKind.HOLD_ENDED)
-    assert (json_value(ended["outcome"]), json_value(ended["cause"])) == ("drained", "revoke")
-    assert json_value(ended["partitions"]) == ["orders-0"]
-    assert 3 <= ended["seconds"] <= 5
-
-
-def test_hold_ended_names_handed_over_partitions() -> None:
-    world = World(records=100)
-    member, run_id = at_work(world)
-    member.feed(events.LeaveRequested("a newer process", has_successor=True))
-    world.wait(1, member)
-    assert member.event_fields(EventKind.MEMBER_LEAVING) == [{"reason": "a newer process"}]
-    (ended,) = member.event_fields(EventKind.HOLD_ENDED)
-    assert json_value(ended["outcome"]) == "handed over"
-    assert (ended["handed_over"], ended["run_ids"]) == ((tp(0),), (run_id,))
-
-
-def test_stop_and_resume_have_events() -> None:
-    world = World(records=100)
-    member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
-    world.wait(1.25, member)
-    (run_id,) = member.tick()
-    world.start(run_id)
-    world.wait(1, member)
-    world.dagster.move(run_id, RunState.FAILED)
-    world.wait(1, member)
-    (stopped,) = member.event_fields(EventKind.PARTITION_STOPPED)
-    assert (stopped["topic"], stopped["partition"]) == ("orders", 0)
-    assert run_id in stopped["reason"]
-    world.dagster.add("b1", (span(0, 0, 100),), RunState.SUCCEEDED)
-    world.wait(20, member)
-    assert [said["is_released"] for said in member.event_fields(EventKind.PARTITION_RESUMED)] == [
-        False
-    ]
 
 
 def test_failed_write_has_an_event_with_the_reason() -> None:
@@ -219,64 +134,63 @@ def test_late_answer_to_another_write_has_no_event() -> None:
     assert told == ()
 
 
-def test_first_position_has_no_event() -> None:
-    world = World(partitions=1)
-    member = world.member(owns=1)
-    world.wait(3, member)
-    assert world.kafka.offset(0) == 0
-    assert [one.kind for one in member.member_events] == [EventKind.PARTITIONS_ASSIGNED]
+@stories("""
+## outcomes_of_attempts
+at_work 1 | run run1 FAILED | wait 1 | values ATTEMPT_ENDED outcome = failed
+at_work 1 | run run1 FAILED has_started=0 | wait 1 | values ATTEMPT_ENDED outcome = not_started
+at_work 1 | run run1 FAILED is_refused=1 | wait 1 | values ATTEMPT_ENDED outcome = refused
+at_work 1 | run run1 FAILED is_interrupted=1 | wait 1 | values ATTEMPT_ENDED outcome = interrupted
+at_work 1 | run run1 CANCELED is_cancelled_by_member=1 | wait 1
+values ATTEMPT_ENDED outcome = taken_back
 
+## attempt_started_is_recorded_once
+at_work 1 | wait 20 | values ATTEMPT_STARTED attempt_run_id = run1
+values ATTEMPT_ENDED outcome = none
 
-def test_dead_letter_has_events_when_stored_and_failed() -> None:
-    world = World(records=100)
-    settings = EngineSettings(max_attempts=1, dead_letter_topic="dead")
-    member = world.member(owns=1, settings=settings)
-    world.wait(1.25, member)
-    (run_id,) = member.tick()
-    world.start(run_id)
-    world.wait(1, member)
-    member.fails.add(commands.StoreDeadLetter)
-    world.dagster.move(run_id, RunState.FAILED)
-    world.wait(1, member)
-    (letter,) = set(member.given(commands.StoreDeadLetter))
-    assert isinstance(letter, commands.StoreDeadLetter)
-    member.feed(events.DeadLetterFailed(letter, "no leader"))
-    assert [said["reason"] for said in member.event_fields(EventKind.DEAD_LETTER_FAILED)] == [
-        "no leader"
-    ]
-    member.fails.clear()
-    world.wait(10, member)
-    (stored,) = member.event_fields(EventKind.DEAD_LETTER_STORED)
-    assert (stored["until"], stored["attempt_run_id"]) == (100, run_id)
-    assert [
-        said["is_dead_letter"] for said in member.event_fields(EventKind.OFFSETS_COMMITTED)
-    ] == [True]
+## adopted_claim_has_no_claim_to_commit_time
+at_work 1 | lose 0 | values PARTITIONS_LOST partitions = ['orders-0']
+values PARTITIONS_LOST reason = session
+join n 1 | wait 1 | values BATCH_ADOPTED batch_id = b1 | values BATCH_ADOPTED run_ids = ['run1']
+succeed run1 | wait 1 | values OFFSETS_COMMITTED claim_to_commit_s = None
 
+## hold_has_events_when_it_waits_and_ends
+at_work 1 | revoke 0 | wait 3 | values REVOKE_REQUESTED partitions = ['orders-0']
+values HOLD_WAITING run_ids = ['run1'] | values HOLD_ENDED outcome = none
+succeed run1 | wait 1 | values HOLD_ENDED outcome = drained | values HOLD_ENDED cause = revoke
+values HOLD_ENDED partitions = ['orders-0'] | values HOLD_ENDED seconds ~ 3.
 
-def test_directive_has_an_event() -> None:
-    world = World(partitions=2)
-    member = world.member(owns=2)
-    world.wait(1, member)
-    world.orders.append(Directive(Action.PAUSE, "orders:1", "ann", 1.0, "a table moves"))
-    world.wait(10, member)
-    (ordered,) = member.event_fields(EventKind.DIRECTIVES_CHANGED)
-    assert ordered["partitions"] == (tp(1),)
-    assert "a table moves" in ordered["order"]
+## end_of_a_hold_names_handed_over_partitions
+at_work 1 | leave "a newer process" successor | wait 1
+values MEMBER_LEAVING reason = a newer process | values HOLD_ENDED outcome = handed over
+values HOLD_ENDED handed_over = ['orders-0'] | values HOLD_ENDED run_ids = ['run1']
 
+## stop_and_resume_have_events
+at_work 1 ONE | run run1 FAILED | wait 1 | values PARTITION_STOPPED topic = orders
+values PARTITION_STOPPED partition = 0 | values PARTITION_STOPPED reason ~ run1
+add b1 0 0 100 SUCCEEDED | wait 20 | values PARTITION_RESUMED is_released = False
 
-def test_cancelled_and_dead_runs_have_events() -> None:
-    world = World(records=100)
-    member = world.member(owns=1)
-    world.wait(1.25, member)
-    (run_id,) = member.tick()
-    world.wait(1, member)
-    member.feed(events.RevokeRequested((tp(0),)))
-    (cancelled,) = member.event_fields(EventKind.RUNS_CANCELLED)
-    assert cancelled["run_ids"] == (run_id,)
-    other = World(records=100)
-    silent, _ = at_work(other)
-    other.wait(400, silent, step=5)
-    assert silent.event_fields(EventKind.RUNS_DEAD)
+## first_position_has_no_event
+world 0 | join m 1 | wait 3 | offset 0 = 0 | kinds = PARTITIONS_ASSIGNED
+
+## dead_letter_has_events_when_it_is_stored_and_when_it_failed
+at_work 1 LETTERS | fails StoreDeadLetter | run run1 FAILED | wait 1 | failed_letter "no leader"
+values DEAD_LETTER_FAILED reason = no leader | answers | wait 10
+values DEAD_LETTER_STORED until = 100 | values DEAD_LETTER_STORED attempt_run_id = run1
+values OFFSETS_COMMITTED is_dead_letter = True
+
+## directive_has_an_event
+world 0 2 | join m 2 | wait 1 | order PAUSE orders:1 ann | wait 10
+values DIRECTIVES_CHANGED partitions = ['orders-1']
+values DIRECTIVES_CHANGED order ~ the warehouse is away
+
+## cancelled_run_has_an_event
+join m 1 | wait 1.25 | tick | wait 1 | revoke 0 | values RUNS_CANCELLED run_ids = ['run1']
+
+## dead_run_has_an_event
+at_work 1 | wait_in_steps 400 | values RUNS_DEAD run_ids ~ run1
+""")
+def test_member_events(story: str) -> None:
+    play(story, SOME)
 
 
 def test_successful_attempt_has_the_level_debug() -> None:

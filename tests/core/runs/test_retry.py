@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
-from dagster_rebalance.core.model import events
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.run_snapshot import RunState
-from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.reporting.explain import summary
 from dagster_rebalance.core.runs.progress import (
     Exhausted,
     FailureKind,
@@ -23,14 +18,26 @@ from dagster_rebalance.core.runs.progress import (
     blocking,
 )
 from dagster_rebalance.core.runs.retry import NEVER, RetryBackoff, why_blocked
-from tests.core.world import Member, World, span, tp
-
-if TYPE_CHECKING:
-    from dagster_rebalance.core.model.run_snapshot import BatchRequest
+from tests.core.story import play
+from tests.core.world import World, span
+from tests.story import stories
 
 BACKOFF = RetryBackoff()
-NOTHING: tuple[BatchRequest, ...] = ()
-ONE_RUN = BatchLimits(max_ranges_per_run=3, max_runs_in_flight=1)
+SOME = {
+    "SLOW": EngineSettings(backoff=RetryBackoff(5.0, 600.0)),
+    "QUICK": EngineSettings(backoff=RetryBackoff(1.0, 1.0)),
+    "LETTERS": EngineSettings(
+        max_attempts=1, dead_letter_topic="dead", backoff=RetryBackoff(1.0, 1.0)
+    ),
+    "ONE": EngineSettings(max_attempts=1, backoff=RetryBackoff(2.0, 2.0)),
+    "TOGETHER": EngineSettings(
+        max_attempts=2,
+        limits=BatchLimits(max_ranges_per_run=3, max_runs_in_flight=1),
+        backoff=RetryBackoff(0.5, 0.5, retry_stopped=False),
+    ),
+    "STALLED": EngineSettings(stalled_after_s=60.0),
+    "PATIENT": EngineSettings(stalled_after_s=60.0, lease_s=1000.0),
+}
 RUN = "ab12cd34"
 STOP = FailureStreak(FailureKind.REFUSED, 5, RUN, "Kafka is away")
 
@@ -143,185 +150,74 @@ def test_stop_reason_names_cause_and_remedy(
     assert all(word in text for word in words)
 
 
-def started(world: World, member: Member) -> str:
-    """The one run that a tick starts; it passes its check."""
-    (run_id,) = member.tick()
-    assert world.start(run_id) is None
-    return run_id
+def five(*marks: str) -> str:
+    """Five runs fail one after the other."""
+    runs = (f"tick | run run{n} FAILED {' '.join(marks)} | wait 3" for n in range(1, 6))
+    return "\n".join(runs)
 
 
-def test_next_attempt_is_requested_after_delay() -> None:
-    world = World(records=10)
-    member = world.member(owns=1, backoff=BACKOFF)
-    world.dagster.move(started(world, member), RunState.FAILED)
-    world.wait(1, member)
-    assert member.engine.batch_requests == NOTHING
-    assert (
-        "run run1 for [0, 10) failed; next run (attempt 2) in 5 s"
-        in summary(member.engine, world.now)[1]
-    )
-    world.wait(5, member)
-    assert [batch_request.attempt for batch_request in member.engine.batch_requests] == [2]
+@stories(f"""
+## next_attempt_is_requested_after_its_delay
+join m 1 SLOW | tick | start run1 | run run1 FAILED | wait 1 | requests = none
+summary ~ run run1 for [0, 10) failed; next run (attempt 2) in 5 s
+wait 5 | requests = b1.2 0[0,10)
 
+## new_owner_retries_a_failed_range_at_once
+join m 1 SLOW | tick | start run1 | run run1 FAILED | wait 1
+join n 1 SLOW | wait 1 | requests = b1.2 0[0,10)
 
-def test_new_owner_retries_failed_range_at_once() -> None:
-    world = World(records=10)
-    first = world.member(owns=1, backoff=BACKOFF)
-    world.dagster.move(started(world, first), RunState.FAILED)
-    world.wait(1, first)
-    second = world.member(owns=1, backoff=BACKOFF)
-    world.wait(1, second)
-    assert [batch_request.attempt for batch_request in second.engine.batch_requests] == [2]
+## new_owner_delays_runs_that_do_not_start
+join m 1 SLOW | tick | run run1 FAILED has_started=0 | wait 1
+join n 1 SLOW | wait 1 | requests = none | wait 5 | requests = b1.2 0[0,10)
 
+## failed_launches_stop_a_partition_without_a_dead_letter
+# An outage of the launcher must not commit good data as a dead letter.
+join m 1 LETTERS
+{five("has_started=0")}
+phase = STOPPED | news ~ do not start | letters = none
+tick | start run6 | wait 1 | news = resumed | succeed run6 | wait 2 | offset 0 = 10
 
-def test_new_owner_delays_runs_that_do_not_start() -> None:
-    world = World(records=10)
-    first = world.member(owns=1, backoff=BACKOFF)
-    (run_id,) = first.tick()
-    world.dagster.move(run_id, RunState.FAILED, has_started=False)
-    world.wait(1, first)
-    second = world.member(owns=1, backoff=BACKOFF)
-    world.wait(1, second)
-    assert second.engine.batch_requests == NOTHING
-    world.wait(5, second)
-    assert [batch_request.attempt for batch_request in second.engine.batch_requests] == [2]
+## repeated_refusals_stop_a_partition_with_their_reason
+join m 1 QUICK
+{five("is_refused=1", "'refusal=Kafka could not be asked'")}
+news ~ Kafka could not be asked
+tick | start run6 | wait 1 | phase = STOPPED # its outcome is not known yet
+succeed run6 | wait 2 | news = resumed | offset 0 = 10
 
+## stop_stays_shown_while_the_range_is_retried
+join m 1 ONE | tick | start run1 | run run1 FAILED | wait 1 | phase = STOPPED
+tick | made = none | wait 3 | tick | start run2 | wait 1 | shown !~ resumed
+summary ~ run run2 works on [0, 10) | succeed run2 | wait 2 | offset 0 = 10 | news = resumed
 
-def test_failed_launches_stop_partition_without_dead_letter() -> None:
-    """An outage of the launcher must not commit good data as a dead letter."""
-    world = World(records=10)
-    member = world.member(
-        owns=1,
-        settings=EngineSettings(max_attempts=1, dead_letter_topic="dead"),
-        backoff=RetryBackoff(1.0, 1.0),
-    )
-    for _ in range(5):
-        (run_id,) = member.tick()
-        world.dagster.move(run_id, RunState.FAILED, has_started=False)
-        world.wait(2, member)
-    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
-    assert "do not start" in member.shown[-1][1]
-    assert not world.kafka.letters
-    run_id = started(world, member)
-    world.wait(1, member)
-    assert member.shown[-1] == (tp(0), "")
-    world.succeed(run_id)
-    world.wait(2, member)
-    assert world.kafka.offset(0) == 10
+## bad_range_stops_only_its_partition
+world 10 3 | join m 3 TOGETHER | tick | start run1 | run run1 FAILED | wait 3
+tick | start run2 | ranges run2 = 0[0,10) | succeed run2 | wait 3
+tick | start run3 | ranges run3 = 1[0,10) | run run3 FAILED | wait 3
+tick | start run4 | ranges run4 = 2[0,10) | succeed run4 | wait 3
+offset 0 = 10 | offset 1 = 0 | offset 2 = 10
+phase 0 = OWNED | phase 1 = STOPPED | phase 2 = OWNED
 
+## ignored_run_request_is_shown_and_repeated
+# Dagster skips the key of a run whose tags were changed.
+join m 1 STALLED | skip_keys | turns 65 | runs = none | phase = STOPPED
+news ~ dagster/run_key= | requests = b1.1 0[0,10) | delete | tick | wait 1 | news = resumed
 
-def test_repeated_refusals_stop_partition_with_reason() -> None:
-    world = World(records=10)
-    member = world.member(owns=1, backoff=RetryBackoff(1.0, 1.0))
-    for _ in range(5):
-        (run_id,) = member.tick()
-        world.dagster.move(
-            run_id, RunState.FAILED, is_refused=True, refusal="Kafka could not be asked"
-        )
-        world.wait(3, member)
-    assert "Kafka could not be asked" in member.shown[-1][1]
-    run_id = started(world, member)
-    world.wait(1, member)
-    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED, (
-        "whether its work will go well is not known yet"
-    )
-    world.succeed(run_id)
-    world.wait(2, member)
-    assert member.shown[-1] == (tp(0), "")
-    assert world.kafka.offset(0) == 10
+## time_without_ticks_is_not_counted_as_stalled
+join m 1 PATIENT | ticks | wait 100 | ticks | wait 2 | phase = OWNED
 
-
-def test_stop_stays_shown_while_stopped_range_is_retried() -> None:
-    world = World(records=10)
-    member = world.member(
-        owns=1, settings=EngineSettings(max_attempts=1), backoff=RetryBackoff(2.0, 2.0)
-    )
-    world.dagster.move(started(world, member), RunState.FAILED)
-    world.wait(1, member)
-    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
-    assert member.tick() == []
-    world.wait(3, member)
-    run_id = started(world, member)
-    world.wait(1, member)
-    assert [reason for _, reason in member.shown if not reason] == []
-    assert "run run2 works on [0, 10)" in summary(member.engine, world.now)[1]
-    world.succeed(run_id)
-    world.wait(2, member)
-    assert (world.kafka.offset(0), member.shown[-1]) == (10, (tp(0), ""))
-
-
-def test_bad_range_stops_only_its_partition() -> None:
-    world = World(records=10, partitions=3)
-    member = world.member(
-        owns=3,
-        settings=EngineSettings(max_attempts=2, limits=ONE_RUN),
-        backoff=RetryBackoff(0.5, 0.5, retry_stopped=False),
-    )
-    (first,) = member.tick()
-    world.start(first)
-    world.dagster.move(first, RunState.FAILED)
-    world.wait(3, member)
-    for _ in range(3):
-        run_id = started(world, member)
-        if world.dagster.runs[run_id].ranges == (span(1, 0, 10),):
-            world.dagster.move(run_id, RunState.FAILED)
-        else:
-            world.succeed(run_id)
-        world.wait(3, member)
-    assert [world.kafka.offset(number) for number in range(3)] == [10, 0, 10]
-    assert {
-        partition
-        for partition, owned in member.engine.partitions.items()
-        if owned.phase is Phase.STOPPED
-    } == {tp(1)}
-
-
-def test_ignored_run_request_is_shown_and_repeated() -> None:
-    """Dagster skips the key of a run whose tags were changed."""
-    world = World(records=10)
-    member = world.member(owns=1, settings=EngineSettings(stalled_after_s=60.0))
-    (batch_request,) = member.engine.batch_requests
-    world.dagster.keys.add(batch_request.run_key)
-    for _ in range(13):
-        assert member.tick() == []
-        world.wait(5, member)
-    assert member.engine.partitions[tp(0)].phase is Phase.STOPPED
-    assert f"dagster/run_key={batch_request.run_key}" in member.shown[-1][1]
-    assert member.engine.batch_requests == (batch_request,)
-    world.dagster.keys.clear()
-    member.tick()
-    world.wait(1, member)
-    assert member.shown[-1] == (tp(0), "")
-
-
-def test_time_without_ticks_is_not_counted_as_stalled() -> None:
-    world = World(records=10)
-    member = world.member(owns=1, settings=EngineSettings(stalled_after_s=60.0, lease_s=1000.0))
-    member.feed(events.TickArrived())
-    world.wait(100, member)
-    member.feed(events.TickArrived())
-    world.wait(2, member)
-    assert member.engine.partitions[tp(0)].phase is Phase.OWNED
-
-
-def test_unsubmitted_run_is_requested_until_queued() -> None:
-    world = World(records=10)
-    member = world.member(owns=1)
-    (batch_request,) = member.engine.batch_requests
-    (run_id,) = member.tick(state=RunState.CREATED)
-    world.dagster.move(run_id, RunState.CREATED, attempt=1)
-    world.wait(1, member)
-    assert member.engine.batch_requests == (batch_request,)
-    assert "created but not submitted" in summary(member.engine, world.now)[1]
-    world.dagster.move(run_id, RunState.WAITING)
-    world.wait(1, member)
-    assert member.engine.batch_requests == NOTHING
+## unsubmitted_run_is_requested_until_it_is_queued
+join m 1 | tick CREATED | attempt run1 1 | wait 1 | requests = b1.1 0[0,10)
+summary ~ created but not submitted | run run1 WAITING | wait 1 | requests = none
+""")
+def test_retries_and_stops(story: str) -> None:
+    play("world 10\n" + story, SOME)
 
 
 def test_partial_re_execution_does_not_commit_offsets() -> None:
     world = World(records=10)
     member = world.member(owns=1, settings=EngineSettings(max_attempts=1))
-    first = started(world, member)
+    (first,) = member.tick()
+    assert world.start(first) is None
     world.dagster.move(
         first, RunState.FAILED, done=frozenset({"orders"}), undone=frozenset({"totals"})
     )

@@ -15,7 +15,6 @@ import pytest
 from dagster_rebalance import ExternalWork, KafkaBatch, build_kafka_batch_defs
 from dagster_rebalance.core.batches.pipes_payload import EXTRAS_KEY, SentBatch
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions
@@ -26,7 +25,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     run_tags,
 )
 from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, span, tp
-from tests.orchestration.streaming.test_run import Stage, leave
+from tests.orchestration.streaming.stage import QUICK, Stage, leave, then_leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,17 +189,14 @@ def test_batch_with_suppressed_interrupt_is_repeated(
             leave()
             return
         jobs.active.append(batch.batch_id)
-        (member,) = stage.group.members
-        stage.group.fence(member)
         with suppress(dg.DagsterExecutionInterruptedError):
-            threading.Event().wait(60)
+            stage.lose_partitions()
 
     stage = Stage(instance, body, external_work=[jobs])
-    stage.produce(0, 3)
     run_id = stage.run()
     assert stage.batches == [(span(0, 0, 3),)] * 2
-    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
-    assert stage.committed(0) == 3
+    assert stage.attempts == [1, 1]
+    assert stage.committed() == 3
     assert jobs.asked == [run_id], "a batch that succeeded has nothing left"
     shown = {said.get("batch") for said in stage.shown(dg.AssetKey("orders"))}
     assert shown & set(stage.ids) == {stage.ids[1]}, "what was cancelled is not shown as made"
@@ -212,22 +208,16 @@ def test_client_that_cannot_end_its_job_is_no_failed_attempt(
     """`PipesSubprocessClient` raises if its process does not end in time."""
 
     def body(stage: Stage, _batch: KafkaBatch) -> None:
-        if len(stage.batches) > 1:
-            leave()
-            return
-        (member,) = stage.group.members
-        stage.group.fence(member)
         try:
-            threading.Event().wait(60)
+            stage.lose_partitions()
         except dg.DagsterExecutionInterruptedError:
             msg = "the process did not end"
             raise TimeoutError(msg) from None
 
-    stage = Stage(instance, body)
-    stage.produce(0, 3)
+    stage = Stage(instance, then_leave(body))
     stage.run()
-    assert [StreamBatch.parse(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
-    assert stage.committed(0) == 3
+    assert stage.attempts == [1, 1]
+    assert stage.committed() == 3
 
 
 def test_next_attempt_waits_for_end_of_first_job(
@@ -250,13 +240,10 @@ def test_next_attempt_waits_for_end_of_first_job(
         msg = "the status of the job could not be read"
         raise OSError(msg)
 
-    stage = Stage(
-        instance, body, external_work=[jobs], retry_delay_s=0.01, retry_delay_limit_s=0.05
-    )
-    stage.produce(0, 3)
+    stage = Stage(instance, body, external_work=[jobs], **QUICK)
     run_id = stage.run()
     assert jobs.asked == [run_id] * 4
-    assert stage.committed(0) == 3
+    assert stage.committed() == 3
     notes = [entry.user_message for entry in instance.all_logs(run_id)]
     assert any("is not over: it is at work until then: the cluster is away" in n for n in notes)
 
@@ -274,7 +261,6 @@ def test_streaming_run_stops_jobs_of_other_runs(
     monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run.RunLedger", Ledger)
     jobs = Jobs()
     stage = Stage(instance, lambda *_: leave(), external_work=[jobs])
-    stage.produce(0, 3)
     stage.run()
     (stop_work,) = given
     stop_work("another run")
@@ -299,7 +285,6 @@ def test_run_that_ends_before_its_job_fails(instance: dg.DagsterInstance) -> Non
         hold_limit_s=1.0,
         hold_commit_slice_s=0.1,
     )
-    stage.produce(0, 3)
     with pytest.raises(IllegalStateError, match="was not over when its run had to end"):
         stage.run()
     (run,) = instance.get_runs(limit=1)

@@ -63,8 +63,7 @@ def found(instance: dg.DagsterInstance, **changed: Any) -> OffsetRange:  # noqa:
     return dead_lettered_range(instance, kafka, json.dumps(letter))
 
 
-def test_a_range_that_the_group_gave_up_is_found(instance: dg.DagsterInstance) -> None:
-    """However many commits came after it."""
+def test_dead_lettered_range_is_found_behind_many_commits(instance: dg.DagsterInstance) -> None:
     assert found(instance) == span(0, 0, 10)
 
 
@@ -83,20 +82,15 @@ def test_a_range_that_the_group_gave_up_is_found(instance: dg.DagsterInstance) -
         ({"start": 10, "until": 0}, "not a dead letter"),
     ],
 )
-def test_a_letter_that_dagster_does_not_confirm_is_refused(
+def test_letter_that_dagster_does_not_confirm_is_refused(
     instance: dg.DagsterInstance, changed: dict[str, Any], says: str
 ) -> None:
-    """A forged letter could do harm in two ways.
-
-    A range that is done would be doubled beside its neighbours, and any topic could be read with
-    the group's rights.
-    """
+    """A forged letter could double a range or read any topic with the rights of the group."""
     with pytest.raises(BatchRefusedError, match=says):
         found(instance, **changed)
 
 
-def test_what_is_no_letter_at_all_is_refused(instance: dg.DagsterInstance) -> None:
-    """Anything may be in a topic."""
+def test_record_that_is_no_letter_is_refused(instance: dg.DagsterInstance) -> None:
     kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["orders"])
     for letter in ("", "[]", "7", b"\xff"):
         with pytest.raises(BatchRefusedError, match="not a dead letter"):

@@ -47,10 +47,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     ]
 
 
-def test_each_thing_that_a_member_does_is_one_record(
+def test_member_event_is_one_record_with_its_fields(
     instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With its name, its fields, and whose they are."""
     bench = Bench(instance)
     bench.member_loop.dependencies = replace(bench.member_loop.dependencies, log=MemberLog(OF_EACH))
     with caplog.at_level(logging.DEBUG, LOGGER):
@@ -86,10 +85,9 @@ def test_each_thing_that_a_member_does_is_one_record(
         assert fields == set(EVENT_SPECS[EventKind(line["event_name"])].fields)
 
 
-def test_what_is_the_rule_is_logged_only_for_those_who_want_it(
+def test_routine_events_are_logged_at_debug_level(
     instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A streaming run commits many times a second."""
     bench = Bench(instance)
     with caplog.at_level(logging.INFO, LOGGER):
         bench.batch_requests()
@@ -102,8 +100,7 @@ def test_what_is_the_rule_is_logged_only_for_those_who_want_it(
     assert lines(caplog)[1]["reason"] == "fenced"
 
 
-def test_the_sentence_of_an_occurrence_is_no_format(caplog: pytest.LogCaptureFixture) -> None:
-    """A topic or an error may have a percent sign."""
+def test_text_of_an_event_is_no_format(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, LOGGER):
         MemberLog().write(MemberEvent(EventKind.NOTED, "100 % of %s"))
     assert [line["text"] for line in lines(caplog)] == ["100 % of %s"]

@@ -1,7 +1,6 @@
 """The member loop with real parts, turn by turn.
 
-The engine is real, the consumer is a real one on a group in memory, and the instance is a real one
-in memory.
+The engine, the consumer and the instance are real; the group and the instance are in memory.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import inspect
 import threading
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
@@ -18,33 +17,28 @@ import pytest
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import Action, Directive
-from dagster_rebalance.core.model.errors import BrokerError
-from dagster_rebalance.core.model.events import LostReason, PartitionsAssigned, PartitionsLost
-from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.reporting.lag import GroupState
+from dagster_rebalance.core.model.events import LostReason, PartitionsLost
 from dagster_rebalance.core.runs.liveness import Liveness
-from dagster_rebalance.kafka.group_ports import CommitResult, RequestFailed
 from dagster_rebalance.orchestration.member.loop import MemberLoop
-from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
-from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.runs.canceller import in_thread
 from dagster_rebalance.orchestration.storage.dynamic_partitions import GroupJobs, JobName
-from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from tests.orchestration.bench import SETTINGS, Bench, Status
-from tests.orchestration.parts import idle_job, new_on_postgres, status_of, tp
+from tests.orchestration.member.story import BenchScript
+from tests.orchestration.parts import idle_job, new_on_postgres, tp
+from tests.story import stories
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.kafka.consumer.consumer import PollResult, RebalanceAwareConsumer
+    from dagster_rebalance.kafka.consumer.consumer import PollResult
     from dagster_rebalance.testing.postgres import Postgres
 
 
 PAUSE = Directive(Action.PAUSE, "*", "a person", 1.0, "it must stand")
 RESUME = Directive(Action.RESUME, "*", "a person", 2.0)
+PAIRS = EngineSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1), lease_s=1e9)
+SOME = {"PAIRS": PAIRS}
 
 
 @pytest.fixture
@@ -53,24 +47,180 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield made
 
 
-def test_a_batch_is_claimed_offered_committed_and_recorded(instance: dg.DagsterInstance) -> None:
-    """The life of a batch, seen from the thread that carries it out."""
-    bench = Bench(instance)
-    bench.batch_requests()
-    (offered,) = bench.mailbox.mail.batch_requests
-    assert decode(bench.group.committed[tp(0)]).ranges(tp(0)) == (
-        (offered.ranges[0], offered.batch_id),
-    ), "claimed before it is offered"
-    run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    assert bench.offset() == 0, "nothing is committed before the run succeeded"
-    bench.succeed(run)
-    bench.until(bench.materialised)
-    assert bench.offset() == 10
-    assert bench.materialised() == [("orders-0", 0, 10)]
-    assert bench.observed()[0]["event"] == "assigned"
-    assert bench.observed()[0]["member_id"] == bench.member.member_id
-    assert list(instance.get_dynamic_partitions(bench.assets.partitions_name)) == ["orders-0"]
+@stories("""
+## batch_is_claimed_requested_committed_and_recorded
+bench | offers | claims = 0[0,10) b-1 # claimed before it is requested
+run STARTED | until offered = none | offset = 0
+succeed | until recorded = orders-0 0-10 | offset = 10 | partitions = orders-0
+events ~ assigned | member_of_assigned_event = True
+
+## offset_of_another_client_is_not_overwritten
+# An operator moved the offset, or another member owns the partition.
+working | produce 0 10 | stored 0 5 | mark | succeed | until failed = True
+writes = 0:5 | offset = 5 # adopted, and claimed from there
+offers | offered = 0[5,20)
+
+## coordinator_that_answers_no_commits_does_not_stop_the_member
+# In classic that lasts while another member holds a revoke.
+working | commits unanswered | succeed | until failed = True | recorded = none
+commits answered | until recorded = orders-0 0-10
+
+## write_whose_answer_was_lost_is_not_repeated
+# The claim of another member could already be stored behind it.
+working | mark | loses_answer | succeed | until recorded = orders-0 0-10
+writes = 0:10 | failed = False
+
+## partition_whose_commit_failed_is_written_again_alone
+bench partitions=2 settings=PAIRS | offers | run STARTED | until offered = none
+mark | fails_commit 1 | succeed | until recorded = orders-0 0-10, orders-1 0-10
+writes = 0:10 1:10, 1:10 | notes ~ the offset of orders-1 could not be written yet
+
+## retriable_error_is_noted
+bench | poll_fails "the broker is away" "" retriable
+read_fails 3 "the coordinator moved" retriable | offers
+notes ~ the broker is away | noted "the coordinator moved" = 3
+
+## retriable_error_of_the_client_between_two_polls_is_noted
+bench | client_reports throttled retriable | turn 2 | notes ~ throttled
+
+## permanent_error_of_the_client_ends_the_member
+bench | turn | client_reports "wrong password" | raises BrokerError "wrong password" turn
+
+## refused_request_ends_the_member
+bench | read_fails 1 "not authorised" | raises BrokerError "not authorised" turn 2
+
+## silent_leader_delays_no_other_partition
+bench partitions=3 | silence 1 | until offered = 0[0,10), 2[0,10)
+silence 2 | until offered = 0[0,10), 1[0,10), 2[0,10) | notes ~ failed for orders-1
+
+## silent_leader_is_not_asked_at_each_read
+# Each request costs the other partitions a second and a half.
+bench partitions=2 | offers | silence 1 | turn 40 | noted "failed for orders-1" = 1
+
+## leader_that_answers_again_is_read_soon
+bench partitions=2 | silence 1 | offers | turn 20 | silence | mark | offers 2 | took 0 3 = True
+
+## commit_that_the_storage_refuses_is_recorded_once_later
+bench | catalogue commits 3 | offers | run SUCCESS | until recorded = orders-0 0-10
+turn 30 | recorded = orders-0 0-10
+noted "recording a commit in Dagster failed and is tried again: database is locked" = 3
+
+## slow_command_is_noted_without_the_name_of_its_class
+bench | slow_commits 9.9 | offers | until writes !~ none
+notes ~ writing offsets to Kafka took 9.9 s | command_names_in_notes = False
+
+## group_state_that_cannot_be_shown_stops_no_partition
+bench | catalogue unshown | offers
+notes ~ showing the state of the group in Dagster failed: database is locked
+
+## member_abandoned_within_a_turn_executes_no_command
+bench | abandoned yes | until owns = 0 | turn 20 | writes = none
+abandoned no | offers | writes !~ none
+
+## dead_run_is_ended_and_its_batch_requested_again
+working | until offered = 0[0,10) | status = FAILURE | attempts = 2
+notes ~ makes sure that run run0 has really ended
+""")
+def test_loop(instance: dg.DagsterInstance, story: str) -> None:
+    BenchScript(instance, SOME).play(story)
+
+
+@stories("""
+## events_of_one_poll_reach_the_engine_in_their_order
+# In the other order the engine would go on without a look-up.
+bench | turn | lose 0 | assign 0 | turn | owns = 0
+heard PartitionsAssigned PartitionsLost = \
+PartitionsAssigned 0, PartitionsLost 0 SESSION, PartitionsAssigned 0
+
+## hold_that_is_superseded_is_reported_as_superseded
+holding | supersede | until heard PartitionsLost = PartitionsLost 0 1 SUPERSEDED
+outcomes = superseded
+
+## hold_of_a_fenced_member_loses_all_partitions
+holding | fence | until heard PartitionsLost = PartitionsLost 0 1 FENCED
+
+## revoke_is_delayed_until_its_run_is_committed
+holding | held = 1 | turn 20 | owner 1 = member | heard RevokeRequested = RevokeRequested 1
+succeed 1 | until owner 1 = other | offset 1 = 10 | offset 0 = 0 | outcomes = drained
+heard RevokeRequested = RevokeRequested 1
+
+## revoke_without_work_is_released_by_the_next_poll
+bench partitions=2 records=0 | until phase 0 = OWNED | until phase 1 = OWNED
+another_joins | mark | until owns = 0 | turn | assignment = 0 | took 0 0.5 = True
+
+## queued_run_of_a_held_partition_is_cancelled
+bench partitions=2 | offers 2 | run QUEUED 0 1 | until offered = none
+cancels_are_noted | another_joins | until cancelled = 1 unstarted
+
+## standstill_releases_no_held_partition
+# A poll releases the partitions that were not delayed since the last one.
+working SETTINGS 2 | another_joins | advance 20 | turn | until held = 1
+advance 20 | turn 3 | owner 1 = member
+
+## partition_that_is_lost_assigned_and_revoked_in_one_turn_is_drained
+# The request is a new one, and not the hold that was lost.
+holding | lose 1 | assign 1 | revoke 1 | turn | held = 1
+heard RevokeRequested = RevokeRequested 1, RevokeRequested 1
+turn 20 | assignment = 0 1
+
+## held_partition_that_the_consumer_gives_up_is_lost
+# Otherwise its next assignment would end the member.
+holding | never_delays | turn 2 | owns = 0 | outcomes = lost
+""")
+def test_loop_in_a_rebalance(instance: dg.DagsterInstance, story: str) -> None:
+    BenchScript(instance).play(story)
+
+
+HAND_OVER = """
+bench | joined | offers | run STARTED | turn 20 | joined process-2 | until has_left = True
+outcomes = handed over | offset = 0
+successor | until live = True | offered = none
+succeed | until recorded = orders-0 0-10 | offset = 10
+"""
+
+
+@stories(f"""
+## sensor_that_does_not_tick_leaves_after_its_lease
+bench records=0 | without_ticks | mark | runs_to_its_end
+events = joined, assigned, hold, left | event hold cause = leave
+event left reason ~ has not ticked for 40 s | took 40 42 = True
+
+## leave_waits_for_the_run_at_work
+bench | offers | run STARTED | leave "its process ends" 30 | turn 50
+has_left = False | offered = none
+succeed | until has_left = True | offset = 10 | recorded = orders-0 0-10
+
+## newer_process_of_the_code_location_replaces_the_member
+# After a reload the lease alone would take a minute.
+bench records=0 | joined | turn 3 | joined process-2 | mark | until left ~ process-2
+took 0 10 = True
+
+## run_at_work_is_handed_over_to_the_successor
+{HAND_OVER}
+
+## member_that_drains_for_a_deploy_hands_over_when_its_successor_joins
+bench | joined | offers | run STARTED | leave "its process ends" 40 | turn 20 | has_left = False
+joined process-2 | mark | until has_left = True | took 0 5 = True
+
+## pattern_that_matches_no_topic_yet_is_no_error
+bench topic=^later records=0 | without_ticks | runs_to_its_end
+event left reason ~ has not ticked for 40 s
+
+## topic_that_does_not_exist_ends_the_member_before_it_joins
+bench topic=missing | raises BrokerError "missing does not exist" runs_to_its_end | events = none
+
+## member_joins_for_the_topics_that_it_may_read
+bench others=dead | forbid dead | abandoned yes | runs_to_its_end | notes ~ ACL READ
+bench others=dead | forbid dead orders | raises BrokerError "ACL READ" runs_to_its_end
+""")
+def test_loop_joins_and_leaves(instance: dg.DagsterInstance, story: str) -> None:
+    BenchScript(instance).play(story)
+
+
+@pytest.mark.postgres
+def test_run_at_work_is_handed_over_on_postgres(postgres: Postgres) -> None:
+    with new_on_postgres(postgres) as instance:
+        BenchScript(instance).play(HAND_OVER)
 
 
 def counted_calls(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -93,10 +243,10 @@ def counted_calls(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch)
     return calls
 
 
-def test_an_idle_member_asks_storage_less_than_once_a_second(
+def test_idle_member_calls_the_storage_less_than_once_a_second(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All members of a team share a database, and on Dagster+ each call is a request."""
+    """Members share a database, and on Dagster+ each call is a request."""
     bench = Bench(instance, partitions=100, records=0)
     bench.turn(50)
     calls = counted_calls(instance, monkeypatch)
@@ -107,10 +257,9 @@ def test_an_idle_member_asks_storage_less_than_once_a_second(
     assert 0 < calls.total() < waited_s, calls
 
 
-def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
+def test_live_runs_and_a_hold_cost_a_bounded_number_of_calls(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look reads all live runs together: more of them cost no more calls."""
     GroupJobs(instance, "etl", JobName("r", idle_job.name)).add_own()
     patient = replace(SETTINGS, liveness=Liveness(heartbeat_timeout_s=1e9))
     bench = Bench(instance, partitions=4, settings=patient)
@@ -139,10 +288,10 @@ def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
     assert in_a_hold < 15, calls
 
 
-def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind_it(
+def test_answers_of_the_storage_are_applied_in_their_order(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What people ordered last would be undone by what they had ordered before."""
+    """Otherwise an earlier directive would undo a later one."""
     bench = Bench(instance)
     bench.turn(20)
     answers, apply = bench.member_loop._storage._answers, bench.engine.apply
@@ -165,13 +314,9 @@ def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind
     assert bench.engine.directives == (PAUSE, RESUME)
 
 
-def test_a_storage_that_always_has_an_answer_does_not_keep_the_member_from_its_polls(
+def test_endless_answers_of_the_storage_do_not_prevent_polls(
     instance: dg.DagsterInstance,
 ) -> None:
-    """With many partitions at work it answers as fast as the engine takes answers in.
-
-    A member that does not poll hears of no revoke, and Kafka evicts it.
-    """
     bench = Bench(instance)
     bench.turn(20)
     answers, taken = bench.member_loop._storage._answers, list[int]()
@@ -189,177 +334,6 @@ def test_a_storage_that_always_has_an_answer_does_not_keep_the_member_from_its_p
     assert 0 < in_one_turn < len(taken), "it goes on with the next turn"
 
 
-def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.DagsterInstance) -> None:
-    """The partition is lost and assigned again at once.
-
-    The other way round the engine would work on without looking anything up.
-    """
-    bench = Bench(instance)
-    bench.turn()
-    bench.member.deliver(PartitionsLost((tp(0),), LostReason.SESSION))
-    bench.member.deliver(PartitionsAssigned((tp(0),)))
-    bench.turn()
-    told = bench.engine.heard(events.PartitionsAssigned, events.PartitionsLost)
-    assert told[1:] == [events.PartitionsLost((tp(0),)), events.PartitionsAssigned((tp(0),))]
-    assert set(bench.engine.partitions) == {tp(0)}
-
-
-def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None:
-    """Its receipt says that somebody else has the partitions, not that the session ended."""
-    bench = Bench(instance, partitions=2)
-    bench.batch_requests(2)
-    for number in (0, 1):
-        bench.run(Status.STARTED, number)
-    bench.joined_by_another()
-    bench.until(lambda: bench.engine.holds)
-    bench.group.supersede(bench.member)
-    bench.until(lambda: bench.engine.heard(events.PartitionsLost))
-    assert bench.engine.heard(events.PartitionsLost) == [
-        events.PartitionsLost((tp(0), tp(1)), LostReason.SUPERSEDED)
-    ]
-    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
-        "superseded"
-    ]
-
-
-def test_a_lost_member_is_told_as_lost(instance: dg.DagsterInstance) -> None:
-    """Fenced during a hold: all that it had is gone."""
-    bench = Bench(instance, partitions=2)
-    bench.batch_requests(2)
-    for number in (0, 1):
-        bench.run(Status.STARTED, number)
-    bench.joined_by_another()
-    bench.until(lambda: bench.engine.holds)
-    bench.group.fence(bench.member)
-    bench.until(lambda: bench.engine.heard(events.PartitionsLost))
-    assert bench.engine.heard(events.PartitionsLost) == [
-        events.PartitionsLost((tp(0), tp(1)), LostReason.FENCED)
-    ]
-
-
-def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(
-    instance: dg.DagsterInstance,
-) -> None:
-    """The promise of the package, in one thread."""
-    bench = Bench(instance, partitions=2)
-    bench.batch_requests(2)
-    runs = [bench.run(Status.STARTED, number) for number in (0, 1)]
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    bench.joined_by_another()
-    bench.until(lambda: bench.engine.holds)
-    (held,) = bench.engine.held
-    bench.turn(20)
-    assert bench.group.owner(held) is bench.member, "delayed while its run works"
-    assert len(bench.engine.heard(events.RevokeRequested)) == 1, "asked once"
-    bench.succeed(runs[held.partition])
-    bench.until(lambda: bench.group.owner(held) is not bench.member)
-    assert bench.offset(held.partition) == 10
-    assert bench.offset(1 - held.partition) == 0
-    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
-        "drained"
-    ]
-    assert len(bench.engine.heard(events.RevokeRequested)) == 1
-
-
-def test_a_revoke_without_work_is_released_by_the_next_poll(instance: dg.DagsterInstance) -> None:
-    """An idle partition must not cost its next owner a second."""
-    bench = Bench(instance, partitions=2, records=0)
-    bench.until(
-        lambda: (
-            bench.engine.partitions
-            and all(owned.phase.may_plan for owned in bench.engine.partitions.values())
-        )
-    )
-    bench.joined_by_another()
-    before = bench.group.clock()
-    bench.until(lambda: len(bench.engine.partitions) == 1)
-    bench.turn()
-    assert len(bench.consumer.assignment()) == 1
-    assert bench.group.clock() - before < 0.5
-
-
-def test_a_queued_run_of_a_held_partition_is_cancelled(instance: dg.DagsterInstance) -> None:
-    """Its work costs nothing to take back."""
-    bench = Bench(instance, partitions=2)
-    bench.batch_requests(2)
-    runs = [bench.run(Status.QUEUED, number) for number in (0, 1)]
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    taken_back = bench.only_note_cancels()
-    bench.joined_by_another()
-    bench.until(lambda: taken_back)
-    (held,) = bench.engine.held
-    assert set(taken_back) == {(runs[held.partition].run_id, True)}
-
-
-def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstance) -> None:
-    """The member reads before it writes.
-
-    An operator moved the offset, or another member owns the partition by now.
-    """
-    bench = Bench(instance)
-    bench.batch_requests()
-    run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    bench.group.produce(tp(0), 10)
-    bench.group.committed[tp(0)] = OffsetAndMetadata(5)
-    writes = len(bench.consumer.writes)
-    bench.succeed(run)
-    bench.until(lambda: any(event.failed for event in bench.engine.heard(events.OffsetsWritten)))
-    assert [write[tp(0)].offset for write in bench.consumer.writes[writes:]] == [5], (
-        "it is taken in again, and claimed from there on"
-    )
-    assert bench.group.committed[tp(0)].offset == 5
-    bench.batch_requests()
-    assert bench.mailbox.mail.batch_requests[0].ranges[0].start == 5, (
-        "it is taken in again, and obeyed"
-    )
-
-
-def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(
-    instance: dg.DagsterInstance,
-) -> None:
-    """In classic that lasts for as long as another member holds a revoke, which may be minutes."""
-    bench = Bench(instance)
-    bench.batch_requests()
-    run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    bench.group.answers_commits = False
-    bench.succeed(run)
-    bench.until(lambda: any(event.failed for event in bench.engine.heard(events.OffsetsWritten)))
-    assert not bench.materialised()
-    bench.group.answers_commits = True
-    bench.until(bench.materialised)
-    assert bench.materialised() == [("orders-0", 0, 10)]
-
-
-def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstance) -> None:
-    """What is stored already is not written again.
-
-    By then somebody else's claim could stand behind it.
-    """
-    bench = Bench(instance)
-    bench.batch_requests()
-    run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    real = bench.consumer.commit_offsets
-
-    def lose_the_answer(
-        offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None
-    ) -> CommitResult:
-        real(offsets, timeout_s)
-        bench.consumer.commit_offsets = real  # type: ignore[method-assign]
-        message = "timed out"
-        raise BrokerError(message, retriable=True)
-
-    bench.consumer.commit_offsets = lose_the_answer  # type: ignore[method-assign]
-    writes = len(bench.consumer.writes)
-    bench.succeed(run)
-    bench.until(bench.materialised)
-    assert len(bench.consumer.writes) == writes + 1
-    assert not any(event.failed for event in bench.engine.heard(events.OffsetsWritten))
-    assert bench.materialised() == [("orders-0", 0, 10)]
-
-
 @pytest.mark.parametrize(
     ("woken", "asked_s"),
     [
@@ -367,14 +341,10 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
         pytest.param(2, [0.1, 2.0, 1.5, 1.0], id="woken"),
     ],
 )
-def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_on(
+def test_member_polls_for_its_loss_after_a_standstill(
     instance: dg.DagsterInstance, woken: int, asked_s: list[float]
 ) -> None:
-    """A member must not record the commit of its successor a second time.
-
-    Without the question it would find that commit and take it for its own, whose answer was lost.
-    The storage answers and bodies end just then, and each ends a poll.
-    """
+    """Otherwise it takes the commit of its successor for its own. Wake-ups end polls early."""
     bench = Bench(instance)
     bench.batch_requests()
     run = bench.run(Status.STARTED)
@@ -403,13 +373,10 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
     )
 
 
-def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(
+def test_suspended_machine_is_a_standstill(
     instance: dg.DagsterInstance,
 ) -> None:
-    """Linux's monotonic clock does not count while a laptop sleeps.
-
-    The session of the member has ended all the same.
-    """
+    """Linux's monotonic clock does not count while a laptop sleeps."""
     bench = Bench(instance)
     slept_s = [0.0]
     parts = replace(
@@ -429,164 +396,6 @@ def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(
     slept_s[0] = 3600.0
     bench.turn()
     assert polls == [0.1, 0.1, 2.0]
-
-
-def test_a_standstill_gives_nothing_up(instance: dg.DagsterInstance) -> None:
-    """Each poll releases the partitions that were not delayed since the last one.
-
-    That holds for a held partition and for one that is asked for in that very poll.
-    """
-    bench = Bench(instance, partitions=2)
-    bench.batch_requests(2)
-    for number in (0, 1):
-        bench.run(Status.STARTED, number)
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    bench.joined_by_another()
-    bench.group.clock.advance(20.0)
-    bench.turn()
-    bench.until(lambda: bench.engine.holds)
-    (held,) = bench.engine.held
-    bench.group.clock.advance(20.0)
-    bench.turn(3)
-    assert bench.group.owner(held) is bench.member, "delayed while its run works"
-
-
-def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not(
-    instance: dg.DagsterInstance,
-) -> None:
-    """One request for several partitions can fail for some."""
-    bench = Bench(
-        instance,
-        partitions=2,
-        settings=EngineSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)),
-    )
-    bench.batch_requests()
-    run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    bench.consumer.commits_fail = [frozenset({tp(1)})]
-    bench.consumer.writes.clear()
-    bench.succeed(run)
-    bench.until(lambda: len(bench.materialised()) == 2)
-    assert [sorted(write) for write in bench.consumer.writes] == [[tp(0), tp(1)], [tp(1)]]
-    assert any(
-        "the offset of orders-1 could not be written yet" in note
-        for note in bench.mailbox.take_notes()
-    )
-
-
-def test_a_retriable_error_is_noted_and_the_work_goes_on(instance: dg.DagsterInstance) -> None:
-    """A broker that restarts must not end a member."""
-    bench = Bench(instance)
-    bench.consumer.polls_fail = [BrokerError("the broker is away", retriable=True)]
-    bench.consumer.committed_fails = [BrokerError("the coordinator moved", retriable=True)] * 3
-    bench.batch_requests()
-    notes = " ".join(bench.mailbox.take_notes())
-    assert "the broker is away" in notes
-    assert notes.count("the coordinator moved") == 3
-
-
-def test_a_partition_whose_leader_is_away_keeps_no_other_one_waiting(
-    instance: dg.DagsterInstance,
-) -> None:
-    """The others wait neither while partitions are taken in nor later.
-
-    The partition goes on as soon as its leader answers.
-    """
-    bench = Bench(instance, partitions=3)
-    bench.group.silence(tp(1))
-    bench.until(
-        lambda: (
-            {
-                batch_request.ranges[0].partition
-                for batch_request in bench.mailbox.mail.batch_requests
-            }
-            == {0, 2}
-        )
-    )
-    bench.group.silence(tp(2))
-    bench.until(
-        lambda: (
-            {
-                batch_request.ranges[0].partition
-                for batch_request in bench.mailbox.mail.batch_requests
-            }
-            == {0, 1, 2}
-        )
-    )
-    assert "failed for orders-1" in " ".join(bench.mailbox.take_notes())
-
-
-def test_a_leader_that_is_away_is_not_waited_for_at_each_look(instance: dg.DagsterInstance) -> None:
-    """Each time costs all others a second and a half."""
-    bench = Bench(instance, partitions=2)
-    bench.batch_requests()
-    bench.group.silence(tp(1))
-    for _ in range(40):
-        bench.turn()
-    notes = [note for note in bench.mailbox.take_notes() if "failed for orders-1" in note]
-    assert len(notes) == 1
-
-
-def test_a_leader_that_is_back_is_found_soon(instance: dg.DagsterInstance) -> None:
-    """Its partition has stood still for long enough."""
-    bench = Bench(instance, partitions=2)
-    bench.group.silence(tp(1))
-    bench.until(lambda: bench.mailbox.mail.batch_requests)
-    bench.turn(20)
-    bench.group.silence()
-    before = bench.group.clock()
-    bench.batch_requests(2)
-    assert bench.group.clock() - before < 3
-
-
-def test_an_error_that_does_not_mend_itself_ends_the_member(instance: dg.DagsterInstance) -> None:
-    """Wrong credentials, say: the tick shows it, red, instead of a member that seems to wait."""
-    bench = Bench(instance)
-    bench.turn()
-    bench.member.fail(BrokerError("wrong password"))
-    with pytest.raises(BrokerError, match="wrong password"):
-        bench.turn()
-
-
-def test_a_request_that_is_refused_ends_the_member(instance: dg.DagsterInstance) -> None:
-    """As above, for what the member loop asks for a command."""
-    bench = Bench(instance)
-    bench.consumer.committed_fails = [BrokerError("not authorised")]
-    with pytest.raises(BrokerError, match="not authorised"):
-        bench.turn(2)
-
-
-def test_a_command_that_storage_did_not_take_is_given_again(instance: dg.DagsterInstance) -> None:
-    """Dagster's database may be away for a while: each commit is recorded once, later."""
-    bench = Bench(instance)
-    bench.catalogue.failures = 3
-    bench.batch_requests()
-    bench.run(Status.SUCCESS)
-    bench.until(bench.materialised)
-    bench.turn(30)
-    assert bench.materialised() == [("orders-0", 0, 10)]
-    notes = " ".join(bench.mailbox.take_notes())
-    said = "recording a commit in Dagster failed and is tried again: database is locked"
-    assert notes.count(said) == 3
-
-
-def test_a_slow_command_is_noted_in_plain_words(instance: dg.DagsterInstance) -> None:
-    """People read the notes in the tick, and know no class of a command."""
-    bench = Bench(instance)
-    real = bench.consumer.commit_offsets
-
-    def slow(
-        offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None
-    ) -> CommitResult:
-        bench.group.clock.advance(9.9)
-        return real(offsets, timeout_s)
-
-    bench.consumer.commit_offsets = slow  # type: ignore[method-assign]
-    bench.batch_requests()
-    bench.until(lambda: bench.consumer.writes)
-    notes = " ".join(bench.mailbox.take_notes())
-    assert "writing offsets to Kafka took 9.9 s" in notes
-    assert not any(command.__name__ in notes for command in get_args(commands.Command))
 
 
 class SlowStorage:
@@ -615,10 +424,9 @@ class SlowStorage:
             work()
 
 
-def test_a_commit_of_a_lost_partition_is_recorded_by_its_next_owner_alone(
+def test_commit_of_a_lost_partition_is_left_to_its_next_owner(
     instance: dg.DagsterInstance,
 ) -> None:
-    """The next owner finds that nobody has recorded it, and would show it a second time."""
     storage = SlowStorage(instance)
     bench = storage.until_it_waits()
     bench.member.deliver(PartitionsLost((tp(0),), LostReason.SESSION))
@@ -627,8 +435,7 @@ def test_a_commit_of_a_lost_partition_is_recorded_by_its_next_owner_alone(
     assert bench.materialised() == []
 
 
-def test_a_member_that_has_left_records_no_commit(instance: dg.DagsterInstance) -> None:
-    """Its partitions have their next owner by then. It leaves so when its run is taken for dead."""
+def test_member_that_has_left_records_no_commit(instance: dg.DagsterInstance) -> None:
     storage = SlowStorage(instance)
     bench = storage.until_it_waits()
     close = bench.consumer.close
@@ -643,172 +450,8 @@ def test_a_member_that_has_left_records_no_commit(instance: dg.DagsterInstance) 
     assert bench.materialised() == []
 
 
-def test_a_member_that_was_abandoned_in_the_middle_of_a_turn_carries_out_nothing_more(
-    instance: dg.DagsterInstance,
-) -> None:
-    """It hung, and another member has its place and perhaps its partitions."""
-    bench = Bench(instance)
-    bench.mailbox.is_abandoned = True
-    bench.until(lambda: bench.engine.partitions)
-    bench.turn(20)
-    assert not bench.consumer.writes
-    bench.mailbox.is_abandoned = False
-    bench.batch_requests()
-    assert bench.consumer.writes, "it had something to write"
-
-
-def test_events_without_weight_may_fail(
-    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That the catalogue shows an assignment is nice; the partition is worked on all the same."""
-    bench = Bench(instance)
-
-    def away(*_: object) -> None:
-        message = "no connection"
-        raise OSError(message)
-
-    monkeypatch.setattr(bench.catalogue, "record_assigned", away)
-    monkeypatch.setattr(bench.catalogue, "leave_request", away)
-    bench.batch_requests()
-    assert any(
-        "showing the state of the group in Dagster failed: no connection" in note
-        for note in bench.mailbox.take_notes()
-    )
-
-
-def test_run_is_over_when_the_lease_is_and_everything_is_given_up(
-    instance: dg.DagsterInstance,
-) -> None:
-    """A sensor that was switched off must not hoard partitions; what it did is on record."""
-    bench = Bench(instance, records=0)
-    bench.ticks = False
-    bench.member_loop.run()
-    joined, assigned, hold, left = bench.observed()
-    assert [event["event"] for event in (joined, assigned, hold, left)] == [
-        "joined",
-        "assigned",
-        "hold",
-        "left",
-    ]
-    assert "has not ticked for 40 s" in str(left["reason"])
-    assert hold["cause"] == "leave"
-    assert 40 <= bench.group.clock() < 42
-
-
-def test_asked_to_leave_it_drains_first(instance: dg.DagsterInstance) -> None:
-    """The end of the process waits for a run, within its limit."""
-    bench = Bench(instance)
-    bench.batch_requests()
-    run = bench.run(Status.STARTED)
-    bench.mailbox.send(events.LeaveRequested("its process ends", 30.0))
-    bench.turn(50)
-    assert bench.member_loop._left is None
-    assert not bench.mailbox.mail.batch_requests
-    bench.succeed(run)
-    bench.until(lambda: bench.member_loop._left)
-    assert bench.offset() == 10
-    assert bench.materialised() == [("orders-0", 0, 10)]
-
-
-def test_it_leaves_for_a_newer_process_of_its_code_location(instance: dg.DagsterInstance) -> None:
-    """After a reload the old process gets no ticks, but its lease alone would take a minute."""
-    bench = Bench(instance, records=0)
-    bench.catalogue.record_joined()
-    bench.turn(3)
-    Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()
-    before = bench.group.clock()
-    bench.until(lambda: bench.member_loop._left)
-    assert "process-2" in str(bench.member_loop._left)
-    assert bench.group.clock() - before < 10
-
-
-def hand_over(instance: dg.DagsterInstance) -> None:
-    """One member loop makes way for another, which adopts the run at work and commits it."""
-    bench = Bench(instance)
-    bench.catalogue.record_joined()
-    bench.batch_requests()
-    run = bench.run(Status.STARTED)
-    bench.turn(20)
-    Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()
-    bench.until(lambda: bench.member_loop._left)
-    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
-        "handed over"
-    ]
-    assert bench.offset() == 0
-    bench.consumer.close()
-    successor = Bench(instance, group=bench.group)
-    successor.until(lambda: any(owned.live_runs for owned in successor.engine.partitions.values()))
-    assert not successor.mailbox.mail.batch_requests
-    successor.succeed(run)
-    successor.until(lambda: successor.materialised() == [("orders-0", 0, 10)])
-    assert successor.offset() == 10
-
-
-@pytest.mark.postgres
-def test_it_hands_a_run_over_on_postgres(postgres: Postgres) -> None:
-    """Two processes see each other and a run through the types and transactions of Postgres."""
-    with new_on_postgres(postgres) as instance:
-        hand_over(instance)
-
-
-def test_it_hands_a_run_over_to_its_successor(instance: dg.DagsterInstance) -> None:
-    """A reload must stand no partition still until the longest run of the old process ends."""
-    hand_over(instance)
-
-
-def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(
-    instance: dg.DagsterInstance,
-) -> None:
-    """The new process often starts only after the old one was told to end."""
-    bench = Bench(instance)
-    bench.catalogue.record_joined()
-    bench.batch_requests()
-    bench.run(Status.STARTED)
-    bench.mailbox.send(events.LeaveRequested("its process ends", 40.0))
-    bench.turn(20)
-    assert bench.member_loop._left is None, "nobody is there who could adopt the run"
-    Catalogue(instance, bench.assets, MemberIdentity("blue", "sensor", "process-2")).record_joined()
-    before = bench.group.clock()
-    bench.until(lambda: bench.member_loop._left)
-    assert bench.group.clock() - before < 5
-
-
-def test_a_pattern_that_fits_no_topic_yet_is_waited_for(instance: dg.DagsterInstance) -> None:
-    """A topic that fits may come; a name that is not there may be wrong."""
-    bench = Bench(instance, topic="^later", records=0)
-    bench.ticks = False
-    bench.member_loop.run()
-    assert "has not ticked for 40 s" in str(bench.observed()[-1]["reason"])
-
-
-def test_a_topic_that_does_not_exist_ends_it_before_it_joins(instance: dg.DagsterInstance) -> None:
-    """A member without partitions would look as if there was nothing to do."""
-    bench = Bench(instance, topic="missing")
-    with pytest.raises(BrokerError, match="missing does not exist"):
-        bench.member_loop.run()
-    assert bench.observed() == []
-
-
-def test_a_dead_run_is_ended_and_its_batch_offered_again(instance: dg.DagsterInstance) -> None:
-    """No sign of life for the time-out: the partition must not wait for ever."""
-    bench = Bench(instance)
-    bench.batch_requests()
-    run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.batch_requests)
-    bench.until(lambda: bench.mailbox.mail.batch_requests, turns=1000)
-    assert status_of(instance, run) is Status.FAILURE
-    assert bench.mailbox.mail.batch_requests[0].attempt == 2
-    assert any(
-        f"makes sure that run {run.run_id[:8]} has really ended" in note
-        for note in bench.mailbox.take_notes()
-    )
-
-
-def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None:
-    """A suspended code server does not answer Dagster for a minute.
-
-    The other partitions go on, and the code server is asked once at a time.
-    """
+def test_slow_end_of_a_run_delays_no_other_partition(instance: dg.DagsterInstance) -> None:
+    """A suspended code server does not answer Dagster for a minute."""
     bench = Bench(
         instance,
         partitions=2,
@@ -831,95 +474,24 @@ def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None
     assert threading.current_thread() not in waiting
 
 
-def test_a_client_error_of_the_member_is_not_lost(instance: dg.DagsterInstance) -> None:
-    """It is reported by the client between two polls; retriable ones are notes."""
-    bench = Bench(instance)
-    bench.member._events.append(RequestFailed(BrokerError("throttled", retriable=True)))
-    bench.turn(2)
-    assert any("throttled" in note for note in bench.mailbox.take_notes())
+@stories("""
+## stop_of_another_members_partition_stays_shown
+bench partitions=2 | share | stored 1 0 foreign | news | until current = True
+passed = False | check stopped ~ orders-1 | check stopped !~ orders-0
 
+## partition_of_another_member_that_stops_later_is_shown
+# The owner may show newer things between the read and the report of this member.
+bench partitions=2 | share | stored 1 0 | news | until evaluations !~ 0 | until current = True
+check stopped !~ orders-1 | stored 1 0 foreign | until check stopped ~ orders-1
 
-def shared(instance: dg.DagsterInstance) -> tuple[Bench, RebalanceAwareConsumer]:
-    bench = Bench(instance, partitions=2)
-    bench.turn()
-    other = bench.joined_by_another()
+## partition_of_another_member_that_goes_on_later_is_shown
+bench partitions=2 | share | stored 1 0 foreign | news | until check stopped ~ orders-1
+until current = True | stored 1 0 | until check stopped !~ orders-1
 
-    def is_shared() -> bool:
-        other.poll(0)
-        return len(bench.engine.partitions) == 1 and bool(other.assignment())
-
-    bench.until(is_shared)
-    return bench, other
-
-
-def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> None:
-    """The check is the group's.
-
-    A member whose own partitions go on must not turn it green for all.
-    """
-    bench, other = shared(instance)
-    owned = next(iter(bench.engine.partitions))
-    elsewhere = next(iter(other.assignment()))
-    bench.group.committed[elsewhere] = OffsetAndMetadata(0, "text of another application")
-    bench.member_loop._report.add_news()
-    bench.until(lambda: bench.member_loop._report.is_current)
-    key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
-    evaluation = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
-        key
-    ].evaluation
-    assert evaluation is not None
-    assert not evaluation.passed
-    assert str(elsewhere) in str(evaluation.metadata["stopped"].value)
-    assert str(owned) not in str(evaluation.metadata["stopped"].value)
-
-
-@pytest.mark.parametrize("is_stopped_at_last", [True, False])
-def test_what_it_has_shown_of_other_members_is_looked_at_again(
-    instance: dg.DagsterInstance, *, is_stopped_at_last: bool
-) -> None:
-    """The owner may show newer things between this member's look and its word.
-
-    The owner then has no more news to correct that word.
-    """
-    bench, other = shared(instance)
-    (elsewhere,) = other.assignment()
-    key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
-
-    def is_shown_as_stopped() -> bool:
-        found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
-            key
-        ].evaluation
-        return found is not None and str(elsewhere) in str(found.metadata["stopped"].value)
-
-    stored = [OffsetAndMetadata(0), OffsetAndMetadata(0, "text of another application")]
-    bench.group.committed[elsewhere] = stored[not is_stopped_at_last]
-    bench.member_loop._report.add_news()
-    bench.until(
-        lambda: (
-            is_shown_as_stopped() is not is_stopped_at_last and bench.member_loop._report.is_current
-        )
-    )
-    bench.group.committed[elsewhere] = stored[is_stopped_at_last]
-    bench.until(lambda: is_shown_as_stopped() is is_stopped_at_last)
-
-
-def test_what_was_said_of_a_partition_is_soon_looked_at_again_by_its_new_owner(
-    instance: dg.DagsterInstance,
-) -> None:
-    """While the member takes the partition in, it keeps what the last owner has said of it."""
-    bench, other = shared(instance)
-    (elsewhere,) = other.assignment()
-    said = GroupState({elsewhere: "a transaction is open"}, reported=frozenset({elsewhere}))
-    bench.catalogue.show_stopped(said, {})
-    bench.catalogue.reads_fail = True
-    other.close()
-    bench.until(lambda: elsewhere in bench.engine.partitions)
-    bench.until(
-        lambda: (
-            elsewhere in bench.member_loop._report._kept and bench.member_loop._report.is_current
-        )
-    )
-    shown_at = bench.group.clock()
-    bench.catalogue.reads_fail = False
-    bench.until(lambda: not bench.catalogue.shown_stops().partitions)
-    assert bench.group.clock() - shown_at < 15
+## shown_stop_of_a_partition_is_soon_read_again_by_its_new_owner
+bench partitions=2 | share | show 1 "a transaction is open" reported | catalogue unreadable
+other_leaves | until owns = 0 1 | until kept = 1 | until current = True
+mark | catalogue readable | until shown = 0 | took 0 15 = True
+""")
+def test_report_of_a_shared_group(instance: dg.DagsterInstance, story: str) -> None:
+    BenchScript(instance).play(story)

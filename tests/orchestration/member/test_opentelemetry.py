@@ -65,10 +65,9 @@ def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
     }
 
 
-def test_the_work_of_a_member_is_measured(
+def test_commits_and_gauges_of_a_member_are_exported(
     instance: dg.DagsterInstance, reader: InMemoryMetricReader
 ) -> None:
-    """The member loop of a real member leaves its numbers, and its gauges end when it leaves."""
     meters, meter = metered(MeterProvider([reader]))
     bench = Bench(instance)
     bench.member_loop.dependencies = replace(bench.member_loop.dependencies, meter=meter)
@@ -93,8 +92,8 @@ def test_the_work_of_a_member_is_measured(
     assert Metric.MEMBERS.value.name not in points(reader)
 
 
-def test_two_members_of_one_name_are_one_series(reader: InMemoryMetricReader) -> None:
-    """One that hangs is abandoned: another one has taken its place, and is what gauges show."""
+def test_members_of_one_name_share_a_series(reader: InMemoryMetricReader) -> None:
+    """A hanging member is abandoned, and another one has its name."""
     meters, hung = metered(MeterProvider([reader]))
     other = meters.of("etl", "blue:sensor", most_partitions=10)
     hung.show(MemberState(at=0.0), lambda: 500.0)
@@ -123,10 +122,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("at", ["get_meter", "create_counter", "create_obs", "add", "record"])
-def test_a_meter_that_raises_harms_nobody_and_is_told(
-    at: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever of it raises: one line in the log, and the member goes on."""
+def test_meter_that_raises_is_logged_once(at: str, caplog: pytest.LogCaptureFixture) -> None:
     meters, meter = metered(Broken(at))
     held = {"cause": "revoke", "outcome": "drained", "seconds": 1.0}
     with caplog.at_level(logging.WARNING):
@@ -152,10 +148,9 @@ class Hanging(NoOpMeterProvider):
         return super().get_meter(*args, **kwargs)
 
 
-def test_a_meter_that_hangs_keeps_nobody_waiting_and_fills_no_memory(
+def test_queue_of_a_hanging_meter_is_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its queue has an end; what comes then is dropped, and people are told once."""
     monkeypatch.setattr(meter_module, "_MOST_WAITING", 50)
     monkeypatch.setattr(meter_module, "_FAREWELL_S", 0.01)
     provider = Hanging()
@@ -173,10 +168,9 @@ def test_a_meter_that_hangs_keeps_nobody_waiting_and_fills_no_memory(
     provider.gate.set()
 
 
-def test_a_member_is_not_kept_by_a_meter_that_hangs(
+def test_member_commits_while_its_meter_hangs(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It claims, commits and records as ever."""
     monkeypatch.setattr(meter_module, "_FAREWELL_S", 0.01)
     provider = Hanging()
     _, meter = metered(provider)
@@ -191,11 +185,9 @@ def test_a_member_is_not_kept_by_a_meter_that_hangs(
     provider.gate.set()
 
 
-def test_a_process_that_can_start_no_thread_has_no_metrics(
+def test_process_that_can_start_no_thread_has_no_metrics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is about to end, or has too many; its member goes on."""
-
     def start(_thread: threading.Thread) -> None:
         message = "can't start new thread"
         raise RuntimeError(message)
@@ -210,22 +202,19 @@ def test_a_process_that_can_start_no_thread_has_no_metrics(
     assert "can't start new thread" in caplog.text
 
 
-def test_nothing_is_started_before_the_first_number() -> None:
-    """An import, a preview and a run that is no member have no thread for it."""
+def test_thread_starts_with_the_first_measurement() -> None:
     meters, _ = metered(NoOpMeterProvider())
     assert meters._thread is None
 
 
-def test_without_opentelemetry_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is imported to find that out."""
+def test_meter_is_none_without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "opentelemetry.metrics")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     assert not is_installed()
     assert meter_of("etl", "blue:sensor", most_partitions=10) is None
 
 
-def test_importing_the_package_imports_no_opentelemetry() -> None:
-    """Each run is a process that imports it; only the thread of a meter does."""
+def test_package_imports_no_opentelemetry() -> None:
     code = (
         "import sys, dagster_rebalance.orchestration.definitions, dagster_rebalance.components\n"
         "from dagster_rebalance.orchestration.member.opentelemetry import meter_of\n"

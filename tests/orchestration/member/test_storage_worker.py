@@ -77,8 +77,7 @@ def desk() -> Iterator[Desk]:
     made.worker.finish(60)
 
 
-def test_jobs_are_done_in_order_and_never_two_at_a_time(desk: Desk) -> None:
-    """A receipt after the commits that it speaks of."""
+def test_jobs_run_one_at_a_time_in_order(desk: Desk) -> None:
     desk.hang("first")
     for number in range(20):
         desk.worker.ask(desk.job(str(number)))
@@ -89,8 +88,7 @@ def test_jobs_are_done_in_order_and_never_two_at_a_time(desk: Desk) -> None:
     assert [answer() for answer in desk.worker.answers()] == [events.TickArrived()] * 21
 
 
-def test_what_the_work_depends_on_comes_before_what_people_see(desk: Desk) -> None:
-    """To show a takeover in Dagster takes longer than what the takeover itself reads."""
+def test_job_that_can_wait_runs_after_the_others(desk: Desk) -> None:
     desk.hang("first")
     for name, can_wait in (("seen 1", True), ("runs", False), ("seen 2", True), ("orders", False)):
         desk.worker.ask(desk.job(name, can_wait=can_wait))
@@ -99,8 +97,7 @@ def test_what_the_work_depends_on_comes_before_what_people_see(desk: Desk) -> No
     assert desk.done == ["first", "runs", "orders", "seen 1", "seen 2"]
 
 
-def test_what_can_wait_does_not_wait_for_ever(desk: Desk) -> None:
-    """Storage that is slow may never be without other jobs."""
+def test_job_that_can_wait_runs_after_eight_others(desk: Desk) -> None:
     desk.hang("first")
     desk.worker.ask(desk.job("seen", can_wait=True))
     for number in range(20):
@@ -110,8 +107,8 @@ def test_what_can_wait_does_not_wait_for_ever(desk: Desk) -> None:
     assert desk.done == ["first", *map(str, range(8)), "seen", *map(str, range(8, 20))]
 
 
-def test_the_member_is_woken_for_what_its_work_depends_on(desk: Desk) -> None:
-    """It polls Kafka in between, and a takeover needs three answers one after the other."""
+def test_answer_wakes_the_member_unless_it_can_wait(desk: Desk) -> None:
+    """A takeover needs three answers one after the other."""
     desk.worker.ask(desk.job("seen", can_wait=True))
     desk.until(lambda: desk.done)
     desk.worker.ask(desk.job("runs"))
@@ -119,8 +116,7 @@ def test_the_member_is_woken_for_what_its_work_depends_on(desk: Desk) -> None:
     assert desk.woken == 1
 
 
-def test_what_is_asked_for_again_while_the_storage_hangs_does_not_pile_up(desk: Desk) -> None:
-    """The engine gives a command again each second, and an outage may take an hour."""
+def test_repeated_jobs_do_not_accumulate(desk: Desk) -> None:
     desk.hang(subject="the same question")
     for _ in range(3_600):
         desk.worker.ask(desk.job("again", slot="runs", subject="the same question"))
@@ -130,8 +126,7 @@ def test_what_is_asked_for_again_while_the_storage_hangs_does_not_pile_up(desk: 
     desk.until(lambda: desk.done == ["reading runs", "newer 3599"])
 
 
-def test_storage_that_does_not_answer_is_named(desk: Desk) -> None:
-    """The tick says in what the member waits; not after the first slow second."""
+def test_silent_storage_is_reported(desk: Desk) -> None:
     assert desk.worker.silence is None
     desk.hang()
     desk.clock.advance(5)
@@ -145,8 +140,8 @@ def test_storage_that_does_not_answer_is_named(desk: Desk) -> None:
     assert desk.notes == ["reading runs took 45.0 s"]
 
 
-def test_a_job_that_hangs_is_overtaken_and_its_late_answer_thrown_away(desk: Desk) -> None:
-    """A connection that a firewall has dropped hangs for hours while a new one would work."""
+def test_hanging_job_is_overtaken_and_its_late_answer_dropped(desk: Desk) -> None:
+    """A connection that a firewall has dropped hangs for hours."""
     desk.hang()
     desk.worker.ask(desk.job("next"))
     desk.clock.advance(59)
@@ -161,8 +156,7 @@ def test_a_job_that_hangs_is_overtaken_and_its_late_answer_thrown_away(desk: Des
     assert len(list(desk.worker.answers())) == 1, "the answer of the one that hung came too late"
 
 
-def test_threads_that_hang_do_not_pile_up(desk: Desk) -> None:
-    """A database that is away for a day must not cost a thread each minute."""
+def test_hanging_threads_do_not_accumulate(desk: Desk) -> None:
     desk.hang()
     for _ in range(24 * 60):
         desk.worker.ask(Job("next", lambda: desk.let_go.wait(60)))
@@ -173,10 +167,9 @@ def test_threads_that_hang_do_not_pile_up(desk: Desk) -> None:
     assert 80 < len(overtaken) < 100, "one at first, and then one in 16 minutes"
 
 
-def test_after_an_outage_that_doubled_its_patience_it_is_patient_for_a_minute_again(
+def test_patience_is_reset_after_an_outage(
     desk: Desk,
 ) -> None:
-    """Each outage is the first one."""
     desk.hang()
     desk.clock.advance(60)
     desk.worker.look_after()
@@ -189,9 +182,7 @@ def test_after_an_outage_that_doubled_its_patience_it_is_patient_for_a_minute_ag
     assert len(desk.notes) == 2
 
 
-def test_a_failure_is_a_note_and_no_answer(desk: Desk) -> None:
-    """The database may be away: the engine asks again."""
-
+def test_failure_is_a_note_and_no_answer(desk: Desk) -> None:
     def fails() -> None:
         message = "database is locked"
         raise OSError(message)
@@ -206,9 +197,7 @@ def test_a_failure_is_a_note_and_no_answer(desk: Desk) -> None:
     assert list(desk.worker.answers()) == []
 
 
-def test_an_error_that_somebody_has_to_mend_reaches_the_member(desk: Desk) -> None:
-    """It ends the member, and the tick is red."""
-
+def test_configuration_error_reaches_the_member(desk: Desk) -> None:
     def fails() -> None:
         message = "the job has no such resource"
         raise ConfigurationError(message)
@@ -220,8 +209,7 @@ def test_an_error_that_somebody_has_to_mend_reaches_the_member(desk: Desk) -> No
         answer()
 
 
-def test_the_end_waits_for_what_is_left_but_not_for_a_storage_that_hangs(desk: Desk) -> None:
-    """A member that leaves records that; the end of its process must not hang."""
+def test_finish_waits_for_the_queue_but_not_for_a_hanging_storage(desk: Desk) -> None:
     desk.worker.ask(desk.job("left"))
     desk.worker.finish(60)
     assert desk.done == ["left"]

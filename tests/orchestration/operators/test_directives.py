@@ -69,10 +69,9 @@ def wanted(
 # The book
 
 
-def test_orders_come_back_in_the_order_in_which_they_were_given(
+def test_directives_are_read_in_the_order_of_their_issue(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
-    """Whatever people have typed, and however often the same."""
     book = book_of(instance, group_id)
     given = [
         order(Action.PAUSE, "orders"),
@@ -87,7 +86,7 @@ def test_orders_come_back_in_the_order_in_which_they_were_given(
     assert book.read() == (given[1], given[2], given[0])
 
 
-def test_the_longest_order_fits(instance: dg.DagsterInstance) -> None:
+def test_longest_directive_fits(instance: dg.DagsterInstance) -> None:
     """Postgres takes no key of more than 2,704 bytes."""
     longest = Directive(
         Action.PAUSE, "o" * 249 + ":" + "0" * 20, "\U0001f6d1" * 60, 1.0, "\U0001f6d1" * 300
@@ -97,8 +96,7 @@ def test_the_longest_order_fits(instance: dg.DagsterInstance) -> None:
     assert book.read() == (longest,)
 
 
-def test_what_can_never_count_again_is_removed(instance: dg.DagsterInstance, group_id: str) -> None:
-    """The book is read every few seconds, for years."""
+def test_superseded_directives_are_removed(instance: dg.DagsterInstance, group_id: str) -> None:
     book = book_of(instance, group_id)
     for number in range(5):
         book.add([order(Action.PAUSE, f"orders:{number}")])
@@ -107,20 +105,16 @@ def test_what_can_never_count_again_is_removed(instance: dg.DagsterInstance, gro
     assert book.read() == (order(Action.RESUME, "*"),)
 
 
-def test_a_page_that_cannot_be_read_is_an_error_and_no_order(
-    instance: dg.DagsterInstance, group_id: str
-) -> None:
-    """A newer version may have written it: nobody may guess."""
+def test_unreadable_directive_is_an_error(instance: dg.DagsterInstance, group_id: str) -> None:
     name = GroupAssets.of(group_id).directives_name
     instance.add_dynamic_partitions(name, ['1 ["drain", "orders", "ada", 1.0, "why"]'])
     with pytest.raises(ValueError, match="cannot be read: a newer version may have written it"):
         DirectiveStore(instance, name).read()
 
 
-def test_the_check_by_hand_says_so_when_an_order_cannot_be_read(
+def test_manual_check_reports_an_unreadable_directive(
     instance: dg.DagsterInstance,
 ) -> None:
-    """Members claim nothing by then, and the check is where somebody looks for the reason."""
     kafka = kafka_in_memory()
     group = GroupAssets.of(kafka.group_id)
     instance.add_dynamic_partitions(
@@ -140,10 +134,9 @@ def test_the_check_by_hand_says_so_when_an_order_cannot_be_read(
 # Giving orders
 
 
-def test_an_order_is_kept_and_shown_and_says_what_follows(
+def test_directive_is_stored_shown_and_answered(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
-    """In Dagster people see who, what, when and why, as history."""
     said = issue_directive(instance, group_id, wanted(Action.PAUSE, "orders:0", "orders:[12]"))
     assert said.startswith("orders-0..2 paused by ada since ")
     assert said.endswith(
@@ -163,8 +156,9 @@ def test_an_order_is_kept_and_shown_and_says_what_follows(
     assert shown.keys() >= {"what", "members", "open_holds", "receipts"}, "as in other events"
 
 
-def test_a_resume_says_what_was_not_paused(instance: dg.DagsterInstance, group_id: str) -> None:
-    """A slip of the hand is seen at once."""
+def test_resume_names_partitions_that_were_not_paused(
+    instance: dg.DagsterInstance, group_id: str
+) -> None:
     issue_directive(instance, group_id, wanted(Action.STOP, "orders:1"))
     said = issue_directive(
         instance, group_id, wanted(Action.RESUME, "orders:1", "orders:2", reason="")
@@ -184,29 +178,26 @@ def test_a_resume_says_what_was_not_paused(instance: dg.DagsterInstance, group_i
         (("orders 1",), "'orders 1' cannot name partitions"),
     ],
 )
-def test_what_matches_nothing_is_refused_and_nothing_is_kept(
+def test_directive_that_matches_nothing_is_refused(
     instance: dg.DagsterInstance, group_id: str, partitions: tuple[str, ...], problem: str
 ) -> None:
-    """Nobody may believe that something stands that goes on."""
     with pytest.raises(ConfigurationError, match=problem):
         issue_directive(instance, group_id, wanted(Action.PAUSE, *partitions))
     assert book_of(instance, group_id).read() == ()
 
 
-def test_a_group_that_nobody_knows_is_refused_with_those_that_there_are(
+def test_unknown_group_is_refused_with_the_known_ones(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
-    """Most often it is a slip, or another instance."""
     Catalogue(instance, GroupAssets.of(group_id), NO_MEMBER).record_left("it ends")
     assert group_id in groups_of(instance)
     with pytest.raises(ConfigurationError, match=f"group nobody has had .*{group_id}"):
         issue_directive(instance, "nobody", wanted(Action.PAUSE, "*"))
 
 
-def test_assets_of_others_do_not_keep_people_from_giving_orders(
+def test_unrelated_assets_and_keys_do_not_disturb_directives(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
-    """Neither a short key, nor a key that somebody has added by hand."""
     instance.report_runless_asset_event(dg.AssetMaterialization(["kafka"]))
     groups_of(instance)
     instance.add_dynamic_partitions(GroupAssets.of(group_id).partitions_name, ["all of them"])
@@ -215,11 +206,9 @@ def test_assets_of_others_do_not_keep_people_from_giving_orders(
     )
 
 
-def test_an_order_that_cannot_be_shown_is_in_force_all_the_same(
+def test_directive_that_cannot_be_shown_applies(
     instance: dg.DagsterInstance, group_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who gave it must not hear that it was refused."""
-
     def fails(*_: object) -> None:
         message = "database is locked"
         raise OSError(message)
@@ -246,8 +235,8 @@ def launch(
     )
 
 
-def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
-    """It asks no broker: an order can be given while Kafka is away."""
+def test_job_issues_a_directive(instance: dg.DagsterInstance) -> None:
+    """It needs no broker."""
     kafka = kafka_in_memory()
     Catalogue(instance, GroupAssets.of(kafka.group_id), NO_MEMBER).add_partitions([tp(0)])
     config: dict[str, object] = {"action": "stop", "partitions": ["orders"], "reason": "away"}
@@ -271,14 +260,14 @@ def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["by", "reason", "partitions", "runs_at_once", "cancel", "since"])
-def test_a_form_looks_up_no_variable(
+def test_form_reads_no_environment_variable(
     instance: dg.DagsterInstance,
     build: Callable[..., dg.JobDefinition],
     config: dict[str, object],
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever may launch runs could read each secret of a run in what is shown of its form."""
+    """Whoever may launch runs could read each secret of a run."""
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     job = dg.Definitions(jobs=[build(name="form")], resources={"kafka": kafka_in_memory()})
     variable = {"env": "KAFKA_PASSWORD"}
@@ -326,8 +315,7 @@ def shows(bench: Bench, paused: int) -> bool:
     return shown is not None and shown.metadata["paused_partitions"].value == paused
 
 
-def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
-    """A pause is no failure that pages somebody, but nobody may forget it."""
+def test_member_obeys_a_directive_and_the_check_warns(bench: Bench) -> None:
     bench.batch_requests(2)
     issue_directive(bench.instance, "etl", wanted(Action.PAUSE, "orders:0"))
     bench.until(lambda: bench.engine.partitions[tp(0)].directive is not None)
@@ -351,8 +339,7 @@ def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
     bench.batch_requests(2)
 
 
-def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
-    """Also after all members have crashed."""
+def test_new_member_reads_directives_before_it_claims(bench: Bench) -> None:
     Catalogue(bench.instance, bench.assets, NO_MEMBER).add_partitions([tp(0), tp(1)])
     issue_directive(bench.instance, "etl", wanted(Action.STOP, "*"))
     bench.turn(100)
@@ -362,11 +349,7 @@ def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
     assert [claims_of(bench, number) for number in (0, 1)] == [(), ()]
 
 
-def test_while_the_book_cannot_be_read_nothing_is_claimed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The partition may be paused, and nobody knows."""
-
+def test_unreadable_directives_stop_claims(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> tuple[Directive, ...]:
         message = "database is locked"
         raise OSError(message)
@@ -379,8 +362,7 @@ def test_while_the_book_cannot_be_read_nothing_is_claimed(
     bench.batch_requests(2)
 
 
-def test_a_book_that_nobody_can_read_turns_the_check_red(bench: Bench) -> None:
-    """What is assigned from now on stands, and nothing else would say so."""
+def test_invalid_directive_fails_the_check(bench: Bench) -> None:
     bench.batch_requests(2)
     unknown = '1 ["drain", "orders", "ada", 1.0, "why"]'
     bench.instance.add_dynamic_partitions(bench.assets.directives_name, [unknown])

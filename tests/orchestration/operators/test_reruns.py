@@ -179,8 +179,7 @@ def past(ground: Ground, number: int = 1, **limits: Any) -> list[tuple[OffsetRan
     return [(one.range, one.is_whole) for one in found]
 
 
-def test_joined_commits_are_told_apart(ground: Ground) -> None:
-    """Each was a range, and its output has the key of that."""
+def test_joined_commits_are_separate_ranges(ground: Ground) -> None:
     ground.commit(span(1, 0, 5))
     ground.commit(span(1, 5, 30), joined=((12, "run-1"), (20, "run-2")))
     assert past(ground) == [
@@ -191,8 +190,7 @@ def test_joined_commits_are_told_apart(ground: Ground) -> None:
     ]
 
 
-def test_a_commit_that_was_recorded_late_is_one_range_if_its_run_says_so(ground: Ground) -> None:
-    """The next owner knows where it began, not how many ranges it was."""
+def test_late_commit_is_one_range_if_its_run_has_that_range(ground: Ground) -> None:
     ground.commit(span(1, 0, 5), is_late=True)
     assert past(ground) == [(span(1, 0, 5), False)]
     run = make_run(ground.instance, batch_request("b-1", span(1, 5, 9)), Status.SUCCESS)
@@ -201,9 +199,9 @@ def test_a_commit_that_was_recorded_late_is_one_range_if_its_run_says_so(ground:
     assert past(ground)[0] == (span(1, 5, 9), True)
 
 
-def test_a_late_commit_of_a_streaming_run_is_what_the_run_has_shown(ground: Ground) -> None:
-    """It was killed before it could record the commits of the last seconds."""
-
+def test_late_commit_of_a_streaming_run_has_the_ranges_of_its_materializations(
+    ground: Ground,
+) -> None:
     @dg.op
     def show(context) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates the annotation
         for ranges in ([span(1, 0, 5), span(0, 0, 9)], [span(1, 5, 9)]):
@@ -220,10 +218,9 @@ def test_a_late_commit_of_a_streaming_run_is_what_the_run_has_shown(ground: Grou
     assert past(ground) == [(span(1, 5, 9), True), (span(1, 0, 5), True)]
 
 
-def test_no_more_is_read_of_the_past_than_is_needed(
+def test_only_the_needed_part_of_the_history_is_read(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group may have millions of commits."""
     monkeypatch.setattr(
         "dagster_rebalance.orchestration.storage.commit_history._RECORDS_PER_QUERY", 2
     )
@@ -234,8 +231,7 @@ def test_no_more_is_read_of_the_past_than_is_needed(
     assert past(ground, 0, since=newest.at + 2.0) == []
 
 
-def test_what_people_report_is_no_past(ground: Ground) -> None:
-    """Dagster's pages let them report materialisations."""
+def test_materializations_by_people_are_no_history(ground: Ground) -> None:
     reported: list[dict[str, Any]] = [
         {},
         {"start": 9, "until": 3, "run": "x"},
@@ -251,8 +247,7 @@ def test_what_people_report_is_no_past(ground: Ground) -> None:
 # Asking
 
 
-def test_a_rerun_is_planned_kept_and_shown(ground: Ground) -> None:
-    """What was planned is what is done, whatever is committed meanwhile."""
+def test_rerun_is_planned_stored_and_shown(ground: Ground) -> None:
     planned = ground.reruns.plan(ground.wanted(Span(12), "orders-0", records_per_run=10))
     assert planned.selection.ranges == (span(0, 10, 20), span(0, 20, 30))
     assert ground.book.read() == ()
@@ -277,10 +272,9 @@ def test_a_rerun_is_planned_kept_and_shown(ground: Ground) -> None:
         (Span(0), ("orders:1",), "there is nothing to process again"),
     ],
 )
-def test_what_cannot_be_repeated_is_refused(
+def test_rerun_without_matching_ranges_is_refused(
     ground: Ground, meant: Span, partitions: tuple[str, ...], said: str
 ) -> None:
-    """And nothing is kept."""
     with pytest.raises(ConfigurationError, match=said):
         ground.reruns.plan(ground.wanted(meant, *partitions))
     with pytest.raises(ConfigurationError, match="say which partitions to process again"):
@@ -288,8 +282,7 @@ def test_what_cannot_be_repeated_is_refused(
     assert ground.book.read() == ()
 
 
-def test_deleted_records_and_a_second_rerun_are_refused(ground: Ground) -> None:
-    """Nothing is started in either case."""
+def test_rerun_of_deleted_records_or_of_a_running_rerun_is_refused(ground: Ground) -> None:
     ground.begin(Span(20))
     with pytest.raises(ConfigurationError, match="is to process orders-0"):
         ground.reruns.plan(ground.wanted())
@@ -298,15 +291,13 @@ def test_deleted_records_and_a_second_rerun_are_refused(ground: Ground) -> None:
         ground.reruns.plan(ground.wanted(Span(0, 20), "orders:0"))
 
 
-def test_nothing_is_repeated_while_a_leader_does_not_answer(ground: Ground) -> None:
-    """Nobody knows whether the records are there."""
+def test_rerun_is_refused_while_a_leader_is_silent(ground: Ground) -> None:
     ground.group.silence(tp(0))
     with pytest.raises(BrokerError, match="orders-0"):
         ground.reruns.plan(ground.wanted())
 
 
-def test_of_two_that_ask_at_once_the_first_one_has_the_ranges(ground: Ground) -> None:
-    """Neither could see the other when it looked."""
+def test_first_of_two_concurrent_reruns_gets_the_ranges(ground: Ground) -> None:
     first, second = (ground.reruns.plan(ground.wanted()) for _ in range(2))
     ground.reruns.begin(first)
     with pytest.raises(ConfigurationError, match="was asked for at the same moment"):
@@ -314,7 +305,7 @@ def test_of_two_that_ask_at_once_the_first_one_has_the_ranges(ground: Ground) ->
     assert ground.book.read() == first.batches
 
 
-def test_the_longest_batch_fits(ground: Ground) -> None:
+def test_longest_rerun_batch_fits(ground: Ground) -> None:
     """Postgres takes no key of more than 2,704 bytes."""
     rerun = Rerun("abcdefgh", "\U0001f6d1" * 60, "\U0001f6d1" * 300, 1.0, 2, 1)
     batch = RerunBatch(rerun, 1, tuple(span(0, n, n + 1) for n in range(10**17, 10**17 + 100, 2)))
@@ -322,8 +313,7 @@ def test_the_longest_batch_fits(ground: Ground) -> None:
     assert ground.book.read() == (batch,)
 
 
-def test_a_page_that_cannot_be_read_is_an_error(ground: Ground) -> None:
-    """A newer version may have written it: nobody may guess."""
+def test_unreadable_rerun_is_an_error(ground: Ground) -> None:
     ground.instance.add_dynamic_partitions(ground.assets.reruns_name, ['["abc", 1]'])
     with pytest.raises(ConfigurationError, match="a newer version may have written it"):
         ground.book.read()
@@ -333,8 +323,8 @@ def test_a_page_that_cannot_be_read_is_an_error(ground: Ground) -> None:
     )
 
 
-def test_a_run_of_a_rerun_that_was_deleted_is_ended_on_all_of_its_ranges(ground: Ground) -> None:
-    """Else each next run finds its note on one of them, and refuses itself for ever."""
+def test_deleted_run_of_a_rerun_is_ended_on_all_its_ranges(ground: Ground) -> None:
+    """Otherwise each next run finds its note and refuses itself."""
     ground.begin()
     (batch,) = ground.book.read()
     ranges = (*batch.ranges, span(1, 0, 10))
@@ -348,8 +338,7 @@ def test_a_run_of_a_rerun_that_was_deleted_is_ended_on_all_of_its_ranges(ground:
     assert notes.read(claims) == {}
 
 
-def test_a_rerun_is_cancelled_although_one_of_its_runs_cannot_be(ground: Ground) -> None:
-    """It cannot be asked for again, so the others must not work on."""
+def test_rerun_is_cancelled_although_one_of_its_runs_cannot_be(ground: Ground) -> None:
     rerun_id = ground.begin()
     (batch,) = ground.book.read()
     wanted = batch_request(batch.batch_id, *batch.ranges)
@@ -376,8 +365,7 @@ def test_a_rerun_is_cancelled_although_one_of_its_runs_cannot_be(ground: Ground)
     assert ground.shown(ground.assets.group)[0]["event"] == "rerun_cancelled"
 
 
-def test_a_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
-    """What waits in the queue does not begin, and the next one may have the ranges."""
+def test_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
     rerun_id = ground.begin()
     (batch,) = ground.book.read()
     wanted = batch_request(batch.batch_id, *batch.ranges)
@@ -391,10 +379,9 @@ def test_a_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
     ground.begin()
 
 
-def test_a_cancelled_rerun_counts_the_runs_that_were_done_since_the_last_tick(
+def test_cancelled_rerun_counts_runs_that_ended_since_the_last_tick(
     ground: Ground,
 ) -> None:
-    """They are out of the book then, so that no tick shows them any more."""
     rerun_id = ground.begin(records_per_run=10)
     succeeded, said, run_id = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert succeeded, said
@@ -406,8 +393,7 @@ def test_a_cancelled_rerun_counts_the_runs_that_were_done_since_the_last_tick(
     assert "cancelled, 2 ranges left" in str(observed.asset_observation.description)
 
 
-def test_a_tick_does_not_call_a_rerun_done_that_was_cancelled_meanwhile(ground: Ground) -> None:
-    """It had read the book before."""
+def test_tick_does_not_record_a_rerun_as_done_that_is_cancelled_during_it(ground: Ground) -> None:
     rerun_id = ground.begin(records_per_run=10)
     succeeded, said, _ = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert succeeded, said
@@ -426,8 +412,7 @@ def test_a_tick_does_not_call_a_rerun_done_that_was_cancelled_meanwhile(ground: 
     ]
 
 
-def test_a_time_may_have_a_zone() -> None:
-    """Without one it is UTC, as in all that is shown."""
+def test_time_may_have_a_zone() -> None:
     assert time_of("2026-11-23T14:00+01:00") == time_of("2026-11-23T13:00Z")
     assert time_of("2026-11-23T13:00") == time_of("2026-11-23T13:00Z")
     with pytest.raises(ConfigurationError, match="'soon' is no time"):
@@ -437,8 +422,7 @@ def test_a_time_may_have_a_zone() -> None:
 # The sensor
 
 
-def test_the_sensor_starts_the_runs_shows_what_is_done_and_then_rests(ground: Ground) -> None:
-    """It follows from what Dagster shows: nobody has to wait for it."""
+def test_sensor_starts_the_runs_of_a_rerun_and_records_its_end(ground: Ground) -> None:
     assert ground.tick().skip_message == "it rests"
     rerun_id = ground.begin(records_per_run=10, runs_at_once=1)
     committed = dict(ground.group.committed)
@@ -470,7 +454,7 @@ def test_the_sensor_starts_the_runs_shows_what_is_done_and_then_rests(ground: Gr
     assert len(ground.instance.fetch_materializations(ground.assets.offsets, limit=9).records) == 3
 
 
-def test_one_code_location_looks_after_the_reruns(ground: Ground) -> None:
+def test_one_code_location_schedules_reruns(ground: Ground) -> None:
     """Each run would be started twice, and the two would refuse each other."""
     ground.begin()
     assert ground.tick(location="blue").run_requests
@@ -479,8 +463,7 @@ def test_one_code_location_looks_after_the_reruns(ground: Ground) -> None:
     assert ground.tick(location="green").run_requests
 
 
-def test_people_stop_a_rerun_by_stopping_its_partition(ground: Ground) -> None:
-    """Its run is cancelled, which is no failed attempt, and requested again after the resume."""
+def test_stop_of_a_partition_cancels_the_run_of_its_rerun(ground: Ground) -> None:
     ground.begin()
     (batch,) = ground.book.read()
     wanted = batch_request(batch.batch_id, *batch.ranges)
@@ -498,8 +481,7 @@ def test_people_stop_a_rerun_by_stopping_its_partition(ground: Ground) -> None:
     assert request.run_key.endswith(".2")
 
 
-def test_a_launcher_that_cannot_cancel_keeps_no_tick_from_going_on(ground: Ground) -> None:
-    """The next tick tries it again."""
+def test_launcher_that_cannot_cancel_fails_no_tick(ground: Ground) -> None:
     ground.begin()
     (batch,) = ground.book.read()
     wanted = batch_request(batch.batch_id, *batch.ranges)
@@ -519,8 +501,7 @@ def test_a_launcher_that_cannot_cancel_keeps_no_tick_from_going_on(ground: Groun
 # The runs
 
 
-def test_a_run_of_a_cancelled_rerun_refuses_itself(ground: Ground) -> None:
-    """Also one that a person executes again, or makes up."""
+def test_run_of_a_cancelled_rerun_refuses_itself(ground: Ground) -> None:
     rerun_id = ground.begin()
     ground.reruns.cancel(rerun_id)
     succeeded, said, run_id = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
@@ -530,9 +511,7 @@ def test_a_run_of_a_cancelled_rerun_refuses_itself(ground: Ground) -> None:
     assert ground.worked == []
 
 
-def test_a_run_of_a_streaming_job_processes_the_batch_of_a_rerun_and_ends(ground: Ground) -> None:
-    """It makes the same assets, and is no member. Their metadata and checks are kept."""
-
+def test_streaming_job_processes_the_batch_of_a_rerun(ground: Ground) -> None:
     @dg.asset(
         name=f"{ground.name}_orders",
         check_specs=[dg.AssetCheckSpec("counted", asset=f"{ground.name}_orders")],
@@ -563,8 +542,7 @@ def test_a_run_of_a_streaming_job_processes_the_batch_of_a_rerun_and_ends(ground
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-def test_a_run_of_a_rerun_plays_every_form_of_asset(ground: Ground) -> None:
-    """It has the job of the streaming runs, so it takes each form that they take."""
+def test_run_of_a_rerun_plays_every_form_of_asset(ground: Ground) -> None:
     forms = [form for form in ROWS if not form.stream]
     SEEN.clear()
     streaming = build_kafka_stream_defs(
@@ -582,11 +560,10 @@ def test_a_run_of_a_rerun_plays_every_form_of_asset(ground: Ground) -> None:
     assert result.success
     outcome = outcome_of(ground.instance, result.run_id)
     for form in forms:
-        form.works(outcome)
+        form.check(outcome)
 
 
-def test_a_run_of_a_rerun_is_not_the_work_of_a_claim(ground: Ground) -> None:
-    """Members look at the runs of their claims; a reset sees it, since nobody may be at work."""
+def test_run_of_a_rerun_does_not_belong_to_a_claim(ground: Ground) -> None:
     make_run(
         ground.instance,
         batch_request("r.abc.1", span(0, 0, 10)),
@@ -614,8 +591,7 @@ def ask(ground: Ground, **config: Any) -> tuple[bool, str]:  # noqa: ANN401 - fi
     )
 
 
-def test_a_rerun_is_asked_for_in_a_launchpad(ground: Ground) -> None:
-    """Who has no terminal can do the same, and see first what would be done."""
+def test_launchpad_plans_and_starts_a_rerun(ground: Ground) -> None:
     form = {"partitions": ["orders:0"], "from_offset": 5, "reason": "the fix", "by": "ada"}
     succeeded, said = ask(ground, **form, until_offset=15)
     assert succeeded, said
@@ -641,18 +617,14 @@ def test_a_rerun_is_asked_for_in_a_launchpad(ground: Ground) -> None:
         ({"since": "2020-01-01", "by": "ada", "reason": "x"}, "say which partitions"),
     ],
 )
-def test_a_form_that_is_filled_in_wrongly_is_refused_with_a_sentence(
-    ground: Ground, config: dict[str, Any], problem: str
-) -> None:
-    """The run fails, and nothing is started."""
+def test_invalid_form_is_refused(ground: Ground, config: dict[str, Any], problem: str) -> None:
     succeeded, said = ask(ground, **config)
     assert not succeeded
     assert problem in said
     assert ground.book.read() == ()
 
 
-def test_a_long_list_is_cut_in_the_log(ground: Ground) -> None:
-    """Nobody reads a thousand lines."""
+def test_long_list_is_cut_in_the_log(ground: Ground) -> None:
     ground.commit(*(span(1, n, n + 1) for n in range(120)))
     ground.group.produce(tp(1), 200)
     succeeded, said = ask(ground, partitions=["orders:1"], since="2020-01-01", reason="x", by="ada")
@@ -660,8 +632,7 @@ def test_a_long_list_is_cut_in_the_log(ground: Ground) -> None:
     assert "and 20 more ranges" in said
 
 
-def test_a_span_of_time_is_that_of_the_commits(ground: Ground) -> None:
-    """What bad code has written between a deploy and its fix."""
+def test_span_of_time_selects_by_commit_time(ground: Ground) -> None:
     commits = list(processed(ground.instance, ground.assets.offsets, tp(0)))
     planned = ground.reruns.plan(ground.wanted(Span(since=commits[0].at)))
     assert planned.selection.ranges == (commits[0].range,)

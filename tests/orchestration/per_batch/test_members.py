@@ -102,7 +102,7 @@ def has_joined(farm: Farm, members: Members) -> bool:
 
 
 def test_ticks_share_one_member_for_each_key(farm: Farm) -> None:
-    """A tick comes on another thread each time; a consumer for each would rebalance for ever."""
+    """A tick comes on another thread each time."""
     members = Members()
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
     assert len(farm.made) == 1
@@ -112,21 +112,18 @@ def test_ticks_share_one_member_for_each_key(farm: Farm) -> None:
     assert len(farm.made) == 2
 
 
-def test_the_tick_that_makes_a_member_has_what_it_takes_on_first(farm: Farm) -> None:
-    """Dagster's next tick would come 5 s later, and a new user looks at an empty one."""
+def test_first_tick_has_the_first_assignment(farm: Farm) -> None:
     mail, _ = Members(patience_s=30).tick("key", farm.make)
     assert mail.summary[0].startswith("owns orders-0, orders-1")
 
 
-def test_the_tick_that_makes_a_member_waits_no_longer_than_for_its_failure(farm: Farm) -> None:
-    """A wrong password is told at once, not by the next tick."""
+def test_first_tick_fails_with_its_member(farm: Farm) -> None:
     farm.fails = [BrokerError("nobody answers at kafka:9092")]
     with pytest.raises(BrokerError, match="nobody answers at kafka:9092"):
         Members(patience_s=30).tick("key", farm.make)
 
 
-def test_a_failed_member_raises_at_the_next_tick_and_is_made_anew_afterwards(farm: Farm) -> None:
-    """The tick is red with the reason, and the next one tries again by itself."""
+def test_failed_member_fails_the_next_tick_and_is_replaced(farm: Farm) -> None:
     members = Members()
     farm.fails = [BrokerError("nobody answers at kafka:9092")]
     failed = farm.make()
@@ -137,11 +134,7 @@ def test_a_failed_member_raises_at_the_next_tick_and_is_made_anew_afterwards(far
     assert members.get("key") is not failed
 
 
-def test_a_member_that_left_is_made_anew(farm: Farm) -> None:
-    """The sensor was switched off for longer than its lease, and is on again.
-
-    The last tick of the old one offers nothing.
-    """
+def test_member_that_left_is_replaced(farm: Farm) -> None:
     members = Members()
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
     farm.made[0].leave("test")
@@ -154,7 +147,6 @@ def test_a_member_that_left_is_made_anew(farm: Farm) -> None:
 
 
 def test_notes_reach_one_tick(farm: Farm) -> None:
-    """Logs exist only inside a tick."""
     members = Members()
     notes: list[str] = []
 
@@ -166,8 +158,7 @@ def test_notes_reach_one_tick(farm: Farm) -> None:
     assert len([note for note in notes if "assigned orders-0" in note]) == 1
 
 
-def test_shut_down_lets_members_leave_the_group(farm: Farm) -> None:
-    """Without a leave the others wait for the session time-out, 45 s."""
+def test_shutdown_lets_members_leave_the_group(farm: Farm) -> None:
     members = Members()
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
     members.shut_down()
@@ -175,10 +166,9 @@ def test_shut_down_lets_members_leave_the_group(farm: Farm) -> None:
     assert farm.group.members == ()
 
 
-def test_shut_down_waits_no_longer_than_its_limit(
+def test_shutdown_waits_no_longer_than_its_limit(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member that hangs must not keep the process."""
     monkeypatch.setattr("dagster_rebalance.orchestration.per_batch.members._EXIT_MARGIN_S", 0.0)
     farm.stuck.clear()
     members = Members()
@@ -187,8 +177,7 @@ def test_shut_down_waits_no_longer_than_its_limit(
     assert not farm.made[0].is_over
 
 
-def test_shut_down_without_members_does_nothing() -> None:
-    """It runs at the end of every process that imports the definitions, run processes too."""
+def test_shutdown_without_members_does_nothing() -> None:
     Members().shut_down()
 
 
@@ -220,24 +209,18 @@ print("nothing started")
 """
 
 
-def test_importing_definitions_starts_nothing() -> None:
-    """Run processes, the webserver's loads and tests import the user's code too.
-
-    None of them may become a member.
-    """
+def test_import_of_definitions_starts_nothing() -> None:
+    """Run processes, the webserver and tests import the user's code, too."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.endswith("nothing started\n"), done.stderr
 
 
-def test_a_process_that_is_told_to_end_lets_its_members_leave_and_makes_no_others(
+def test_signal_lets_members_leave_and_prevents_others(
     farm: Farm,
 ) -> None:
-    """A code server goes on answering ticks until its runs are over.
-
-    A member made by one of these ticks would join only to leave.
-    """
+    """A code server answers ticks until its runs are over."""
     watched: list[Callable[[], None]] = []
     members = Members(watched.append)
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
@@ -256,11 +239,8 @@ def test_a_process_that_is_told_to_end_lets_its_members_leave_and_makes_no_other
     assert len(farm.made) == 2
 
 
-def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) -> None:
-    """Two replicas of a code server both get ticks.
-
-    Each member would make the other one leave, for ever.
-    """
+def test_replaced_member_stays_out_while_its_successor_lives(farm: Farm) -> None:
+    """Two replicas of a code server both get ticks."""
     members = Members()
     seat = MemberLease(farm.instance, GroupAssets.of("etl"), "blue", "sensor")
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
@@ -283,13 +263,9 @@ def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) 
     assert len(farm.made) == 2
 
 
-def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(
+def test_hanging_member_fails_its_ticks_and_is_replaced(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tick that goes on telling an old story is worse than a red one.
-
-    The one that wakes up later writes nothing and leaves.
-    """
     clock = ManualClock()
     hangs, wakes = threading.Event(), threading.Event()
     real = PacedMember.poll
@@ -335,7 +311,6 @@ def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(
 def test_lease_is_held_where_dagster_has_no_key_values(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two replicas that both found it free would hand the partitions to each other without end."""
     for name in ("get_cursor_values", "set_cursor_values"):
         monkeypatch.setattr(
             type(farm.instance.run_storage),

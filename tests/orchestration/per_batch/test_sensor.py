@@ -93,10 +93,10 @@ def sensor(monkeypatch: pytest.MonkeyPatch) -> Sensor:
 
 
 @pytest.mark.parametrize("batch_requests", [(), (batch_request("b1"),)])
-def test_the_list_of_ticks_shows_how_the_member_is_without_a_click(
+def test_cursor_is_the_headline_of_the_member(
     sensor: Sensor, batch_requests: tuple[BatchRequest, ...]
 ) -> None:
-    """Dagster shows cursors there, and no reasons: a stopped group looked like an idle one."""
+    """The list of ticks shows cursors, and no reasons."""
     sensor.hosts(StandIn(*batch_requests))
     assert sensor.tick().cursor == "1 stopped"
 
@@ -110,22 +110,21 @@ def test_the_list_of_ticks_shows_how_the_member_is_without_a_click(
         (None, False),
     ],
 )
-def test_only_a_tick_of_the_daemon_has_a_number(log_key: list[str] | None, *, real: bool) -> None:
-    """A preview's key is a time; a context that was built by hand has none."""
+def test_tick_of_the_daemon_is_distinguished_from_a_preview(
+    log_key: list[str] | None, *, real: bool
+) -> None:
     context: Any = SimpleNamespace(log_key=log_key)
     assert is_real_tick(context) is real
 
 
-def test_a_preview_starts_nothing_and_says_so(sensor: Sensor) -> None:
-    """'Preview tick result' must not join the group."""
+def test_preview_starts_nothing(sensor: Sensor) -> None:
     result = sensor.tick(real=False)
     assert not result.run_requests
     assert "nothing is started" in str(result.skip_message)
     assert sensor.members._members == {}
 
 
-def test_a_preview_shows_what_would_be_requested_without_a_tick(sensor: Sensor) -> None:
-    """It must neither use up a batch nor prolong the lease."""
+def test_preview_shows_the_requests_without_a_tick(sensor: Sensor) -> None:
     member = StandIn(batch_request("b-1", span(0), span(1)))
     sensor.hosts(member)
     sensor.tick()
@@ -138,8 +137,7 @@ def test_a_preview_shows_what_would_be_requested_without_a_tick(sensor: Sensor) 
     assert member.ticks == 1
 
 
-def test_an_offer_becomes_a_run_request(sensor: Sensor) -> None:
-    """With the key of the attempt, the tags that runs are found by, and the ranges."""
+def test_batch_request_becomes_a_run_request(sensor: Sensor) -> None:
     wanted = batch_request("b-1", span(0), span(1), attempt=2)
     sensor.hosts(StandIn(wanted))
     result = sensor.tick()
@@ -150,34 +148,27 @@ def test_an_offer_becomes_a_run_request(sensor: Sensor) -> None:
     assert run_tags(wanted, sensor.kafka.group_id).items() <= request.tags.items()
 
 
-def test_what_is_offered_is_requested_again_by_the_next_tick(sensor: Sensor) -> None:
-    """A tick that timed out throws its requests away; Dagster ignores a key that it knows."""
+def test_batch_is_requested_again_by_the_next_tick(sensor: Sensor) -> None:
+    """A tick that timed out drops its requests; Dagster ignores a known key."""
     sensor.hosts(StandIn(batch_request("b-1")))
     keys = [[request.run_key for request in sensor.tick().run_requests] for _ in range(2)]
     assert keys[0] == keys[1]
 
 
-def test_a_tick_requests_no_more_than_the_daemon_can_bear(sensor: Sensor) -> None:
-    """Each request costs the daemon a quarter of a second.
-
-    No other sensor is evaluated in that time. The rest comes with the next tick.
-    """
+def test_tick_requests_a_limited_number_of_runs(sensor: Sensor) -> None:
+    """Each request takes the daemon a quarter of a second."""
     sensor.hosts(StandIn(*(batch_request(f"b-{number}") for number in range(50))))
     assert len(sensor.tick().run_requests) == MOST_REQUESTS_PER_TICK
 
 
-def test_without_offers_the_skip_reason_says_what_the_member_does(sensor: Sensor) -> None:
-    """The list of ticks is where an operator looks first."""
+def test_skip_reason_is_the_summary_of_the_member(sensor: Sensor) -> None:
     sensor.hosts(StandIn())
     result = sensor.tick()
     assert not result.run_requests
     assert result.skip_message == "2 runs in flight; lag 340"
 
 
-def test_a_tick_says_that_dagster_deletes_its_storage_at_its_end(
-    sensor: Sensor, tmp_path: Path
-) -> None:
-    """`dagster dev` without DAGSTER_HOME takes the storage away below a member that drains."""
+def test_tick_warns_of_a_temporary_storage(sensor: Sensor, tmp_path: Path) -> None:
     sensor.hosts(StandIn())
     home = tmp_path / ".tmp_dagster_home_x1"
     home.mkdir()
@@ -185,13 +176,10 @@ def test_a_tick_says_that_dagster_deletes_its_storage_at_its_end(
     assert said.startswith("2 runs in flight; lag 340; DAGSTER_HOME is not set, so Dagster deletes")
 
 
-def test_streaming_runs_that_the_location_had_before_are_asked_to_leave_once(
+def test_former_streaming_runs_of_the_location_are_asked_to_leave_once(
     sensor: Sensor, instance: dg.DagsterInstance
 ) -> None:
-    """Their sensor went with its code: they would share the group for ever, with old code.
-
-    Those of another code location or group are not ours to end.
-    """
+    """Their sensor went with its code."""
     sensor.hosts(StandIn())
     sensor.instance = instance
     group = sensor.kafka.group_id
@@ -221,8 +209,7 @@ def test_streaming_runs_that_the_location_had_before_are_asked_to_leave_once(
     assert asked == [ours]
 
 
-def test_a_lease_that_ends_between_two_ticks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The member would leave and join for ever; the message names both settings."""
+def test_lease_that_ends_between_two_ticks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sensor = Sensor(monkeypatch, lease_s=19.0)
     with pytest.raises(
         ConfigurationError,
@@ -243,7 +230,6 @@ def test_a_lease_that_ends_between_two_ticks_is_refused(monkeypatch: pytest.Monk
 def test_settings_that_cannot_work_fail_the_first_tick(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
 ) -> None:
-    """Before a thread is started, so that the first tick shows it."""
     sensor = Sensor(monkeypatch, **settings)
     with pytest.raises(ConfigurationError, match=message):
         sensor.tick()
@@ -278,13 +264,10 @@ _UNSAID = dg.define_asset_job("unsaid", selection="*")
 @pytest.mark.parametrize(
     "job", [_many_processes, _default_executor, _UNSAID], ids=lambda job: job.name
 )
-def test_a_job_whose_steps_are_processes_is_refused(
+def test_job_with_a_process_for_each_step_is_refused(
     job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition,
 ) -> None:
-    """Between two steps no process would give a sign of life.
-
-    Healthy runs would be ended as dead, three times, and the partition stopped.
-    """
+    """Between two steps no process would send a heartbeat."""
     with pytest.raises(
         ConfigurationError,
         match=f"the job {job.name} of sensor s .* executor_def=dg.in_process_executor",
@@ -306,8 +289,7 @@ def _half() -> None:
     _bare()
 
 
-def test_a_job_of_which_a_step_takes_no_batch_is_refused() -> None:
-    """Executed again alone, that step would look at no claim and give no sign of life."""
+def test_job_with_a_step_without_the_batch_is_refused() -> None:
     with pytest.raises(
         ConfigurationError, match=r"^_bare of job _half does not take the resource 'kafka_batch'"
     ):
@@ -327,24 +309,21 @@ def test_a_job_of_which_a_step_takes_no_batch_is_refused() -> None:
     ],
     ids=["assets", "ops"],
 )
-def test_a_job_with_a_retry_policy_for_its_steps_is_refused(
+def test_job_with_a_retry_policy_is_refused(
     job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition,
 ) -> None:
-    """Dagster would begin a step again in a run that a hold, or its lease, has interrupted."""
     with pytest.raises(ConfigurationError, match=r"^job retried has a retry_policy"):
         build_kafka_batch_sensor(name="s", job=job)
 
 
-def test_a_job_with_a_resource_that_is_configured_at_launch_is_refused() -> None:
-    """The sensor gives a run its batch alone."""
+def test_job_with_a_resource_configured_at_launch_is_refused() -> None:
     at_launch = dg.ResourceDefinition(str, config_schema={"day": str})
     job = nothing_job("waits", resource_defs={"kafka_batch": at_launch})
     with pytest.raises(ConfigurationError, match="the resource 'kafka_batch' of job waits is conf"):
         build_kafka_batch_sensor(name="s", job=job)
 
 
-def test_a_job_of_ones_own_that_runs_in_one_process_is_taken() -> None:
-    """Ops and graphs work as well as assets."""
+def test_job_that_runs_in_one_process_is_accepted() -> None:
     build_kafka_batch_sensor(
         name="s", job=_many_processes.with_executor_def(dg.in_process_executor)
     )
@@ -361,8 +340,5 @@ def test_a_job_of_ones_own_that_runs_in_one_process_is_taken() -> None:
         ({"remote": "sc://server:15002"}, False),
     ],
 )
-def test_a_spark_is_local_where_each_run_starts_one_on_its_own_machine(
-    settings: dict[str, Any], *, is_local: bool
-) -> None:
-    """Such runs work one at a time, by default."""
+def test_spark_is_local_by_its_master(settings: dict[str, Any], *, is_local: bool) -> None:
     assert KafkaSparkResource(**settings).is_local is is_local

@@ -33,31 +33,24 @@ def told() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_signal_is_told_first_and_does_what_it_did_before(
+def test_signal_is_reported_before_the_earlier_handler_runs(
     told: list[int], number: signal.Signals
 ) -> None:
-    """Dagster ends the server by its own handler, which must still come."""
     call_on_shutdown(lambda: told.append(0))
     signal.raise_signal(number)
     assert told == [0, number]
 
 
-def test_a_process_that_ignores_the_signal_still_does(told: list[int]) -> None:
-    """A process that is started in the background of a shell ignores SIGINT.
-
-    It is not for us to change that.
-    """
+def test_ignored_signal_stays_ignored(told: list[int]) -> None:
+    """A background process of a shell ignores SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     call_on_shutdown(lambda: told.append(0))
     signal.raise_signal(signal.SIGINT)
     assert told == []
 
 
-def test_a_thread_can_ask_for_it_while_the_main_thread_waits() -> None:
-    """In a code server ticks run in a pool.
-
-    The main thread waits for the end, a moment at a time.
-    """
+def test_thread_can_watch_while_the_main_thread_waits() -> None:
+    """In a code server ticks run in a pool."""
     script = """
         import os, signal, sys, threading, time
         from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown

@@ -104,8 +104,7 @@ def shown(request: pytest.FixtureRequest) -> Iterator[Shown]:
         yield Shown(instance)
 
 
-def test_a_commit_is_a_materialisation_with_all_that_a_person_wants_to_see(shown: Shown) -> None:
-    """One for each commit, on the partition that was committed."""
+def test_commit_is_a_materialization_of_its_partition(shown: Shown) -> None:
     shown.catalogue.record_commit(COMMIT)
     (commit,) = shown.commits()
     assert commit.partition == "orders-0"
@@ -125,12 +124,8 @@ def test_a_commit_is_a_materialisation_with_all_that_a_person_wants_to_see(shown
     assert isinstance(commit.metadata["run"], dg.DagsterRunMetadataValue)
 
 
-def test_a_commit_is_recorded_once_however_often_it_is_told(shown: Shown) -> None:
-    """A member may record a commit again that is already recorded.
-
-    An answer was lost. Or a suspended member goes on with a commit that its successor has recorded
-    late, and has gone on from.
-    """
+def test_commit_that_is_reported_again_is_recorded_once(shown: Shown) -> None:
+    """An answer was lost, or a suspended member reports a commit of its successor."""
     shown.catalogue.record_commit(COMMIT)
     shown.of("green").record_commit(replace(COMMIT, epoch=1, is_late=True))
     shown.of("green").record_commit(replace(COMMIT, range=span(0, 10, 20), run_id="run-2"))
@@ -138,8 +133,7 @@ def test_a_commit_is_recorded_once_however_often_it_is_told(shown: Shown) -> Non
     assert [commit.metadata["until"].value for commit in shown.commits()] == [20, 10]
 
 
-def test_commits_that_are_joined_are_one_materialisation(shown: Shown) -> None:
-    """It names the last run, and how many commits there were."""
+def test_joined_commits_are_one_materialization(shown: Shown) -> None:
     shown.catalogue.record_commit(replace(COMMIT, joined=((4, "run-a"), (7, "run-b"))))
     (commit,) = shown.commits()
     assert {name: commit.metadata[name].value for name in ("start", "until", "run", "commits")} == {
@@ -151,8 +145,7 @@ def test_commits_that_are_joined_are_one_materialisation(shown: Shown) -> None:
     assert commit.description == "orders-0 [0, 10) committed in 3 commits"
 
 
-def test_a_commit_that_a_joined_record_covers_is_not_shown_again(shown: Shown) -> None:
-    """Its owner was frozen, and its successor has joined it with its own."""
+def test_commit_that_a_joined_record_covers_is_not_recorded_again(shown: Shown) -> None:
     shown.catalogue.record_commit(replace(COMMIT, joined=((4, "run-a"), (7, "run-b"))))
     late = replace(COMMIT, range=span(0, 0, 7), run_id="run-b", is_late=True)
     shown.catalogue.record_commit(late)
@@ -161,8 +154,7 @@ def test_a_commit_that_a_joined_record_covers_is_not_shown_again(shown: Shown) -
     assert len(shown.commits()) == 2
 
 
-def test_of_commits_that_are_joined_only_those_are_recorded_that_are_not(shown: Shown) -> None:
-    """The next owner has recorded what it found while the last commit was under way."""
+def test_joined_commits_are_recorded_without_those_already_recorded(shown: Shown) -> None:
     shown.of("green").record_commit(
         replace(COMMIT, range=span(0, 0, 4), run_id="run-a", is_late=True)
     )
@@ -174,25 +166,21 @@ def test_of_commits_that_are_joined_only_those_are_recorded_that_are_not(shown: 
     assert bounds == [(4, 10), (0, 4)]
 
 
-def test_a_number_of_offsets_is_not_shown_as_a_number_of_rows(shown: Shown) -> None:
-    """Transactions, compaction and filters leave offsets without records.
-
-    Dagster's chart would count these offsets as rows.
-    """
+def test_offsets_are_not_shown_as_rows(shown: Shown) -> None:
+    """Transactions, compaction and filters leave offsets without records."""
     shown.catalogue.record_commit(COMMIT)
     (commit,) = shown.commits()
     assert not [name for name in commit.metadata if "row_count" in name]
 
 
-def test_a_range_that_is_processed_again_is_recorded_again(shown: Shown) -> None:
+def test_range_processed_again_is_recorded_again(shown: Shown) -> None:
     """An operator moved the offset back: the same bounds, but another run."""
     shown.catalogue.record_commit(COMMIT)
     shown.catalogue.record_commit(replace(COMMIT, run_id="run-2"))
     assert len(shown.commits()) == 2
 
 
-def test_a_dead_letter_is_a_commit_without_rows_that_a_person_sees(shown: Shown) -> None:
-    """No run has processed it, so it must not look like work that was done."""
+def test_dead_letter_is_a_commit_and_an_event(shown: Shown) -> None:
     shown.catalogue.record_commit(replace(COMMIT, is_dead_letter=True))
     (commit,) = shown.commits()
     assert (
@@ -210,8 +198,8 @@ def test_a_dead_letter_is_a_commit_without_rows_that_a_person_sees(shown: Shown)
     )
 
 
-def test_what_is_not_known_of_a_commit_is_left_out(shown: Shown) -> None:
-    """Zero would be a measurement. A commit of an earlier owner is marked."""
+def test_unknown_figures_of_a_commit_are_left_out(shown: Shown) -> None:
+    """Zero would be a measurement."""
     shown.catalogue.record_commit(
         replace(COMMIT, claim_to_commit_s=None, drain_s=None, is_late=True)
     )
@@ -220,8 +208,7 @@ def test_what_is_not_known_of_a_commit_is_left_out(shown: Shown) -> None:
     assert metadata["recorded_late"].value is True
 
 
-def test_the_end_of_the_last_recorded_commit_is_found_for_each_partition(shown: Shown) -> None:
-    """A commit that was written but not recorded before a crash is found by comparing with it."""
+def test_last_recorded_commit_is_found_for_each_partition(shown: Shown) -> None:
     for commit in (
         COMMIT,
         replace(COMMIT, range=span(1, 0, 5)),
@@ -234,11 +221,7 @@ def test_the_end_of_the_last_recorded_commit_is_found_for_each_partition(shown: 
     }
 
 
-def test_a_materialisation_by_a_person_is_no_recorded_commit_and_hides_none(shown: Shown) -> None:
-    """Dagster's UI offers to report one.
-
-    It has no offsets; the commit before it would be recorded a second time.
-    """
+def test_materialization_by_a_person_hides_no_recorded_commit(shown: Shown) -> None:
     shown.catalogue.record_commit(replace(COMMIT, range=span(1)))
     shown.instance.report_runless_asset_event(
         dg.AssetMaterialization(shown.assets.offsets, partition="orders-1")
@@ -249,8 +232,7 @@ def test_a_materialisation_by_a_person_is_no_recorded_commit_and_hides_none(show
     assert shown.catalogue.last_recorded([tp(0), tp(1)]) == {tp(1): LastRecorded(10, COMMIT.run_id)}
 
 
-def test_a_receipt_is_an_observation_with_its_figures(shown: Shown) -> None:
-    """An observation triggers nothing downstream."""
+def test_receipt_is_an_observation_with_its_figures(shown: Shown) -> None:
     shown.catalogue.record_receipt(RECEIPT)
     (event,) = shown.events()
     assert event.pop("ended_at") > 0
@@ -271,8 +253,7 @@ def test_a_receipt_is_an_observation_with_its_figures(shown: Shown) -> None:
     }
 
 
-def test_the_newest_event_shows_who_owns_what_and_which_holds_are_open(shown: Shown) -> None:
-    """Nobody has to read a history for the first question of an incident."""
+def test_newest_event_has_tables_of_members_and_open_holds(shown: Shown) -> None:
     green = shown.of("green")
     shown.catalogue.record_joined()
     green.record_joined()
@@ -299,7 +280,7 @@ def test_the_newest_event_shows_who_owns_what_and_which_holds_are_open(shown: Sh
     assert str(ended["ended"]).endswith(" UTC")
 
 
-def test_the_runs_of_holds_are_linked(shown: Shown) -> None:
+def test_runs_of_holds_are_linked(shown: Shown) -> None:
     """The cells of a table cannot be links in Dagster's UI."""
     shown.catalogue.record_hold(ShowHold(Cause.LEAVE, (tp(0),), ("3f61351e-1",), 10.0))
     record = shown.instance.fetch_observations(shown.assets.group, limit=1).records[0]
@@ -313,7 +294,6 @@ def test_the_runs_of_holds_are_linked(shown: Shown) -> None:
 
 
 def test_assignments_and_departures_are_observed(shown: Shown) -> None:
-    """Who had which partition when is the first question after an incident."""
     shown.catalogue.record_assigned([tp(0)], "member-7")
     shown.catalogue.record_left("its process ends")
     left, assigned = shown.events()
@@ -325,8 +305,7 @@ def test_assignments_and_departures_are_observed(shown: Shown) -> None:
     assert (left["event"], left["reason"]) == ("left", "its process ends")
 
 
-def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> None:
-    """The reason is visible in the UI for as long as any partition stands still."""
+def test_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> None:
     shown.catalogue.show_stopped(GroupState({tp(1): "orders-1: offsets were deleted"}), {})
     check = shown.check()
     assert not check.passed
@@ -344,8 +323,7 @@ def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> No
     assert shown.check().passed
 
 
-def test_a_newer_process_of_the_same_sensor_is_a_successor(shown: Shown) -> None:
-    """After a reload the old process gets no ticks: this is how it learns that it shall leave."""
+def test_newer_process_of_the_same_sensor_is_a_successor(shown: Shown) -> None:
     shown.catalogue.record_joined()
     assert shown.catalogue.leave_request() is None
     newer = shown.of("blue")
@@ -361,18 +339,15 @@ def test_a_newer_process_of_the_same_sensor_is_a_successor(shown: Shown) -> None
 def test_members_of_other_locations_and_sensors_are_no_successors(
     shown: Shown, location: str, sensor: str
 ) -> None:
-    """They share the group: to leave for them would hand everything over."""
     shown.catalogue.record_joined()
     shown.of(location, sensor).record_joined()
     shown.catalogue.record_assigned([tp(0)], "m")
     assert shown.catalogue.leave_request() is None
 
 
-def test_an_older_process_is_no_successor_when_storage_was_away_at_the_start(shown: Shown) -> None:
-    """A member must not take its predecessor for its successor, and leave.
-
-    It needs the place of its own event in the log to tell them apart.
-    """
+def test_older_process_is_no_successor_of_a_member_that_could_not_record_its_join(
+    shown: Shown,
+) -> None:
     shown.of("blue").record_joined()
     assert shown.catalogue.leave_request() is None
     assert shown.events()[0]["incarnation"] == shown.catalogue._host.incarnation, (
@@ -383,8 +358,7 @@ def test_an_older_process_is_no_successor_when_storage_was_away_at_the_start(sho
     assert shown.catalogue.leave_request() is not None
 
 
-def test_a_successor_is_found_behind_many_other_events(shown: Shown) -> None:
-    """Events are read in pages."""
+def test_successor_is_found_behind_many_other_events(shown: Shown) -> None:
     shown.catalogue.record_joined()
     for _ in range(120):
         shown.catalogue.record_left("test")
@@ -406,7 +380,7 @@ class CountingInstance:
 
 
 def test_partitions_are_added_once(shown: Shown) -> None:
-    """Each addition is a query for each key, and partitions come again with each rebalance."""
+    """Each addition is a query for each key, and partitions return with each rebalance."""
     counting = CountingInstance(shown.instance)
     catalogue = Catalogue(counting, shown.assets, MemberIdentity("blue", "sensor", "p"))  # type: ignore[arg-type]
     catalogue.add_partitions([tp(0), tp(1)])
@@ -420,10 +394,9 @@ def test_partitions_are_added_once(shown: Shown) -> None:
     ]
 
 
-def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(
+def test_last_commits_of_many_partitions_are_read_in_two_queries(
     shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One query for each kept a member deaf for seconds at each assignment."""
     partitions = [tp(number) for number in range(1_000)]
     for partition in partitions[:30]:
         for until in (10, 20):
@@ -449,10 +422,9 @@ def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(
     )
 
 
-def test_an_event_of_a_streaming_run_names_its_code_location_and_sensor(
+def test_event_of_a_streaming_run_names_its_code_location_and_sensor(
     instance: dg.DagsterInstance,
 ) -> None:
-    """The fields held the run and the job, by which sensors look for their successors."""
     assets = GroupAssets.of(unique_name("group"))
     host = MemberIdentity("shop/3f61351e", "stream_sensor", "3f61351e-1", "3f61351e-1")
     catalogue = Catalogue(instance, assets, host)
@@ -466,8 +438,7 @@ def test_an_event_of_a_streaming_run_names_its_code_location_and_sensor(
     assert [one.name for one in catalogue.assigned()] == ["shop/3f61351e"]
 
 
-def test_a_streaming_run_names_the_sensor_that_started_it(instance: dg.DagsterInstance) -> None:
-    """`explain` looks for that sensor where the group has no member."""
+def test_streaming_run_names_the_sensor_that_started_it(instance: dg.DagsterInstance) -> None:
     group_id = unique_name("group")
     kafka = KafkaConsumerResource(
         bootstrap_servers="localhost:1", group_id=group_id, topics=["orders"]
@@ -480,8 +451,7 @@ def test_a_streaming_run_names_the_sensor_that_started_it(instance: dg.DagsterIn
     assert said.metadata["started_by"].value == "stream_sensor"
 
 
-def test_joined_commits_of_earlier_versions_are_still_read() -> None:
-    """They were pairs; one run id filled the page."""
+def test_joined_commits_of_earlier_versions_are_read() -> None:
     known = {"start": 0, "until": 9, "run": "c"}
     expected = [(0, 4, "a"), (0, 7, "b"), (0, 9, "c")]
     for joined in ([[4, "a"], [7, "b"], "spoilt", [1]], {"a": [4], "b": [7], "spoilt": 5}):

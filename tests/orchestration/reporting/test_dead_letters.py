@@ -25,8 +25,7 @@ class Sender:
         self.sent.append(key)
 
 
-def test_a_letter_that_could_not_be_sent_is_sent_again() -> None:
-    """It is not on its way, or its partition would stand still without a word."""
+def test_letter_that_could_not_be_sent_is_sent_again() -> None:
     sender = Sender(1)
     letters = DeadLetters(sender, "etl")  # type: ignore[arg-type]
     with pytest.raises(BrokerError, match="no token"):

@@ -79,8 +79,7 @@ def scene(instance: dg.DagsterInstance) -> Scene:
     return Scene(instance)
 
 
-def test_it_writes_nothing(scene: Scene, batch_id: str) -> None:
-    """Neither a claim nor a commit, a first position or a record, whatever is due."""
+def test_snapshot_writes_nothing(scene: Scene, batch_id: str) -> None:
     scene.run(batch_id, Status.SUCCESS)
     del scene.group.committed[tp(1)]
     before = dict(scene.group.committed)
@@ -92,16 +91,14 @@ def test_it_writes_nothing(scene: Scene, batch_id: str) -> None:
     assert seen[tp(1)].lag == 20
 
 
-def test_a_run_at_work_is_named(scene: Scene, batch_id: str) -> None:
-    """By the claim, which names its batch."""
+def test_run_at_work_is_named(scene: Scene, batch_id: str) -> None:
     run = scene.run(batch_id, Status.STARTED)
     assert scene.row().runs == (run.run_id,)
     said = f"orders-0: run {run.run_id[:8]} works on [0, 10) (for "
     assert scene.row().sentence.startswith(said)
 
 
-def test_attempts_are_counted_as_members_count_them(scene: Scene, batch_id: str) -> None:
-    """With the settings that they have left."""
+def test_attempts_are_counted_with_the_settings_of_the_members(scene: Scene, batch_id: str) -> None:
     run = scene.run(batch_id, Status.FAILURE)
     record_run_event(scene.instance, run, RunEvent.BEGAN)
     record_run_event(scene.instance, run, RunEvent.OVER)
@@ -109,8 +106,7 @@ def test_attempts_are_counted_as_members_count_them(scene: Scene, batch_id: str)
     assert scene.row(1).stopped == ""
 
 
-def test_what_people_have_ordered_is_seen(scene: Scene) -> None:
-    """It stands as long as they want."""
+def test_directives_are_shown(scene: Scene) -> None:
     issue_directive(
         scene.instance,
         scene.kafka.group_id,
@@ -120,15 +116,13 @@ def test_what_people_have_ordered_is_seen(scene: Scene) -> None:
     assert scene.row(0).ordered == ""
 
 
-def test_orders_that_cannot_be_read_are_an_error(scene: Scene) -> None:
-    """Nobody can know whether a partition is paused."""
+def test_unreadable_directives_are_an_error(scene: Scene) -> None:
     scene.instance.add_dynamic_partitions(scene.assets.directives_name, ["1 nonsense"])
     with pytest.raises(ConfigurationError, match="cannot be read"):
         scene.look()
 
 
-def test_a_leader_that_is_away_hides_its_own_partitions_only(scene: Scene) -> None:
-    """Just then somebody wants to know about the others."""
+def test_silent_leader_hides_only_its_own_partitions(scene: Scene) -> None:
     scene.group.silence(tp(1))
     seen = scene.look()
     assert seen.statuses[tp(0)].end == 20
@@ -137,10 +131,10 @@ def test_a_leader_that_is_away_hides_its_own_partitions_only(scene: Scene) -> No
     assert seen.notes
 
 
-def test_a_person_waits_longer_for_a_leader_than_a_member(
+def test_snapshot_waits_longer_for_a_leader_than_a_member(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy broker takes more than 1.5 s, and nothing else has to go on meanwhile."""
+    """A busy broker takes more than 1.5 s."""
     log_ends, waits = scene.group.log_ends, []
 
     def slow(partitions: Collection[TopicPartition], timeout_s: float) -> object:
@@ -152,17 +146,13 @@ def test_a_person_waits_longer_for_a_leader_than_a_member(
     assert set(waits) == {READ_LIMIT_S}
 
 
-def test_a_topic_that_is_gone_is_told(scene: Scene) -> None:
-    """The other topics are shown all the same."""
+def test_missing_topic_is_reported_beside_the_others(scene: Scene) -> None:
     seen = scene.look(NOBODY_THERE, "payments")
     assert seen.missing_topics == ("payments",)
     assert list(seen.statuses) == [tp(0), tp(1)]
 
 
-def test_a_streaming_run_that_owns_a_partition_is_waited_for_by_nobody(
-    scene: Scene, batch_id: str
-) -> None:
-    """By its own word it may work there; that is in nobody's way unless another one owns it."""
+def test_streaming_run_that_owns_a_partition_blocks_nothing(scene: Scene, batch_id: str) -> None:
     run = make_run(
         scene.instance,
         batch_request(batch_id, OffsetRange("none", 0, 0, 1)),
@@ -179,8 +169,7 @@ def test_a_streaming_run_that_owns_a_partition_is_waited_for_by_nobody(
     assert scene.row(1, owners).runs == (run.run_id,)
 
 
-def test_members_leave_their_settings_and_no_secret(scene: Scene) -> None:
-    """The commands of operators need them, and their storage is read by many."""
+def test_members_store_their_settings_without_secrets(scene: Scene) -> None:
     kafka = scene.kafka.model_copy(
         update={"sasl_username": "me", "sasl_password": "secret", "client_config": {"ssl.key": "k"}}
     )
@@ -196,14 +185,13 @@ def test_members_leave_their_settings_and_no_secret(scene: Scene) -> None:
 
 
 def test_settings_that_are_too_long_are_left_out(scene: Scene) -> None:
-    """A key of a database has a limit; topics can be found elsewhere."""
+    """A key of a database has a limit."""
     many = scene.kafka.model_copy(update={"topics": [f"topic-{n}" for n in range(500)]})
     assert '"topics"' not in public_settings(many)
     assert '"bootstrap_servers"' in public_settings(many)
 
 
-def test_settings_of_nobody_are_none(scene: Scene) -> None:
-    """Members of an older version have left none; a newer one may write others."""
+def test_settings_of_an_unknown_group_are_none(scene: Scene) -> None:
     settings = GroupSettings(scene.instance, scene.assets.settings_name)
     assert settings.read() == {}
     for nonsense in ("not json", "[1]"):
@@ -214,7 +202,6 @@ def test_settings_of_nobody_are_none(scene: Scene) -> None:
 
 
 def test_assignments_are_read_newest_first(scene: Scene) -> None:
-    """Kafka's id of a member leads to its code location."""
     blue = Catalogue(scene.instance, scene.assets, MemberIdentity("blue", "sensor", "p1"))
     blue.record_assigned([tp(0)], "m1")
     blue.record_left("it ends")

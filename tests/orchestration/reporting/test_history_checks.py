@@ -71,8 +71,7 @@ def by_hand(instance: dg.DagsterInstance, group_id: str, check: str) -> dg.Asset
     return next(e for e in result.get_asset_check_evaluations() if e.check_name == check)
 
 
-def test_commits_that_join_pass_and_are_told_once(instance: dg.DagsterInstance) -> None:
-    """Else each commit would be two events."""
+def test_adjacent_commits_pass_the_gap_check_once(instance: dg.DagsterInstance) -> None:
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     for start in (0, 10, 20):
@@ -84,13 +83,8 @@ def test_commits_that_join_pass_and_are_told_once(instance: dg.DagsterInstance) 
 
 
 @pytest.mark.parametrize("events", [0, 250])
-def test_what_a_person_has_skipped_with_reset_fails_no_check(
-    instance: dg.DagsterInstance, events: int
-) -> None:
-    """It is on purpose, and on record; whatever else somebody reports as moves is not read.
-
-    A quiet group has hundreds of its members' events between two commits.
-    """
+def test_offsets_skipped_by_a_reset_are_no_gap(instance: dg.DagsterInstance, events: int) -> None:
+    """A quiet group has hundreds of events between two commits."""
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     catalogue.record_commit(COMMIT)
@@ -107,10 +101,9 @@ def test_what_a_person_has_skipped_with_reset_fails_no_check(
     assert by_hand(instance, "etl", GAP_CHECK).passed
 
 
-def test_a_gap_fails_the_check_at_once_and_links_the_runs_beside_it(
+def test_gap_fails_the_check_and_links_the_runs_beside_it(
     instance: dg.DagsterInstance,
 ) -> None:
-    """Somebody has moved the offset, and thinks that nobody saw it."""
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     catalogue.record_commit(COMMIT)
@@ -126,10 +119,9 @@ def test_a_gap_fails_the_check_at_once_and_links_the_runs_beside_it(
     assert said.metadata["run 9a0f22c1"] == dg.MetadataValue.dagster_run("9a0f22c1-2")
 
 
-def test_a_gap_behind_many_commits_of_other_partitions_is_told(
+def test_gap_behind_many_commits_of_other_partitions_is_found(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A partition that stood still for hours is the one whose offset people move."""
     monkeypatch.setattr(checks, "_COMMITS_READ", 5)
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
@@ -140,8 +132,7 @@ def test_a_gap_behind_many_commits_of_other_partitions_is_told(
     assert told(instance, assets.offsets, GAP_CHECK) == [True, False]
 
 
-def test_an_old_gap_is_not_told_again_by_each_new_member(instance: dg.DagsterInstance) -> None:
-    """A streaming run is replaced each hour, and each failure alerts somebody."""
+def test_old_gap_is_not_reported_again_by_a_new_member(instance: dg.DagsterInstance) -> None:
     assets = GroupAssets.of("etl")
     member(instance, assets).record_commit(COMMIT)
     member(instance, assets).record_commit(replace(COMMIT, range=span(0, 25, 30)))
@@ -150,10 +141,9 @@ def test_an_old_gap_is_not_told_again_by_each_new_member(instance: dg.DagsterIns
 
 
 @pytest.mark.parametrize("events", [0, 250])
-def test_an_undrained_hold_is_not_told_again_by_other_members(
+def test_undrained_hold_is_not_reported_again_by_other_members(
     instance: dg.DagsterInstance, events: int
 ) -> None:
-    """Theirs drain; each dead letter is an event of the group, too."""
     assets = GroupAssets.of("etl")
     member(instance, assets).record_receipt(replace(RECEIPT, outcome=HoldOutcome.LOST))
     for _ in range(events):
@@ -162,10 +152,9 @@ def test_an_undrained_hold_is_not_told_again_by_other_members(
     assert told(instance, assets.group, DRAINED_CHECK) == [False]
 
 
-def test_what_is_said_of_the_holds_reaches_as_far_back_as_was_read(
+def test_drained_check_names_the_time_since_which_it_has_read(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody may rely on a day of which a part was not looked at."""
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     for _ in range(5):
@@ -179,10 +168,9 @@ def test_what_is_said_of_the_holds_reaches_as_far_back_as_was_read(
     assert said.endswith("UTC: 3, all drained")
 
 
-def test_dead_letters_take_no_member_out_of_the_roster(
+def test_many_events_remove_no_member_from_the_member_table(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each one is an event of the group; also a member that begins after them knows the others."""
     monkeypatch.setattr(member_tables, "_READ_AT_ONCE", 5)
     monkeypatch.setattr(member_tables, "_EVENTS_READ", 40)
     assets = GroupAssets.of("etl")
@@ -209,8 +197,7 @@ def test_dead_letters_take_no_member_out_of_the_roster(
     assert owners() == ["blue", "green"]
 
 
-def test_what_people_report_is_no_commit(instance: dg.DagsterInstance) -> None:
-    """Dagster's UI offers it, with or without a partition."""
+def test_materializations_by_people_are_no_commits(instance: dg.DagsterInstance) -> None:
     assets = GroupAssets.of("etl")
     member(instance, assets).record_commit(COMMIT)
     for partition in ("orders-0", "a key of their own", None):
@@ -224,10 +211,9 @@ def test_what_people_report_is_no_commit(instance: dg.DagsterInstance) -> None:
 
 
 @pytest.mark.parametrize("outcome", HoldOutcome)
-def test_a_hold_that_did_not_drain_is_a_warning_that_links_its_runs(
+def test_undrained_hold_is_a_warning_that_links_its_runs(
     instance: dg.DagsterInstance, outcome: HoldOutcome
 ) -> None:
-    """Nothing is lost: the claims say what is left."""
     assets = GroupAssets.of("etl")
     member(instance, assets).record_receipt(replace(RECEIPT, outcome=outcome))
     is_bad = outcome in {HoldOutcome.DEADLINE, HoldOutcome.LOST, HoldOutcome.SUPERSEDED}
@@ -239,10 +225,9 @@ def test_a_hold_that_did_not_drain_is_a_warning_that_links_its_runs(
         assert said.description == f"blue: {replace(RECEIPT, outcome=outcome)}"
 
 
-def test_holds_that_drain_are_told_once_and_each_that_did_not(
+def test_drained_holds_are_evaluated_once_and_each_undrained_one(
     instance: dg.DagsterInstance,
 ) -> None:
-    """A rebalance of many members is no flood of evaluations."""
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     for outcome in (
@@ -257,8 +242,7 @@ def test_holds_that_drain_are_told_once_and_each_that_did_not(
     assert told(instance, assets.group, DRAINED_CHECK) == [True, False, False]
 
 
-def test_a_hold_of_yesterday_does_not_count() -> None:
-    """Somebody has looked at it, or never will."""
+def test_hold_older_than_a_day_is_ignored() -> None:
     old = MemberRecord(Kind.HOLD, "p", "blue", at=0.0, outcome="lost", text="lost", run_ids=("r",))
     assert not drained_result([old], now=86_000.0).passed
     assert drained_result([old], now=87_000.0).passed

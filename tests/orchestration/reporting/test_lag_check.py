@@ -60,10 +60,10 @@ def evaluations(instance: dg.DagsterInstance, asset: dg.AssetKey) -> list[bool]:
     return [record.evaluation.passed for record in reversed(found) if record.evaluation]
 
 
-def test_the_lag_of_all_partitions_is_observed_whoever_owns_them(
+def test_lag_of_all_partitions_is_observed(
     instance: dg.DagsterInstance,
 ) -> None:
-    """Also of partitions that are stopped, and of those that another member owns."""
+    """Stopped ones and those of another member, too."""
     bench = Bench(instance, partitions=3, records=10)
     bench.turn()
     bench.group.committed[tp(2)] = OffsetAndMetadata(4, "text of another application")
@@ -87,8 +87,7 @@ def test_the_lag_of_all_partitions_is_observed_whoever_owns_them(
     assert "was not written by dagster_rebalance" in row["state"]
 
 
-def test_a_row_links_the_run_that_works_on_it(instance: dg.DagsterInstance) -> None:
-    """A cell cannot be a link, so the link stands beside the table."""
+def test_row_links_the_run_that_processes_it(instance: dg.DagsterInstance) -> None:
     bench = Bench(instance)
     bench.batch_requests()
     run = bench.run(dg.DagsterRunStatus.STARTED)
@@ -100,10 +99,9 @@ def test_a_row_links_the_run_that_works_on_it(instance: dg.DagsterInstance) -> N
     assert link.run_id == run.run_id
 
 
-def test_one_member_observes_and_another_one_when_it_is_gone(
+def test_owner_of_the_first_partition_observes_the_lag(
     instance: dg.DagsterInstance,
 ) -> None:
-    """It is the owner of the first partition."""
     bench = Bench(instance, partitions=2)
     other = bench.joined_by_another()
 
@@ -125,10 +123,9 @@ def test_one_member_observes_and_another_one_when_it_is_gone(
     assert tp(0) in bench.engine.partitions
 
 
-def test_a_missing_topic_is_told_and_hides_nothing_of_the_others(
+def test_missing_topic_is_reported_beside_the_lag_of_the_others(
     instance: dg.DagsterInstance,
 ) -> None:
-    """It may be the first one, whose owner observes; and it may come back."""
     bench = Bench(instance, records=10, others=["a"])
 
     def told() -> str:
@@ -148,8 +145,7 @@ def test_a_missing_topic_is_told_and_hides_nothing_of_the_others(
     assert not any("topic a" in line for line in bench.mailbox.mail.summary)
 
 
-def test_a_group_where_nothing_changes_is_observed_seldom(instance: dg.DagsterInstance) -> None:
-    """Dagster stores each observation for ever."""
+def test_unchanged_lag_is_observed_seldom(instance: dg.DagsterInstance) -> None:
     bench = Bench(instance, records=0)
     bench.turn(40)
     before = len(observed(instance, bench.assets.lag))
@@ -159,8 +155,7 @@ def test_a_group_where_nothing_changes_is_observed_seldom(instance: dg.DagsterIn
     assert len(observed(instance, bench.assets.lag)) - before <= 1
 
 
-def test_a_partition_that_stops_is_shown_at_once(instance: dg.DagsterInstance) -> None:
-    """Not a minute later."""
+def test_stopped_partition_is_observed_at_once(instance: dg.DagsterInstance) -> None:
     bench = Bench(instance, records=0)
     bench.turn(450)
     before = bench.group.clock()
@@ -172,10 +167,9 @@ def test_a_partition_that_stops_is_shown_at_once(instance: dg.DagsterInstance) -
     assert bench.group.clock() - before < 12
 
 
-def test_a_question_about_lag_that_kafka_refuses_ends_no_member(
+def test_refused_lag_request_ends_no_member(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lag is for people; the work does not depend on it."""
     bench = Bench(instance)
     bench.turn(450)
 
@@ -193,10 +187,9 @@ def test_a_question_about_lag_that_kafka_refuses_ends_no_member(
 
 
 @pytest.mark.parametrize("question", ["list_topics", "committed"])
-def test_the_check_fails_once_while_kafka_does_not_say_the_lag(
+def test_lag_check_fails_once_while_the_lag_is_unknown(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, question: str
 ) -> None:
-    """Nothing waits, as far as the last answer goes, and an outage is what alerts are for."""
     bench = Bench(instance, partitions=2, records=0, lag_limit=LagLimit(10))
     bench.until(lambda: evaluations(instance, bench.assets.lag))
     silent_at = bench.group.clock()
@@ -220,10 +213,10 @@ def test_the_check_fails_once_while_kafka_does_not_say_the_lag(
     assert evaluations(instance, bench.assets.lag) == [True, False, True]
 
 
-def test_an_observer_that_lost_its_partitions_says_that_kafka_does_not_answer(
+def test_observer_without_partitions_reports_an_outage(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session of a member ends before the outage is long, and nobody else is the observer."""
+    """The session of a member ends before the outage is long."""
     bench = Bench(instance, records=0, lag_limit=LagLimit(10))
     bench.until(lambda: evaluations(instance, bench.assets.lag))
     bench.turn()
@@ -241,10 +234,9 @@ def test_an_observer_that_lost_its_partitions_says_that_kafka_does_not_answer(
     assert not bench.engine.partitions
 
 
-def test_what_is_shown_waits_for_what_is_taken_in_but_not_for_long(
+def test_report_waits_briefly_for_restored_partitions(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look asks Kafka many questions, in the thread that takes the partitions in."""
     bench = Bench(instance, start=lambda _name, _work: None)  # the storage never answers
     real, looked_at = bench.consumer.list_topics, []
 
@@ -259,8 +251,7 @@ def test_what_is_shown_waits_for_what_is_taken_in_but_not_for_long(
     assert 4 < looked_at[0] - assigned_at < 6
 
 
-def test_an_observation_of_a_thousand_partitions_stays_small(instance: dg.DagsterInstance) -> None:
-    """It has the partitions with the largest lag, and says how many it leaves out."""
+def test_observation_of_many_partitions_stays_small(instance: dg.DagsterInstance) -> None:
     everything = tuple(
         PartitionLag(
             tp(number), 0, 5000 - number, 5000 - number, state="why " * 100, run_id="r" * 36
@@ -276,8 +267,7 @@ def test_an_observation_of_a_thousand_partitions_stays_small(instance: dg.Dagste
     assert len(dg.serialize_value(record.event_log_entry)) < 12_000
 
 
-def test_the_check_is_evaluated_when_it_changes(instance: dg.DagsterInstance) -> None:
-    """Not with each observation: each failure alerts somebody."""
+def test_lag_check_is_evaluated_when_its_result_changes(instance: dg.DagsterInstance) -> None:
     assets = GroupAssets.of("etl")
     catalogue = Catalogue(instance, assets, NO_MEMBER)
     for waiting in (5, 11, 12, 5, 6):
@@ -287,10 +277,9 @@ def test_the_check_is_evaluated_when_it_changes(instance: dg.DagsterInstance) ->
     assert len(observed(instance, assets.lag)) == 5
 
 
-def test_the_check_is_evaluated_whoever_has_shown_something_else(
+def test_lag_check_is_evaluated_after_another_result_of_another_member(
     instance: dg.DagsterInstance,
 ) -> None:
-    """Members take turns as the first partition moves, and a person may execute the check."""
     assets = GroupAssets.of("etl")
     one, other = (Catalogue(instance, assets, NO_MEMBER) for _ in range(2))
     for catalogue, waiting in ((one, 11), (one, 12), (other, 5), (one, 11)):
@@ -299,8 +288,7 @@ def test_the_check_is_evaluated_whoever_has_shown_something_else(
     assert evaluations(instance, assets.lag) == [False, True, False]
 
 
-def test_without_a_limit_there_is_no_check(instance: dg.DagsterInstance) -> None:
-    """Nobody said what is too much."""
+def test_lag_check_needs_a_limit(instance: dg.DagsterInstance) -> None:
     bench = Bench(instance)
     bench.until(lambda: observed(instance, bench.assets.lag))
     assert evaluations(instance, bench.assets.lag) == []
@@ -319,8 +307,7 @@ def by_hand(
     return evaluation
 
 
-def test_the_check_by_hand_needs_no_member(instance: dg.DagsterInstance) -> None:
-    """Nobody observes anything by then, and the lag grows."""
+def test_manual_lag_check_needs_no_member(instance: dg.DagsterInstance) -> None:
     kafka = kafka_in_memory()
     GROUPS[kafka.group_id].produce(tp(1), 30)
     passed = by_hand(kafka, instance, LagLimit(30))
@@ -334,10 +321,9 @@ def test_the_check_by_hand_needs_no_member(instance: dg.DagsterInstance) -> None
 
 
 @pytest.mark.parametrize(("age_s", "is_passed"), [(10, True), (120, False)])
-def test_the_limit_in_seconds_is_about_the_oldest_record_that_waits(
+def test_limit_in_seconds_applies_to_the_oldest_waiting_record(
     instance: dg.DagsterInstance, *, age_s: float, is_passed: bool
 ) -> None:
-    """A few records that wait for long are worse than many that came just now."""
     kafka = kafka_in_memory()
     group = GROUPS[kafka.group_id]
     group.produce(tp(0), 3, timestamp=int((time.time() - 500) * 1000))
@@ -346,7 +332,7 @@ def test_the_limit_in_seconds_is_about_the_oldest_record_that_waits(
     assert by_hand(kafka, instance, LagLimit(None, 60)).passed is is_passed
 
 
-def test_a_timestamp_in_the_future_hides_no_record_that_waits(instance: dg.DagsterInstance) -> None:
+def test_timestamp_in_the_future_hides_no_waiting_record(instance: dg.DagsterInstance) -> None:
     """It is the first record since any time, also when it is committed."""
     bench = Bench(instance, records=0, lag_limit=LagLimit(None, 60.0))
     bench.group.produce(tp(0), 1, timestamp=int((bench.group.clock() + 86_400) * 1000))
@@ -356,10 +342,9 @@ def test_a_timestamp_in_the_future_hides_no_record_that_waits(instance: dg.Dagst
     assert evaluations(instance, bench.assets.lag) == [True, False]
 
 
-def test_the_check_by_hand_fails_where_a_timestamp_in_the_future_hides_how_long_records_wait(
+def test_manual_lag_check_fails_behind_a_timestamp_in_the_future(
     instance: dg.DagsterInstance,
 ) -> None:
-    """It has seen no earlier end of the log."""
     kafka = kafka_in_memory()
     group = GROUPS[kafka.group_id]
     group.produce(tp(0), 1, timestamp=int((time.time() + 86_400) * 1000))
@@ -370,11 +355,9 @@ def test_the_check_by_hand_fails_where_a_timestamp_in_the_future_hides_how_long_
     assert "how long records of orders-0 wait is not known" in str(result.description)
 
 
-def test_a_leader_that_does_not_say_how_old_records_are_keeps_no_stop_from_being_shown(
+def test_unknown_record_age_delays_no_report_of_a_stop(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lag waits for the next look; the stop does not."""
-
     def silent(
         partitions: Mapping[TopicPartition, int], _timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:

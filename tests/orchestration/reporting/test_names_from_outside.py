@@ -64,15 +64,12 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.mark.parametrize("group_id", NASTY)
 def test_any_group_id_loads_in_dagster(group_id: str) -> None:
-    """Kafka takes anything for a group id.
-
-    Dagster names ops after assets and has rules for names.
-    """
+    """Kafka takes anything for a group id."""
     dg.Definitions.validate_loadable(defs_of(group_id))
 
 
-def test_groups_that_look_alike_live_in_one_code_location() -> None:
-    """Dagster takes dots, dashes and slashes for one and the same in the names of ops."""
+def test_similar_groups_load_in_one_code_location() -> None:
+    """In names of ops, dots, dashes and slashes are the same."""
     alike = ("a-b", "a.b", "a_b", "a/b", "a b")
     merged = dg.Definitions.merge(
         *(defs_of(group_id, f"n{number}") for number, group_id in enumerate(alike))
@@ -81,8 +78,7 @@ def test_groups_that_look_alike_live_in_one_code_location() -> None:
     assert len({GroupAssets.of(group_id).offsets for group_id in alike}) == len(alike)
 
 
-def test_a_plain_group_id_stands_in_the_asset_key_as_it_is() -> None:
-    """People look for their group in the catalogue."""
+def test_plain_group_id_is_part_of_the_asset_key() -> None:
     assert GroupAssets.of("orders-eu.v2_test").offsets.path == [
         "kafka",
         "orders-eu.v2_test",
@@ -91,8 +87,7 @@ def test_a_plain_group_id_stands_in_the_asset_key_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("group_id", NASTY)
-def test_the_asset_key_of_any_group_is_short_and_plain(group_id: str) -> None:
-    """It becomes part of addresses, of selections and of a database index."""
+def test_asset_key_of_any_group_is_short_and_plain(group_id: str) -> None:
     part = GroupAssets.of(group_id).offsets.path[1]
     assert len(part) <= 80
     assert set(part) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
@@ -102,7 +97,6 @@ def test_the_asset_key_of_any_group_is_short_and_plain(group_id: str) -> None:
 def test_runs_are_found_by_the_tag_of_any_group(
     instance: dg.DagsterInstance, group_id: str
 ) -> None:
-    """A group whose runs cannot be found would have them requested twice."""
     wanted = make_run(
         instance, batch_request("b-1"), dg.DagsterRunStatus.STARTED, group_id=group_id
     )
@@ -114,10 +108,10 @@ def test_runs_are_found_by_the_tag_of_any_group(
 
 @pytest.mark.parametrize("topic", ["...", "a...b", "..a", "-", "_", "a--0", "x" * 249])
 @pytest.mark.parametrize("group_id", NASTY[:2])
-def test_a_commit_of_any_topic_is_recorded_and_found_again(
+def test_commit_of_any_topic_is_recorded_and_read(
     instance: dg.DagsterInstance, group_id: str, topic: str
 ) -> None:
-    """Dots in a row mean a range of partitions in Dagster's pages, and are legal in Kafka."""
+    """Dots in a row mean a range of partitions in Dagster."""
     catalogue = Catalogue(instance, GroupAssets.of(group_id), MemberIdentity("blue", "sensor", "p"))
     span = OffsetRange(topic, 3, 5, 12)
     catalogue.add_partitions([span.topic_partition])
@@ -131,8 +125,7 @@ def test_a_commit_of_any_topic_is_recorded_and_found_again(
 
 
 @pytest.mark.parametrize("topic", ["", "..", "orders.*", "orders:0", "a/b", 'a"b', "x" * 250])
-def test_what_can_be_no_topic_is_refused_at_the_start(topic: str) -> None:
-    """A member would wait for it for ever. A pattern begins with ^."""
+def test_invalid_topic_is_refused(topic: str) -> None:
     kafka = KafkaConsumerResource(
         bootstrap_servers="kafka:9092", group_id="etl", topics=["orders", topic]
     )
@@ -141,10 +134,10 @@ def test_what_can_be_no_topic_is_refused_at_the_start(topic: str) -> None:
 
 
 @pytest.mark.parametrize("group_id", NASTY)
-def test_what_a_member_has_to_say_is_logged_as_it_is(
+def test_note_is_logged_without_formatting(
     group_id: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A note quotes brokers and groups: taken for a format, it would end the tick."""
+    """A note quotes brokers and groups."""
     note = f"12:00:00 group {group_id} has 100% of {{orders}}"
 
     class StandIn:

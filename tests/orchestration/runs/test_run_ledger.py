@@ -45,6 +45,57 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.postgres import Postgres
 
 Status = dg.DagsterRunStatus
+SIGN = "4/60.0 boot:ns:1000:17:2020"
+WILL_RETRY = "dagster/will_retry"
+
+
+class Runs:
+    """The runs of one batch, and the ledger of its group."""
+
+    def __init__(self, instance: dg.DagsterInstance, batch_id: str) -> None:
+        self.instance = instance
+        self.batch_id = batch_id
+        self.stopped: list[str] = []
+        self.ledger = self.new_ledger(self.stopped.append)
+
+    def new_ledger(self, stop_work: Callable[[str], object] = str) -> RunLedger:
+        def stop(run_id: str) -> None:
+            stop_work(run_id)
+
+        return RunLedger(self.instance, "etl", stop_work=stop)
+
+    def make(
+        self,
+        status: dg.DagsterRunStatus,
+        *marks: RunEvent,
+        attempt: int = 1,
+        **more: Any,  # noqa: ANN401 - arguments of all kinds
+    ) -> dg.DagsterRun:
+        """Create a run of the batch with run events."""
+        run = make_run(self.instance, batch_request(self.batch_id, attempt=attempt), status, **more)
+        self.mark(run, *marks)
+        return run
+
+    def mark(self, run: dg.DagsterRun, *marks: RunEvent) -> None:
+        for mark in marks:
+            record_run_event(self.instance, run, mark)
+
+    def report(self, run: dg.DagsterRun, event: str) -> None:
+        self.instance.report_dagster_event(dg.DagsterEvent(event, run.job_name), run.run_id)
+
+    def read(self) -> tuple[RunSnapshot, ...]:
+        """Read all runs of the batch with a new ledger."""
+        return RunLedger(self.instance, "etl").read([self.batch_id])
+
+    def look(self) -> RunSnapshot:
+        (seen,) = self.read()
+        return seen
+
+    def status(self, run: dg.DagsterRun) -> dg.DagsterRunStatus:
+        return status_of(self.instance, run)
+
+    def events(self, run: dg.DagsterRun) -> frozenset[RunEvent]:
+        return run_events_of(self.instance, run.run_id)
 
 
 @pytest.fixture(params=EACH_STORAGE)
@@ -53,9 +104,18 @@ def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
     return found
 
 
-def look(instance: dg.DagsterInstance, batch_id: str) -> RunSnapshot:
-    (seen,) = RunLedger(instance, "etl").read([batch_id])
-    return seen
+@pytest.fixture
+def runs(instance: dg.DagsterInstance, batch_id: str) -> Runs:
+    return Runs(instance, batch_id)
+
+
+@pytest.fixture
+def retrying(retrying_instance: dg.DagsterInstance, batch_id: str) -> Runs:
+    """Runs of an instance that retries runs."""
+    return Runs(retrying_instance, batch_id)
+
+
+# Reading
 
 
 @pytest.mark.parametrize(
@@ -74,28 +134,20 @@ def look(instance: dg.DagsterInstance, batch_id: str) -> RunSnapshot:
     ],
 )
 def test_run_status_becomes_run_state(
-    instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus, state: RunState
+    runs: Runs, status: dg.DagsterRunStatus, state: RunState
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), status)
-    seen = look(instance, batch_id)
-    assert (seen.run_id, seen.batch_id, seen.ranges, seen.state) == (
-        run.run_id,
-        batch_id,
-        (span(0),),
-        state,
-    )
+    run, seen = runs.make(status), runs.look()
+    found = (seen.run_id, seen.batch_id, seen.ranges, seen.state)
+    assert found == (run.run_id, runs.batch_id, (span(0),), state)
 
 
 def test_all_run_statuses_are_mapped() -> None:
     assert set(runs_module._STATES) == set(Status)
 
 
-def test_runs_are_returned_oldest_first(instance: dg.DagsterInstance, batch_id: str) -> None:
-    made = [
-        make_run(instance, batch_request(batch_id, attempt=number), Status.FAILURE).run_id
-        for number in range(1, 5)
-    ]
-    assert [run.run_id for run in RunLedger(instance, "etl").read([batch_id])] == made
+def test_runs_are_returned_oldest_first(runs: Runs) -> None:
+    made = [runs.make(Status.FAILURE, attempt=number).run_id for number in range(1, 5)]
+    assert [run.run_id for run in runs.read()] == made
 
 
 def test_many_batches_are_read_in_several_queries_in_order(
@@ -108,52 +160,59 @@ def test_many_batches_are_read_in_several_queries_in_order(
 
 
 class WatchedInstance:
-    """Records the filters of run queries, and delegates all calls."""
+    """Records the filters and the results of run queries, and delegates all calls."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
         self.filters: list[dg.RunsFilter] = []
+        self.found: list[str] = []
 
     def get_run_records(self, filters: dg.RunsFilter, **options: Any) -> object:  # noqa: ANN401 - passed on
         self.filters.append(filters)
-        return self.instance.get_run_records(filters, **options)
+        records = self.instance.get_run_records(filters, **options)
+        self.found += [record.dagster_run.run_id for record in records]
+        return records
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.instance, name)
 
 
-def test_queries_have_at_most_one_tag(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_queries_have_at_most_one_tag(runs: Runs) -> None:
     """Two tags in one filter took 11 s on SQLite with 10,000 runs."""
-    watched = WatchedInstance(instance)
-    RunLedger(watched, "etl").read([batch_id], with_live=True)  # type: ignore[arg-type]
-    assert len(watched.filters) == 2
-    assert [len(filters.tags) for filters in watched.filters] == [1, 0], (
-        "the live ones by their status, whose number stays small"
-    )
+    watched = WatchedInstance(runs.instance)
+    RunLedger(watched, "etl").read([runs.batch_id], with_live=True)  # type: ignore[arg-type]
+    assert [len(filters.tags) for filters in watched.filters] == [1, 0], "live runs by their status"
 
 
-def test_live_too_adds_live_runs_of_the_group(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_live_too_adds_live_runs_of_the_group(runs: Runs) -> None:
     group = unique_name("group")
-    old = make_run(instance, batch_request(unique_name("b")), Status.STARTED, group_id=group)
-    make_run(instance, batch_request(unique_name("b")), Status.SUCCESS, group_id=group)
-    make_run(
-        instance, batch_request(unique_name("b")), Status.STARTED, group_id=unique_name("other")
-    )
-    mine = make_run(instance, batch_request(batch_id), Status.QUEUED, group_id=group)
-    ledger = RunLedger(instance, group)
-    assert [run.run_id for run in ledger.read([batch_id], with_live=True)] == [
-        old.run_id,
-        mine.run_id,
-    ]
-    assert [run.run_id for run in ledger.read([batch_id])] == [mine.run_id]
-    assert [run.run_id for run in ledger.read([], with_live=True)] == [old.run_id, mine.run_id]
+    other = Runs(runs.instance, unique_name("b"))
+    old = other.make(Status.STARTED, group_id=group).run_id
+    other.make(Status.SUCCESS, group_id=group)
+    other.make(Status.STARTED, group_id=unique_name("other"))
+    mine = runs.make(Status.QUEUED, group_id=group).run_id
+    ledger = RunLedger(runs.instance, group)
+    for batch_ids, with_live, found in (
+        ([runs.batch_id], True, [old, mine]),
+        ([runs.batch_id], False, [mine]),
+        ([], True, [old, mine]),
+    ):
+        assert [run.run_id for run in ledger.read(batch_ids, with_live=with_live)] == found
 
 
-def test_written_off_finds_runs_without_claims(
-    instance: dg.DagsterInstance,
-) -> None:
-    group = unique_name("group")
-    found = []
+def test_live_too_reads_no_ended_runs(runs: Runs) -> None:
+    ended = [runs.make(Status.SUCCESS).run_id for _ in range(5)]
+    live = runs.make(Status.STARTED)
+    give_sign(runs.instance, live, "0 ?another machine")
+    watched = WatchedInstance(runs.instance)
+    seen = RunLedger(watched, "etl").read([], with_live=True)  # type: ignore[arg-type]
+    assert live.run_id in watched.found
+    assert live.run_id in {run.run_id for run in seen}
+    assert not set(ended) & set(watched.found)
+
+
+def test_written_off_finds_runs_without_claims(runs: Runs) -> None:
+    group, found = unique_name("group"), []
     for status, marks, is_found in (
         (Status.FAILURE, [RunEvent.BEGAN], True),
         (Status.CANCELED, [RunEvent.BEGAN, RunEvent.TAKEN_BACK], True),
@@ -163,54 +222,38 @@ def test_written_off_finds_runs_without_claims(
         (Status.FAILURE, [], False),
         (Status.STARTED, [RunEvent.BEGAN], False),
     ):
-        run = make_run(instance, batch_request(unique_name("b")), status, group_id=group)
-        for mark in marks:
-            record_run_event(instance, run, mark)
-        found += [run.run_id] * is_found
-    other = make_run(instance, batch_request("b"), Status.FAILURE, group_id=unique_name("other"))
-    record_run_event(instance, other, RunEvent.BEGAN)
-    seen = RunLedger(instance, group).written_off()
+        found += [runs.make(status, *marks, group_id=group).run_id] * is_found
+    runs.make(Status.FAILURE, RunEvent.BEGAN, group_id=unique_name("other"))
+    seen = RunLedger(runs.instance, group).written_off()
     assert [run.run_id for run in seen] == found
     assert {run.ranges for run in seen} == {(span(0),)}
 
 
-def test_run_with_unreadable_config_has_no_ranges(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    instance.create_run_for_job(
+def test_run_with_unreadable_config_has_no_ranges(runs: Runs) -> None:
+    config = {"batch_id": runs.batch_id, "ranges": ["orders:0:9:1"]}
+    runs.instance.create_run_for_job(
         idle_job,
-        tags={BATCH_TAG: batch_id, GROUP_TAG: "etl"},
-        run_config={
-            "resources": {
-                "kafka_batch": {"config": {"batch_id": batch_id, "ranges": ["orders:0:9:1"]}}
-            }
-        },
+        tags={BATCH_TAG: runs.batch_id, GROUP_TAG: "etl"},
+        run_config={"resources": {"kafka_batch": {"config": config}}},
     )
-    good = make_run(instance, batch_request(batch_id), Status.STARTED)
-    spoilt, read = RunLedger(instance, "etl").read([batch_id])
+    good = runs.make(Status.STARTED)
+    spoilt, read = runs.read()
     assert spoilt.ranges == ()
     assert (read.run_id, read.ranges) == (good.run_id, (span(0),))
 
 
-def test_events_and_tags_of_run_do_not_count_for_its_retry(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
+def test_events_and_tags_of_run_do_not_count_for_its_retry(runs: Runs) -> None:
     """Dagster copies tags to retries."""
-    first = make_run(instance, batch_request(batch_id), Status.FAILURE)
-    instance.add_run_tags(first.run_id, {REFUSED_TAG: first.run_id})
-    record_run_event(instance, first, RunEvent.TAKEN_BACK)
-    found = instance.get_run_by_id(first.run_id)
-    make_run(instance, batch_request(batch_id), Status.FAILURE, parent=found)
-    before, after = RunLedger(instance, "etl").read([batch_id])
+    first = runs.make(Status.FAILURE, RunEvent.TAKEN_BACK)
+    runs.instance.add_run_tags(first.run_id, {REFUSED_TAG: first.run_id})
+    runs.make(Status.FAILURE, parent=runs.instance.get_run_by_id(first.run_id))
+    before, after = runs.read()
     assert (before.is_refused, before.is_cancelled_by_member) == (True, True)
     assert (after.is_refused, after.is_cancelled_by_member, after.is_retry) == (False, False, True)
 
 
-def test_events_of_ended_run_are_read_once(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.FAILURE)
-    record_run_event(instance, run, RunEvent.OVER)
+def test_events_of_ended_run_are_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs.make(Status.FAILURE, RunEvent.OVER)
     asked = []
 
     def watched(of: dg.DagsterInstance, run_id: str) -> frozenset[RunEvent]:
@@ -218,101 +261,77 @@ def test_events_of_ended_run_are_read_once(
         return run_events_of(of, run_id)
 
     monkeypatch.setattr(runs_module, "run_events_of", watched)
-    ledger = RunLedger(instance, "etl")
-    for read in ([batch_id], [], [batch_id]):
-        ledger.read(read)
+    for read in ([runs.batch_id], [], [runs.batch_id]):
+        runs.ledger.read(read)
     assert asked == [run.run_id]
 
 
-def test_run_events_survive_a_rewrite_of_the_tags(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
+def test_run_events_survive_a_rewrite_of_the_tags(runs: Runs) -> None:
     """Dagster writes all tags of a run to add one."""
-    run = make_run(instance, batch_request(batch_id), Status.QUEUED)
-    storage: Any = instance.run_storage
-    read_before = instance.get_run_by_id(run.run_id)
-    RunLedger(instance, "etl").cancel(run.run_id)
+    run = runs.make(Status.QUEUED)
+    storage: Any = runs.instance.run_storage
+    read_before = runs.instance.get_run_by_id(run.run_id)
+    runs.ledger.cancel(run.run_id)
     with storage.connect() as connection:
         written = sqlalchemy.text("UPDATE runs SET run_body = :body WHERE run_id = :run_id")
         connection.execute(written, {"body": dg.serialize_value(read_before), "run_id": run.run_id})
-    assert look(instance, batch_id).is_cancelled_by_member
+    assert runs.look().is_cancelled_by_member
 
 
-def test_attempt_parent_and_start_are_read(instance: dg.DagsterInstance, batch_id: str) -> None:
-    first = make_run(instance, batch_request(batch_id, attempt=3), Status.STARTED)
-    make_run(
-        instance, batch_request(batch_id), Status.QUEUED, parent=first, tags={ATTEMPT_TAG: "many"}
-    )
-    instance.report_dagster_event(
-        dg.DagsterEvent(event_type_value="PIPELINE_START", job_name="idle_job"), first.run_id
-    )
-    before, after = RunLedger(instance, "etl").read([batch_id])
+def test_attempt_parent_and_start_are_read(runs: Runs) -> None:
+    first = runs.make(Status.STARTED, attempt=3)
+    runs.make(Status.QUEUED, parent=first, tags={ATTEMPT_TAG: "many"})
+    runs.report(first, "PIPELINE_START")
+    before, after = runs.read()
     assert (before.attempt, before.parent_id, before.has_started) == (3, "", True)
     assert (after.attempt, after.parent_id, after.has_started) == (0, first.run_id, False)
 
 
 @pytest.mark.parametrize("spoilt", ["9" * 5_000, "9" * 4_300, "-1", "1_0", "x"])
-def test_invalid_attempt_tag_is_read_as_zero(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, spoilt: str
-) -> None:
+def test_invalid_attempt_tag_is_read_as_zero(runs: Runs, spoilt: str) -> None:
     """Python parses no number of 5,000 digits, and prints none of 4,301."""
-    instance.add_run_tags(run.run_id, {ATTEMPT_TAG: spoilt, REFUSAL_TAG: "\x1b[2J" + "x" * 999})
-    seen = look(instance, batch_id)
-    assert seen.attempt == 0
-    assert seen.refusal == "[2J" + "x" * 397
+    runs.make(Status.FAILURE, tags={ATTEMPT_TAG: spoilt, REFUSAL_TAG: "\x1b[2J" + "x" * 999})
+    seen = runs.look()
+    assert (seen.attempt, seen.refusal) == (0, "[2J" + "x" * 397)
 
 
-def test_run_that_ended_before_its_start_check_has_not_started(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
-) -> None:
-    assert look(instance, batch_id).has_started
-    instance.report_run_failed(run)
-    assert not look(instance, batch_id).has_started
-    record_run_event(instance, run, RunEvent.BEGAN)
-    assert look(instance, batch_id).has_started
+def test_refusal_is_read(runs: Runs) -> None:
+    runs.make(Status.FAILURE, tags={REFUSAL_TAG: "Kafka could not be asked"})
+    assert runs.look().refusal == "Kafka could not be asked"
 
 
-def test_automatic_retry_is_distinguished_from_re_execution(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    first = make_run(instance, batch_request(batch_id), Status.FAILURE)
-    make_run(instance, batch_request(batch_id), Status.QUEUED, parent=first)
-    make_run(
-        instance,
-        batch_request(batch_id),
-        Status.QUEUED,
-        parent=first,
-        tags={"dagster/retry_number": "1"},
-    )
-    assert [run.is_automatic for run in RunLedger(instance, "etl").read([batch_id])] == [
-        False,
-        False,
-        True,
-    ]
+def test_run_that_ended_before_its_start_check_has_not_started(runs: Runs) -> None:
+    run = runs.make(Status.STARTED)
+    assert runs.look().has_started
+    runs.instance.report_run_failed(run)
+    assert not runs.look().has_started
+    runs.mark(run, RunEvent.BEGAN)
+    assert runs.look().has_started
 
 
-def test_heartbeat_of_run_is_read(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
-) -> None:
-    assert not look(instance, batch_id).has_begun
-    give_sign(instance, run, "7 ?somebody")
-    assert look(instance, batch_id).heartbeat == "7 ?somebody"
+def test_automatic_retry_is_distinguished_from_re_execution(runs: Runs) -> None:
+    first = runs.make(Status.FAILURE)
+    runs.make(Status.QUEUED, parent=first)
+    runs.make(Status.QUEUED, parent=first, tags={"dagster/retry_number": "1"})
+    assert [run.is_automatic for run in runs.read()] == [False, False, True]
 
 
-def test_heartbeat_adds_no_tag_and_no_event(
-    instance: dg.DagsterInstance, run: dg.DagsterRun
-) -> None:
-    before = len(instance.all_logs(run.run_id))
-    give_sign(instance, run, "1 ?somebody")
-    assert tags_of(instance, run) == run.tags
-    assert len(instance.all_logs(run.run_id)) == before
+# Heartbeats
 
 
-def test_heartbeats_share_a_fixed_number_of_slots(
-    instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    first, later = (make_run(instance, batch_request(batch_id), Status.STARTED) for _ in range(2))
-    signs = Heartbeats(instance)
+def test_heartbeat_of_run_is_read_and_adds_no_tag_and_no_event(runs: Runs) -> None:
+    run = runs.make(Status.STARTED)
+    assert not runs.look().has_begun
+    before = len(runs.instance.all_logs(run.run_id))
+    give_sign(runs.instance, run, "7 ?somebody")
+    assert runs.look().heartbeat == "7 ?somebody"
+    assert tags_of(runs.instance, run) == run.tags
+    assert len(runs.instance.all_logs(run.run_id)) == before
+
+
+def test_heartbeats_share_a_fixed_number_of_slots(runs: Runs) -> None:
+    first, later = (runs.make(Status.STARTED) for _ in range(2))
+    signs = Heartbeats(runs.instance)
     signs.record(first, 5, "1 ?a")
     assert signs.read({first.run_id: 5}) == {first.run_id: "1 ?a"}
     signs.record(later, 10_005, "1 ?b")
@@ -320,18 +339,19 @@ def test_heartbeats_share_a_fixed_number_of_slots(
 
 
 def test_heartbeats_are_events_without_key_values(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In Dagster+ the storage returns an error instead of raising it."""
+    refusal = NotImplementedError("not supported from the user cloud")
     for name in ("get_cursor_values", "set_cursor_values"):
-        monkeypatch.setattr(
-            type(instance.run_storage),
-            name,
-            lambda *_: NotImplementedError("not supported from the user cloud"),
-        )
+        monkeypatch.setattr(type(runs.instance.run_storage), name, lambda *_: refusal)
+    run = runs.make(Status.STARTED)
     for sign in ("1 ?a", "2 ?a"):
-        give_sign(instance, run, sign)
-    assert look(instance, batch_id).heartbeat == "2 ?a"
+        give_sign(runs.instance, run, sign)
+    assert runs.look().heartbeat == "2 ?a"
+
+
+# The end of a run
 
 
 @pytest.mark.parametrize("status", [Status.FAILURE, Status.CANCELED])
@@ -347,94 +367,155 @@ def test_heartbeats_are_events_without_key_values(
     ],
 )
 def test_ended_run_is_over_only_with_proof(
-    instance: dg.DagsterInstance,
-    batch_id: str,
+    runs: Runs,
     status: dg.DagsterRunStatus,
     marks: list[RunEvent],
     *,
     is_gone: bool,
     is_over: bool,
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), status)
-    for mark in marks:
-        record_run_event(instance, run, mark)
-    ledger = RunLedger(instance, "etl")
+    runs.make(status, *marks)
     for _ in range(2):
-        (seen,) = ledger.read([batch_id])
+        (seen,) = runs.ledger.read([runs.batch_id])
         assert (seen.is_gone, seen.is_over, seen.is_live) == (is_gone, is_over, not is_over)
 
 
-def test_end_of_dead_run_is_recorded(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.FAILURE)
-    record_run_event(instance, run, RunEvent.BEGAN)
-    stopped: list[str] = []
-    RunLedger(instance, "etl", stop_work=stopped.append).end_dead(run.run_id, "")
-    assert stopped == [run.run_id]
-    assert look(instance, batch_id).is_over
+def begin(runs: Runs, run: dg.DagsterRun) -> None:
+    Heartbeat(runs.instance, run, timeout_s=60).begin()
 
 
-def begin(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
-    Heartbeat(instance, run, timeout_s=60).begin()
+def test_end_of_dead_run_is_recorded(runs: Runs) -> None:
+    run = runs.make(Status.FAILURE, RunEvent.BEGAN)
+    runs.ledger.end_dead(run.run_id, "")
+    assert runs.stopped == [run.run_id]
+    assert runs.look().is_over
 
 
-def test_run_with_another_heartbeat_is_not_ended(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
-) -> None:
-    stopped: list[str] = []
-    ledger = RunLedger(instance, "etl", stop_work=stopped.append)
-    begin(instance, run)
-    assert not ledger.end_dead(run.run_id, "")
-    assert stopped == []
-    assert status_of(instance, run) is Status.STARTED
-    assert ledger.end_dead(run.run_id, look(instance, batch_id).heartbeat)
-    assert status_of(instance, run) is Status.FAILURE
+def test_spark_jobs_of_dead_run_are_stopped_before_it_is_ended(runs: Runs) -> None:
+    run, seen = runs.make(Status.STARTED), list[Status]()
+    runs.new_ledger(lambda _: seen.append(runs.status(run))).end_dead(run.run_id, "")
+    assert seen == [Status.STARTED]
+    assert runs.status(run) is Status.FAILURE
+    messages = [entry.message for entry in runs.instance.all_logs(run.run_id)]
+    assert any("sent no heartbeat; its batch is requested again" in message for message in messages)
 
 
-def test_run_that_begins_while_it_is_ended_is_not_over(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
-) -> None:
-    ledger = RunLedger(instance, "etl", stop_work=lambda _run_id: begin(instance, run))
-    assert not ledger.end_dead(run.run_id, "")
-    seen = look(instance, batch_id)
+def test_run_with_another_heartbeat_is_not_ended(runs: Runs) -> None:
+    run = runs.make(Status.STARTED)
+    begin(runs, run)
+    assert not runs.ledger.end_dead(run.run_id, "")
+    assert (runs.stopped, runs.status(run)) == ([], Status.STARTED)
+    assert runs.ledger.end_dead(run.run_id, runs.look().heartbeat)
+    assert runs.status(run) is Status.FAILURE
+
+
+def test_run_that_begins_while_it_is_ended_is_not_over(runs: Runs) -> None:
+    run = runs.make(Status.STARTED)
+    assert not runs.new_ledger(lambda _: begin(runs, run)).end_dead(run.run_id, "")
+    seen = runs.look()
     assert (seen.state, seen.is_over, seen.is_live) == (RunState.FAILED, False, True)
 
 
-def test_spark_jobs_of_deleted_run_are_stopped(
-    instance: dg.DagsterInstance, run: dg.DagsterRun
-) -> None:
-    instance.delete_run(run.run_id)
-    stopped: list[str] = []
-    RunLedger(instance, "etl", stop_work=stopped.append).end_dead(run.run_id, "the last sign")
-    assert stopped == [run.run_id]
-
-
-def test_success_after_run_was_written_off_does_not_count(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
-) -> None:
-    ledger = RunLedger(instance, "etl")
-    record_run_event(instance, run, RunEvent.BEGAN)
+def test_run_that_succeeds_during_end_dead_stays_a_success(runs: Runs) -> None:
+    run = runs.make(Status.STARTED)
+    ledger = runs.new_ledger(lambda _: runs.report(run, "PIPELINE_SUCCESS"))
     ledger.end_dead(run.run_id, "")
-    assert look(instance, batch_id).is_written_off
-    instance.report_dagster_event(
-        dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name), run.run_id
-    )
-    assert status_of(instance, run) is Status.SUCCESS
+    assert runs.status(run) is Status.SUCCESS
+
+
+def test_ended_run_is_not_reported_as_failed(runs: Runs) -> None:
+    run = runs.make(Status.SUCCESS)
+    for run_id in (run.run_id, "no such run"):
+        runs.ledger.end_dead(run_id, "")
+    assert runs.status(run) is Status.SUCCESS
+
+
+def test_spark_jobs_of_deleted_run_are_stopped(runs: Runs) -> None:
+    run = runs.make(Status.STARTED)
+    runs.instance.delete_run(run.run_id)
+    runs.ledger.end_dead(run.run_id, "the last sign")
+    assert runs.stopped == [run.run_id]
+
+
+def test_success_after_run_was_written_off_does_not_count(runs: Runs) -> None:
+    run = runs.make(Status.STARTED, RunEvent.BEGAN)
+    runs.ledger.end_dead(run.run_id, "")
+    assert runs.look().is_written_off
+    runs.report(run, "PIPELINE_SUCCESS")
+    assert runs.status(run) is Status.SUCCESS
     for _ in range(2):
-        (seen,) = ledger.read([batch_id])
+        (seen,) = runs.ledger.read([runs.batch_id])
         assert (seen.state, seen.has_succeeded, seen.is_live) == (RunState.SUCCEEDED, False, False)
 
 
-WILL_RETRY = "dagster/will_retry"
+@pytest.mark.parametrize(
+    "problem", [ConfigurationError("no server answers"), OSError("not an error of this package")]
+)
+def test_dead_run_that_cannot_be_ended_does_not_block_others(
+    runs: Runs, problem: Exception
+) -> None:
+    stuck, other = (runs.make(Status.STARTED) for _ in range(2))
 
+    def stop(run_id: str) -> None:
+        if run_id == stuck.run_id:
+            raise problem
 
-def make_failure(
-    instance: dg.DagsterInstance, batch_id: str, tags: dict[str, str] | None = None
-) -> dg.DagsterRun:
-    run = make_run(instance, batch_request(batch_id), Status.STARTED, tags=tags)
-    failure = dg.DagsterEvent(
-        event_type_value=dg.DagsterEventType.RUN_FAILURE.value, job_name=run.job_name
+    ledger = runs.new_ledger(stop)
+    with pytest.raises(type(problem), match=str(problem)):
+        ledger.end_dead(stuck.run_id, "")
+    RunCanceller(ledger, lambda _text: None, lambda _run_id: None, at_once, lambda: 0.0).end_dead(
+        dict.fromkeys([stuck.run_id, other.run_id], "")
     )
-    instance.run_storage.handle_run_event(run.run_id, failure)
+    assert (runs.status(stuck), runs.status(other)) == (Status.STARTED, Status.FAILURE)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_dead_run_frees_its_pool_slots(runs: Runs, *, is_deleted: bool) -> None:
+    run, pool, storage = (
+        runs.make(Status.STARTED),
+        unique_name("pool"),
+        runs.instance.event_log_storage,
+    )
+    storage.set_concurrency_slots(pool, 1)
+    assert storage.claim_concurrency_slot(pool, run.run_id, "work").is_claimed
+    assert not storage.claim_concurrency_slot(pool, "next", "work").is_claimed
+    runs.ledger.read([runs.batch_id], claims=[(runs.batch_id, span(0))])
+    if is_deleted:
+        runs.instance.delete_run(run.run_id)
+    runs.ledger.end_dead(run.run_id, "")
+    assert storage.claim_concurrency_slot(pool, "next", "work").is_claimed
+
+
+def test_dead_run_is_ended_on_storage_without_pools(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(runs.instance.event_log_storage)
+    monkeypatch.setattr(kind, "supports_global_concurrency_limits", property(lambda _: False))
+    monkeypatch.setattr(kind, "free_concurrency_slots_for_run", None)
+    assert runs.ledger.end_dead(runs.make(Status.STARTED).run_id, "")
+
+
+def test_process_of_dead_run_is_killed_before_its_external_work(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, done = runs.make(Status.STARTED), list[str]()
+    monkeypatch.setattr(runs_module, "kill", done.append)
+    give_sign(runs.instance, run, SIGN)
+    ledger = runs.new_ledger(lambda _: done.append("work elsewhere"))
+    assert ledger.end_dead(run.run_id, SIGN)
+    assert done == ["boot:ns:1000:17:2020", "work elsewhere"]
+    assert ledger.end_dead(run.run_id, SIGN)
+    assert len(done) == 3, "a run that has ended in Dagster ends its own process"
+
+
+# Retries
+
+
+def make_failure(runs: Runs, tag: str | None = "true") -> dg.DagsterRun:
+    """Create a run that has failed, without the events that Dagster reports afterwards."""
+    run = runs.make(Status.STARTED, tags={WILL_RETRY: tag} if tag else None)
+    failure = dg.DagsterEvent("PIPELINE_FAILURE", run.job_name)
+    runs.instance.run_storage.handle_run_event(run.run_id, failure)
     return run
 
 
@@ -449,38 +530,28 @@ def make_failure(
     ],
 )
 def test_failure_awaits_retry_by_setting_and_tag(
-    request: pytest.FixtureRequest,
-    instance: dg.DagsterInstance,
-    batch_id: str,
-    tag: str | None,
-    *,
-    retries: bool,
-    awaited: bool,
+    request: pytest.FixtureRequest, runs: Runs, tag: str | None, *, retries: bool, awaited: bool
 ) -> None:
     if retries:
-        instance = request.getfixturevalue("retrying_instance")
-    make_failure(instance, batch_id, {WILL_RETRY: tag} if tag else None)
-    seen = look(instance, batch_id)
+        runs = request.getfixturevalue("retrying")
+    make_failure(runs, tag)
+    seen = runs.look()
     assert (seen.awaits_retry, seen.is_live) == (awaited, awaited)
 
 
-def test_failure_with_existing_retry_is_over(
-    retrying_instance: dg.DagsterInstance, batch_id: str
-) -> None:
-    first = make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
-    make_run(retrying_instance, batch_request(batch_id), Status.STARTED, parent=first)
-    before, after = RunLedger(retrying_instance, "etl").read([batch_id])
-    assert not before.awaits_retry
-    assert after.is_retry
-    assert after.is_live
+def test_failure_with_existing_retry_is_over(retrying: Runs) -> None:
+    first = make_failure(retrying)
+    retrying.make(Status.STARTED, parent=first)
+    before, after = retrying.read()
+    assert (before.awaits_retry, after.is_retry, after.is_live) == (False, True, True)
 
 
 def test_retry_that_never_comes_is_not_awaited_forever(
-    retrying_instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    retrying: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
+    make_failure(retrying)
     monkeypatch.setattr(runs_module, "RETRY_PATIENCE_S", 0.0)
-    assert not look(retrying_instance, batch_id).awaits_retry
+    assert not retrying.look().awaits_retry
 
 
 @pytest.mark.postgres
@@ -494,147 +565,126 @@ def test_retry_patience_is_the_same_in_all_time_zones_of_postgres(
     monkeypatch.setenv("PGTZ", zone)
     settings = {**postgres.dagster_settings(name), "run_retries": {"enabled": True}}
     with dg.instance_for_test(overrides=settings) as instance:
-        make_failure(instance, batch_id, {WILL_RETRY: "true"})
-        assert look(instance, batch_id).awaits_retry
+        runs = Runs(instance, batch_id)
+        make_failure(runs)
+        assert runs.look().awaits_retry
         monkeypatch.setattr(runs_module, "RETRY_PATIENCE_S", -1.0)
-        assert not look(instance, batch_id).awaits_retry
+        assert not runs.look().awaits_retry
 
 
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.CANCELED, Status.STARTED])
-def test_only_failures_await_retry(
-    retrying_instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus
-) -> None:
-    make_run(retrying_instance, batch_request(batch_id), status, tags={WILL_RETRY: "true"})
-    assert not look(retrying_instance, batch_id).awaits_retry
+def test_only_failures_await_retry(retrying: Runs, status: dg.DagsterRunStatus) -> None:
+    retrying.make(status, tags={WILL_RETRY: "true"})
+    assert not retrying.look().awaits_retry
 
 
-@pytest.mark.parametrize("only_unstarted", [False, True])
-@pytest.mark.parametrize("status", [Status.QUEUED, Status.NOT_STARTED])
-def test_unstarted_run_is_cancelled_and_recorded_as_taken_back(
-    instance: dg.DagsterInstance,
-    batch_id: str,
-    status: dg.DagsterRunStatus,
-    *,
-    only_unstarted: bool,
-) -> None:
-    run = make_run(instance, batch_request(batch_id), status)
-    RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=only_unstarted)
-    assert status_of(instance, run) is Status.CANCELED
-    assert look(instance, batch_id).is_cancelled_by_member
+# Cancels
 
 
 @pytest.mark.parametrize(
-    ("status", "only_unstarted"),
+    ("status", "only_unstarted", "is_cancelled"),
     [
-        (Status.STARTED, True),
-        (Status.STARTING, False),  # the default launcher has no process to interrupt yet
-        (Status.SUCCESS, False),
-        (Status.FAILURE, False),
-        (Status.CANCELED, False),
+        (Status.QUEUED, False, True),
+        (Status.QUEUED, True, True),
+        (Status.NOT_STARTED, False, True),
+        (Status.NOT_STARTED, True, True),
+        (Status.STARTED, True, False),
+        (Status.STARTING, False, False),  # the default launcher has no process to interrupt yet
+        (Status.SUCCESS, False, False),
+        (Status.FAILURE, False, False),
+        (Status.CANCELED, False, False),
     ],
 )
-def test_run_that_cannot_be_cancelled_is_not_changed(
-    instance: dg.DagsterInstance,
-    batch_id: str,
-    status: dg.DagsterRunStatus,
-    *,
-    only_unstarted: bool,
+def test_cancel_ends_a_run_that_has_not_started_and_changes_no_other(
+    runs: Runs, status: dg.DagsterRunStatus, *, only_unstarted: bool, is_cancelled: bool
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), status)
+    run = runs.make(status)
     for run_id in (run.run_id, "no such run"):
-        RunLedger(instance, "etl").cancel(run_id, only_unstarted=only_unstarted)
-    assert status_of(instance, run) is status
-    assert not run_events_of(instance, run.run_id)
+        runs.ledger.cancel(run_id, only_unstarted=only_unstarted)
+    assert runs.status(run) is (Status.CANCELED if is_cancelled else status)
+    assert runs.look().is_cancelled_by_member is is_cancelled
+    assert bool(runs.events(run)) is is_cancelled
 
 
-def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run start while its run event is written, as with a locked storage."""
-
-    def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent) -> None:
-        record_run_event(within, run, mark)
-        within.report_dagster_event(dg.DagsterEvent("PIPELINE_START", run.job_name), run.run_id)
-
-    monkeypatch.setattr(runs_module, "record_run_event", slow)
-
-
-@pytest.mark.parametrize("status", [Status.NOT_STARTED, Status.QUEUED])
-def test_run_that_starts_during_cancel_is_kept(
-    instance: dg.DagsterInstance,
-    batch_id: str,
-    status: dg.DagsterRunStatus,
+@pytest.mark.parametrize(
+    ("status", "at", "event", "after"),
+    [
+        # The run event is written while the run starts, as with a locked storage.
+        (Status.NOT_STARTED, None, "PIPELINE_START", Status.STARTED),
+        (Status.QUEUED, None, "PIPELINE_START", Status.STARTED),
+        (Status.STARTED, RunEvent.STOP, "PIPELINE_SUCCESS", Status.SUCCESS),
+    ],
+)
+def test_run_that_moves_during_cancel_is_not_cancelled(
+    runs: Runs,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    status: dg.DagsterRunStatus,
+    at: RunEvent | None,
+    event: str,
+    after: dg.DagsterRunStatus,
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), status)
-    begin_once_marked(monkeypatch)
-    RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
-    assert status_of(instance, run) is Status.STARTED
+    run = runs.make(status)
 
-
-def test_run_that_succeeds_during_cancel_stays_a_success(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: RunEvent) -> None:
         record_run_event(within, run, mark)
-        if mark is RunEvent.STOP:
-            succeeded = dg.DagsterEvent("PIPELINE_SUCCESS", run.job_name)
-            within.report_dagster_event(succeeded, run.run_id)
+        if at in (None, mark):
+            runs.report(run, event)
 
     monkeypatch.setattr(runs_module, "record_run_event", slow)
-    RunLedger(instance, "etl").cancel(run.run_id)
-    assert status_of(instance, run) is Status.SUCCESS
+    runs.ledger.cancel(run.run_id, only_unstarted=at is None)
+    assert runs.status(run) is after
 
 
 class LauncherOfPods:
     """A launcher that can stop runs, even during their launch, unless `may_stop` is False."""
 
-    def __init__(self, *, may_stop: bool, shows_it: Callable[[str], object] = str) -> None:
+    def __init__(self) -> None:
         self.asked: list[str] = []
-        self.may_stop = may_stop
-        self._shows_it = shows_it
+        self.may_stop = True
+        self.shows_it: Callable[[str], object] = str
 
     def terminate(self, run_id: str) -> bool:
         self.asked.append(run_id)
-        self._shows_it(run_id)
+        self.shows_it(run_id)
         return self.may_stop
 
 
-def launcher_that_fails(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
-) -> LauncherOfPods:
-    """Return a launcher that sets CANCELING, as Dagster's do, and then does not stop the run."""
-    launcher = LauncherOfPods(may_stop=False, shows_it=lambda _: instance.report_run_canceling(run))
-    with_launcher(instance, launcher, monkeypatch)
-    return launcher
+@pytest.fixture
+def launcher(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> LauncherOfPods:
+    made = LauncherOfPods()
+    monkeypatch.setattr(type(instance), "run_launcher", made)
+    return made
+
+
+def refused_cancel(runs: Runs, launcher: LauncherOfPods) -> dg.DagsterRun:
+    """Cancel a run with a launcher that sets CANCELING and does not stop it."""
+    run = runs.make(Status.STARTED)
+    launcher.may_stop = False
+    launcher.shows_it = lambda _: runs.instance.report_run_canceling(run)
+    with pytest.raises(ConfigurationError, match="could not stop it"):
+        runs.ledger.cancel(run.run_id)
+    return run
 
 
 def test_failed_cancel_of_canceling_run_is_repeated(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, launcher: LauncherOfPods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launchers set CANCELING before they ask the process."""
-    launcher = launcher_that_fails(instance, run, monkeypatch)
     monkeypatch.setattr(runs_module, "_REPEAT_STOP_S", 0.0)
-    ledger = RunLedger(instance, "etl")
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="could not stop it"):
-            ledger.cancel(run.run_id)
+    run = refused_cancel(runs, launcher)
+    with pytest.raises(ConfigurationError, match="could not stop it"):
+        runs.ledger.cancel(run.run_id)
     launcher.may_stop = True
     for _ in range(3):
-        ledger.cancel(run.run_id)
-    assert len(launcher.asked) == 3, "once it has said yes it is not asked again"
-    assert (
-        len([mark for mark in run_events_of(instance, run.run_id) if mark is RunEvent.TAKEN_BACK])
-        == 1
-    )
+        runs.ledger.cancel(run.run_id)
+    assert len(launcher.asked) == 3, "a launcher that has agreed is not asked again"
+    assert RunEvent.TAKEN_BACK in runs.events(run)
 
 
-def test_failing_launcher_is_not_asked_each_second(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = launcher_that_fails(instance, run, monkeypatch)
-    ledger = RunLedger(instance, "etl")
-    with pytest.raises(ConfigurationError, match="could not stop it"):
-        ledger.cancel(run.run_id)
-    ledger.cancel(run.run_id)
+def test_failing_launcher_is_not_asked_each_second(runs: Runs, launcher: LauncherOfPods) -> None:
+    run = refused_cancel(runs, launcher)
+    runs.ledger.cancel(run.run_id)
     assert len(launcher.asked) == 1
 
 
@@ -643,12 +693,12 @@ class DagsterUserCodeProcessError(Exception):
 
 
 def test_cancel_refused_by_code_server_has_reason_in_one_line(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.QUEUED)
+    run = runs.make(Status.QUEUED)
     text = f"Exception: Could not find a server for run {run.run_id}\n\nStack Trace:\n  File x"
     errors: list[Exception] = [OSError("away"), DagsterUserCodeProcessError(text)]
-    coordinator = instance.run_coordinator
+    coordinator = runs.instance.run_coordinator
     real = coordinator.cancel_run
 
     def cancel_run(run_id: str) -> bool:
@@ -657,198 +707,95 @@ def test_cancel_refused_by_code_server_has_reason_in_one_line(
         return real(run_id)
 
     monkeypatch.setattr(coordinator, "cancel_run", cancel_run)
-    ledger = RunLedger(instance, "etl")
     with pytest.raises(DagsterRebalanceError) as refused:
-        ledger.cancel(run.run_id, only_unstarted=True)
+        runs.ledger.cancel(run.run_id, only_unstarted=True)
     assert str(refused.value) == (
         "its code server was reloaded, or does not answer in time; the member retries "
         f"(Exception: Could not find a server for run {run.run_id})"
     )
     with pytest.raises(OSError, match="away"):
-        ledger.cancel(run.run_id, only_unstarted=True)
-    ledger.cancel(run.run_id, only_unstarted=True)
-    assert status_of(instance, run) is Status.CANCELED
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    runs: list[str] = []
-
-    def terminate(_: object, run_id: str) -> bool:
-        runs.append(run_id)
-        return True
-
-    monkeypatch.setattr(dg.DefaultRunLauncher, "terminate", terminate)
-    return runs
+        runs.ledger.cancel(run.run_id, only_unstarted=True)
+    runs.ledger.cancel(run.run_id, only_unstarted=True)
+    assert runs.status(run) is Status.CANCELED
 
 
 def test_default_launcher_is_not_asked_to_terminate(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, asked: list[str]
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds the lock of its code server while it waits for the process."""
-    ledger = RunLedger(instance, "etl")
+    run, asked = runs.make(Status.STARTED), list[str]()
+    monkeypatch.setattr(dg.DefaultRunLauncher, "terminate", lambda _, one: asked.append(one))
     for _ in range(2):
-        ledger.cancel(run.run_id)
-    assert status_of(instance, run) is Status.CANCELING
-    RunLedger(instance, "etl").cancel(run.run_id)
-    entries = instance.all_logs(run.run_id)
+        runs.ledger.cancel(run.run_id)
+    assert runs.status(run) is Status.CANCELING
+    runs.new_ledger().cancel(run.run_id)
+    entries = runs.instance.all_logs(run.run_id)
     assert len([entry for entry in entries if f"[{RunEvent.STOP.value}]" in str(entry)]) == 1
-    assert ledger.end_dead(run.run_id, "")
+    assert runs.ledger.end_dead(run.run_id, "")
     assert not asked
-    assert status_of(instance, run) is Status.FAILURE
-
-
-def test_process_of_dead_run_is_killed_before_its_external_work(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(runs_module, "kill", done.append)
-    give_sign(instance, run, "4/60.0 boot:ns:1000:17:2020")
-    ledger = RunLedger(instance, "etl", stop_work=lambda _: done.append("work elsewhere"))
-    assert ledger.end_dead(run.run_id, "4/60.0 boot:ns:1000:17:2020")
-    assert done == ["boot:ns:1000:17:2020", "work elsewhere"]
-    assert ledger.end_dead(run.run_id, "4/60.0 boot:ns:1000:17:2020")
-    assert len(done) == 3, "a run that has ended in Dagster ends its own process"
+    assert runs.status(run) is Status.FAILURE
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_other_launcher_terminates_dead_run(
-    instance: dg.DagsterInstance,
-    run: dg.DagsterRun,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    fails: bool,
+    runs: Runs, launcher: LauncherOfPods, *, fails: bool
 ) -> None:
     def answer(_run_id: str) -> None:
         if fails:
             message = "no cluster answers"
             raise OSError(message)
 
-    launcher = LauncherOfPods(may_stop=True, shows_it=answer)
-    with_launcher(instance, launcher, monkeypatch)
-    assert RunLedger(instance, "etl").end_dead(run.run_id, "")
+    launcher.shows_it = answer
+    run = runs.make(Status.STARTED)
+    assert runs.ledger.end_dead(run.run_id, "")
     assert launcher.asked == [run.run_id]
-    assert status_of(instance, run) is Status.FAILURE
-
-
-def with_launcher(
-    instance: dg.DagsterInstance, launcher: LauncherOfPods, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(instance), "run_launcher", launcher)
+    assert runs.status(run) is Status.FAILURE
 
 
 def test_starting_run_is_cancelled_by_capable_launcher(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, launcher: LauncherOfPods
 ) -> None:
-    launcher = LauncherOfPods(may_stop=True)
-    with_launcher(instance, launcher, monkeypatch)
-    run = make_run(instance, batch_request(batch_id), Status.STARTING)
-    RunLedger(instance, "etl").cancel(run.run_id)
+    run = runs.make(Status.STARTING)
+    runs.ledger.cancel(run.run_id)
     assert launcher.asked == [run.run_id]
-    assert run_events_of(instance, run.run_id) == {RunEvent.TAKEN_BACK}
+    assert runs.events(run) == {RunEvent.TAKEN_BACK}
 
 
-def test_taken_back_is_recorded_once(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = LauncherOfPods(may_stop=False)
-    with_launcher(instance, launcher, monkeypatch)
-    run = make_run(instance, batch_request(batch_id), Status.STARTING)
+def test_taken_back_is_recorded_once(runs: Runs, launcher: LauncherOfPods) -> None:
+    launcher.may_stop = False
+    run = runs.make(Status.STARTING)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="needs the right to delete jobs"):
-            RunLedger(instance, "etl").cancel(run.run_id)
-    marks = [
-        text
-        for entry in instance.all_logs(run.run_id)
-        if f"[{RunEvent.TAKEN_BACK.value}]" in (text := str(entry.dagster_event))
-    ]
+            runs.new_ledger().cancel(run.run_id)
+    texts = [str(entry.dagster_event) for entry in runs.instance.all_logs(run.run_id)]
+    marks = [text for text in texts if f"[{RunEvent.TAKEN_BACK.value}]" in text]
     assert (len(launcher.asked), len(marks)) == (2, 1)
 
 
-def test_spark_jobs_of_dead_run_are_stopped_before_it_is_ended(
-    instance: dg.DagsterInstance, run: dg.DagsterRun
-) -> None:
-    seen: list[tuple[str, dg.DagsterRunStatus]] = []
-    ledger = RunLedger(
-        instance,
-        "etl",
-        stop_work=lambda run_id: seen.append((run_id, status_of(instance, run))),
-    )
-    ledger.end_dead(run.run_id, "")
-    assert seen == [(run.run_id, Status.STARTED)]
-    assert status_of(instance, run) is Status.FAILURE
-    messages = [entry.message for entry in instance.all_logs(run.run_id)]
-    assert any("sent no heartbeat; its batch is requested again" in message for message in messages)
+# Errors
 
 
-def test_dead_run_with_unstoppable_spark_jobs_is_not_ended(
-    instance: dg.DagsterInstance, run: dg.DagsterRun
-) -> None:
-
-    def stop(_run_id: str) -> None:
-        message = "no server answers"
-        raise ConfigurationError(message)
-
-    with pytest.raises(ConfigurationError, match="no server answers"):
-        RunLedger(instance, "etl", stop_work=stop).end_dead(run.run_id, "")
-    assert status_of(instance, run) is Status.STARTED
+@dg.op
+def fails() -> None:
+    problem = "record 5\n cannot be read"
+    raise ValueError(problem) from LookupError("no such customer: 17")
 
 
-@pytest.mark.parametrize(
-    "problem", [ConfigurationError("no server answers"), OSError("not an error of this package")]
-)
-def test_dead_run_that_cannot_be_ended_does_not_block_others(
-    instance: dg.DagsterInstance, batch_id: str, problem: Exception
-) -> None:
-    stuck, other = (make_run(instance, batch_request(batch_id), Status.STARTED) for _ in range(2))
-
-    def stop(run_id: str) -> None:
-        if run_id == stuck.run_id:
-            raise problem
-
-    ledger = RunLedger(instance, "etl", stop_work=stop)
-    RunCanceller(ledger, lambda _text: None, lambda _run_id: None, at_once, lambda: 0.0).end_dead(
-        dict.fromkeys([stuck.run_id, other.run_id], "")
-    )
-    assert status_of(instance, stuck) is Status.STARTED
-    assert status_of(instance, other) is Status.FAILURE
+@dg.job(tags={BATCH_TAG: "b", GROUP_TAG: "failing"})
+def failing() -> None:
+    fails()
 
 
-def test_why_failed_has_causes_and_no_stack_trace(
-    instance: dg.DagsterInstance,
-) -> None:
-    @dg.op
-    def fails() -> None:
-        problem = "record 5 cannot be read"
-        raise ValueError(problem) from LookupError("no such customer: 17")
-
-    @dg.job
-    def failing() -> None:
-        fails()
-
+def test_failure_has_causes_and_no_stack_trace(instance: dg.DagsterInstance) -> None:
     run_id = failing.execute_in_process(instance=instance, raise_on_error=False).run_id
-    why = RunLedger(instance, "etl").why_failed(run_id, "b")
+    ledger = RunLedger(instance, "failing", own_job=JobName("", "failing"))
+    why = ledger.why_failed(run_id, "b")
     assert why.endswith(
-        "caused by: ValueError: record 5 cannot be read\ncaused by: LookupError: no such customer: "
-        "17"
+        "caused by: ValueError: record 5\n cannot be read\n"
+        "caused by: LookupError: no such customer: 17"
     )
     assert "Stack Trace" not in why
-
-
-def test_error_of_failed_run_is_one_line_with_places(
-    instance: dg.DagsterInstance,
-) -> None:
-    @dg.op
-    def fails() -> None:
-        problem = "record 5\n cannot be read"
-        raise ValueError(problem) from LookupError("no such customer: 17")
-
-    @dg.job(tags={BATCH_TAG: "b", GROUP_TAG: "failing"})
-    def failing() -> None:
-        fails()
-
-    failing.execute_in_process(instance=instance, raise_on_error=False)
-    (seen,) = RunLedger(instance, "failing", own_job=JobName("", "failing")).read(["b"])
+    seen = ledger.read(["b"])[-1]
     assert seen.error.startswith(
         "ValueError: record 5 cannot be read; caused by LookupError: no such customer: 17 "
         "(test_run_ledger.py:"
@@ -856,99 +803,17 @@ def test_error_of_failed_run_is_one_line_with_places(
     assert " in fails" in seen.error
 
 
-def test_error_of_run_is_read_once(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instance.report_run_failed(run, "its node is gone")
-    make_run(instance, batch_request(batch_id), Status.FAILURE)
-    ledger = RunLedger(instance, "etl")
-    before, after = ledger.read([batch_id])
-    assert (before.error, after.error) == ("its node is gone", "")
+def test_error_of_run_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.instance.report_run_failed(runs.make(Status.STARTED), "its node is gone")
+    runs.make(Status.FAILURE)
+    assert [one.error for one in runs.ledger.read([runs.batch_id])] == ["its node is gone", ""]
     monkeypatch.setattr(RunLedger, "_failure", None)
-    assert [one.error for one in ledger.read([batch_id])] == ["its node is gone", ""]
+    assert [one.error for one in runs.ledger.read([runs.batch_id])] == ["its node is gone", ""]
 
 
-def test_why_failed_has_message_of_reported_failure(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun
-) -> None:
-    ledger = RunLedger(instance, "etl")
-    assert ledger.why_failed(run.run_id, batch_id) == "Dagster has no event of its failure"
-    ledger.end_dead(run.run_id, "")
-    assert "sent no heartbeat" in ledger.why_failed(run.run_id, batch_id)
-
-
-def test_ended_run_is_not_reported_as_failed(instance: dg.DagsterInstance, batch_id: str) -> None:
-    run = make_run(instance, batch_request(batch_id), Status.SUCCESS)
-    for run_id in (run.run_id, "no such run"):
-        RunLedger(instance, "etl").end_dead(run_id, "")
-    assert status_of(instance, run) is Status.SUCCESS
-
-
-def test_run_that_succeeds_during_end_dead_stays_a_success(
-    instance: dg.DagsterInstance, run: dg.DagsterRun
-) -> None:
-    success = dg.DagsterEvent(
-        event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name
-    )
-    RunLedger(
-        instance,
-        "etl",
-        stop_work=lambda run_id: instance.report_dagster_event(success, run_id),
-    ).end_dead(run.run_id, "")
-    assert status_of(instance, run) is Status.SUCCESS
-
-
-@pytest.mark.parametrize("is_deleted", [False, True])
-def test_dead_run_frees_its_pool_slots(
-    instance: dg.DagsterInstance, batch_id: str, run: dg.DagsterRun, *, is_deleted: bool
-) -> None:
-    pool, storage = unique_name("pool"), instance.event_log_storage
-    storage.set_concurrency_slots(pool, 1)
-    assert storage.claim_concurrency_slot(pool, run.run_id, "work").is_claimed
-    assert not storage.claim_concurrency_slot(pool, "next", "work").is_claimed
-    ledger = RunLedger(instance, "etl")
-    ledger.read([batch_id], claims=[(batch_id, span(0))])
-    if is_deleted:
-        instance.delete_run(run.run_id)
-    ledger.end_dead(run.run_id, "")
-    assert storage.claim_concurrency_slot(pool, "next", "work").is_claimed
-
-
-def test_dead_run_is_ended_on_storage_without_pools(
-    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind = type(instance.event_log_storage)
-    monkeypatch.setattr(kind, "supports_global_concurrency_limits", property(lambda _: False))
-    monkeypatch.setattr(kind, "free_concurrency_slots_for_run", None)
-    assert RunLedger(instance, "etl").end_dead(run.run_id, "")
-
-
-def test_refusal_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
-    make_run(
-        instance,
-        batch_request(batch_id),
-        Status.FAILURE,
-        tags={REFUSAL_TAG: "Kafka could not be asked"},
-    )
-    assert look(instance, batch_id).refusal == "Kafka could not be asked"
-
-
-def test_live_too_reads_no_ended_runs(
-    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = [make_run(instance, batch_request(f"{batch_id}-{n}"), Status.SUCCESS) for n in range(5)]
-    live = make_run(instance, batch_request(batch_id), Status.STARTED)
-    give_sign(instance, live, "0 ?another machine")
-    read: list[str] = []
-    ask = instance.get_run_records
-
-    def get_run_records(*asked: Any, **options: Any) -> list[dg.RunRecord]:  # noqa: ANN401
-        found = list(ask(*asked, **options))
-        read.extend(record.dagster_run.run_id for record in found)
-        return found
-
-    monkeypatch.setattr(instance, "get_run_records", get_run_records)
-    seen = RunLedger(instance, "etl").read([], with_live=True)
-    assert live.run_id in read
-    assert live.run_id in {run.run_id for run in seen}
-    assert not {run.run_id for run in ended} & set(read)
+def test_why_failed_has_message_of_reported_failure(runs: Runs) -> None:
+    run = runs.make(Status.STARTED)
+    why = runs.ledger.why_failed(run.run_id, runs.batch_id)
+    assert why == "Dagster has no event of its failure"
+    runs.ledger.end_dead(run.run_id, "")
+    assert "sent no heartbeat" in runs.ledger.why_failed(run.run_id, runs.batch_id)

@@ -4,9 +4,6 @@
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of assets.
 
 import asyncio
-import os
-import signal
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,27 +14,9 @@ from pydantic import PrivateAttr
 
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.kafka.group_ports import GroupEvent
 from dagster_rebalance.orchestration.streaming.asset_results import Results
-from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import GROUPS, KafkaInMemory, kafka_in_memory, tp
-from tests.orchestration.streaming.test_run import BY_THE_SENSOR
-
-
-@pytest.fixture(autouse=True)
-def _polls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A poll of the group in memory returns at once: its thread would leave the others no time."""
-    real = FakeMember.poll
-
-    def poll(member: FakeMember, timeout_s: float) -> list[GroupEvent]:
-        threading.Event().wait(0.005)
-        return real(member, timeout_s)
-
-    monkeypatch.setattr(FakeMember, "poll", poll)
-
-
-def leave() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+from tests.orchestration.streaming.stage import BY_THE_SENSOR, QUICK, leave
 
 
 def run(
@@ -84,8 +63,8 @@ class Queued(dg.ConfigurableResource[Any]):
         return await asyncio.wait_for(answer, 10)
 
 
-def test_a_client_of_an_async_resource_serves_all_batches(instance: dg.DagsterInstance) -> None:
-    """Clients belong to the event loop that they were opened in."""
+def test_client_of_an_async_resource_serves_all_batches(instance: dg.DagsterInstance) -> None:
+    """Clients belong to the event loop in which they were opened."""
     kafka, answers = kafka_in_memory(retry_delay_s=0.01), []
 
     @dg.asset
@@ -102,10 +81,10 @@ def test_a_client_of_an_async_resource_serves_all_batches(instance: dg.DagsterIn
 
 
 @pytest.mark.parametrize("is_generator", [False, True], ids=["function", "generator"])
-def test_an_async_function_that_is_interrupted_does_not_go_on_beside_the_next_batch(
+def test_interrupted_async_function_ends_before_the_next_batch(
     instance: dg.DagsterInstance, *, is_generator: bool
 ) -> None:
-    """Its event loop goes on for the next batch."""
+    """Its event loop serves the next batch."""
     kafka = kafka_in_memory()
     told: list[str] = []
 
@@ -135,10 +114,9 @@ def test_an_async_function_that_is_interrupted_does_not_go_on_beside_the_next_ba
     assert committed(kafka) == 3
 
 
-def test_each_batch_has_a_data_version_and_names_the_versions_that_it_read(
+def test_materialization_has_data_versions_of_itself_and_its_inputs(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By them Dagster shows what is unsynced, and conditions fire."""
     monkeypatch.setattr("dagster_rebalance.orchestration.streaming.provenance._LOOK_S", 0.0)
     kafka, batches = kafka_in_memory(), []
 
@@ -171,10 +149,9 @@ def test_each_batch_has_a_data_version_and_names_the_versions_that_it_read(
     assert of_sum["dagster/input_data_version/priced"] == first["dagster/data_version"]
 
 
-def test_a_condition_on_data_versions_fires_behind_a_streaming_run(
+def test_condition_on_data_versions_fires_behind_each_batch(
     instance: dg.DagsterInstance,
 ) -> None:
-    """Behind each batch, also while the code stays."""
     kafka = kafka_in_memory()
 
     @dg.asset(code_version="1")
@@ -198,7 +175,7 @@ def test_a_condition_on_data_versions_fires_behind_a_streaming_run(
     assert requested == [1, 1]
 
 
-def test_a_batch_without_an_annotation_is_no_asset_upstream() -> None:
+def test_batch_without_an_annotation_is_no_upstream_asset() -> None:
     """Dagster takes such a parameter for the value of an asset."""
 
     @dg.asset(deps=["rates"])
@@ -209,48 +186,6 @@ def test_a_batch_without_an_annotation_is_no_asset_upstream() -> None:
     graph = defs.resolve_asset_graph()
     upstream = {key.to_user_string() for key in graph.get(dg.AssetKey("priced")).parent_keys}
     assert upstream == {"rates", "kafka_topics/orders"}
-
-
-def test_assets_that_depend_on_each_other_are_refused() -> None:
-    """Dagster splits such a multi-asset into two steps; a batch calls its function once."""
-
-    @dg.multi_asset(
-        specs=[
-            dg.AssetSpec("first", skippable=True),
-            dg.AssetSpec("third", deps=["second"], skippable=True),
-        ],
-        can_subset=True,
-    )
-    def around(kafka_batch: KafkaBatch):  # type: ignore[no-untyped-def] # noqa: ANN202 - several outputs
-        """Never called."""
-
-    @dg.asset(deps=["first"])
-    def second(kafka_batch: KafkaBatch) -> None:
-        """Never called."""
-
-    why = "assets first, third and second depend on each other, .*: make them one dg.multi_asset"
-    with pytest.raises(ConfigurationError, match=why):
-        build_kafka_stream_defs(kafka=kafka_in_memory(), assets=[second, around])
-
-
-class Rate(dg.ConfigurableResource[Any]):
-    rate: int
-
-
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-def test_two_resources_of_assets_under_one_key_are_refused() -> None:
-    """The run has one of them, and the other asset would get it."""
-
-    @dg.asset(resource_defs={"rate": Rate(rate=1)})
-    def one(kafka_batch: KafkaBatch, rate: Rate) -> None:
-        """Never called."""
-
-    @dg.asset(resource_defs={"rate": Rate(rate=2)})
-    def two(kafka_batch: KafkaBatch, rate: Rate) -> None:
-        """Never called."""
-
-    with pytest.raises(ConfigurationError, match="asset two has another resource 'rate' in"):
-        build_kafka_stream_defs(kafka=kafka_in_memory(), assets=[one, two])
 
 
 @dg.multi_asset(specs=[dg.AssetSpec("a"), dg.AssetSpec("b")])
@@ -271,10 +206,7 @@ def two_assets(kafka_batch: KafkaBatch):  # type: ignore[no-untyped-def] # noqa:
         ([dg.MaterializeResult(asset_key="a", value=5)], "a dg.MaterializeResult with a value"),
     ],
 )
-def test_a_result_that_cannot_be_kept_is_refused_by_the_name_of_the_asset(
-    said: list[object], why: str
-) -> None:
-    """The batch fails with it: what is dropped would be committed."""
+def test_invalid_result_is_refused(said: list[object], why: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^a, b returned {why}"):
         [*Results(two_assets, None).take(said)]  # type: ignore[arg-type] # refused before
 
@@ -299,15 +231,14 @@ FULL, NEW = (dg.AssetCheckResult(check_name=name, passed=True) for name in ("ful
         ([NEW, dg.MaterializeResult(check_results=[NEW, FULL])], "2 results of the check new"),
     ],
 )
-def test_a_check_without_exactly_one_result_fails_the_batch(said: list[object], why: str) -> None:
-    """As in a run for each batch. A check that is left out would keep its last result on show."""
+def test_check_without_exactly_one_result_is_refused(said: list[object], why: str) -> None:
+    """A check without a result would keep its last one on show."""
     with pytest.raises(ConfigurationError, match=f"^d returned {why} of d: return one"):
         [*Results(two_checks, None).take(said)]  # type: ignore[arg-type] # refused before
 
 
-def test_a_pipes_session_without_its_results_is_refused(instance: dg.DagsterInstance) -> None:
-    """As in a run for each batch: the function has forgotten `get_results()`."""
-    kafka = kafka_in_memory(retry_delay_s=0.01, retry_delay_limit_s=0.05)
+def test_pipes_session_without_its_results_fails_the_batch(instance: dg.DagsterInstance) -> None:
+    kafka = kafka_in_memory(**QUICK)
     calls: list[str] = []
 
     @dg.asset

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +16,15 @@ import pytest
 from dagster_rebalance import KafkaBatch, build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
-from dagster_rebalance.testing.fake_group import FakeMember
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration import asset_table
 from tests.orchestration.asset_table import PAGE, ROWS, SEEN, Form, Outcome, page
 from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_memory, tp
-from tests.orchestration.streaming.test_run import BY_THE_SENSOR
+from tests.orchestration.streaming.stage import BY_THE_SENSOR, QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dagster_rebalance.kafka.group_ports import GroupEvent
 
 BATCH = [form for form in ROWS if not form.batch]
 STREAM = [form for form in ROWS if not form.stream]
@@ -99,7 +96,7 @@ def begins(kafka_batch: KafkaBatch) -> None:
 @pytest.fixture(scope="module")
 def stream_run(new_instance: dg.DagsterInstance) -> Outcome:
     SEEN.clear()
-    kafka = kafka_in_memory(retry_delay_s=0.01, retry_delay_limit_s=0.05)
+    kafka = kafka_in_memory(**QUICK)
     given = [asset for form in STREAM for asset in form.given]
 
     @dg.asset(deps=[key for asset in given for key in asset.keys])
@@ -115,15 +112,7 @@ def stream_run(new_instance: dg.DagsterInstance) -> Outcome:
             resources=resources_of(STREAM),
         ).resolve_job_def("stream")
     GROUPS[kafka.group_id].produce(tp(0), 3)
-    real = FakeMember.poll
-
-    def poll(member: FakeMember, timeout_s: float) -> list[GroupEvent]:
-        threading.Event().wait(0.005)
-        return real(member, timeout_s)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(FakeMember, "poll", poll)
-        done = job.execute_in_process(instance=new_instance, tags=BY_THE_SENSOR)
+    done = job.execute_in_process(instance=new_instance, tags=BY_THE_SENSOR)
     told = [entry.user_message for entry in new_instance.all_logs(done.run_id)]
     assert len(SEEN["begins"]) == 1, [text for text in told if "failed on" in text]
     (run,) = new_instance.get_runs(dg.RunsFilter(run_ids=[done.run_id]))
@@ -133,15 +122,13 @@ def stream_run(new_instance: dg.DagsterInstance) -> Outcome:
 
 
 @pytest.mark.parametrize("form", BATCH, ids=str)
-def test_a_form_works_in_a_run_for_each_batch(form: Form, batch_run: Outcome) -> None:
-    """As in any job."""
-    form.works(batch_run)
+def test_form_works_in_a_per_batch_run(form: Form, batch_run: Outcome) -> None:
+    form.check(batch_run)
 
 
 @pytest.mark.parametrize("form", STREAM, ids=str)
-def test_a_form_works_in_a_streaming_run(form: Form, stream_run: Outcome) -> None:
-    """As in a job of its own."""
-    form.works(stream_run)
+def test_form_works_in_a_streaming_run(form: Form, stream_run: Outcome) -> None:
+    form.check(stream_run)
 
 
 @pytest.mark.parametrize(
@@ -152,16 +139,14 @@ def test_a_form_works_in_a_streaming_run(form: Form, stream_run: Outcome) -> Non
     ],
     ids=lambda given: getattr(given, "__name__", str(given)),
 )
-def test_a_form_is_refused_with_its_name_and_the_alternative(
+def test_form_is_refused_with_its_name_and_the_alternative(
     build: Callable[..., dg.Definitions], form: Form, why: str
 ) -> None:
-    """Where definitions load, and not in a run, hours later."""
     with pytest.raises(ConfigurationError) as refused:
         build(kafka=kafka_in_memory(), assets=[*form.given], resources=form.resources)
     assert form.shown() in str(refused.value)
     assert why in str(refused.value)
 
 
-def test_the_page_has_the_table_that_is_played() -> None:
-    """A form that works from now on, or no longer, changes the page."""
+def test_page_has_the_table_of_forms() -> None:
     assert PAGE.read_text() == page(PAGE.read_text()), f"run python -m {asset_table.__name__}"

@@ -38,8 +38,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_same_code_has_the_same_version_wherever_it_is(project: Path, tmp_path: Path) -> None:
-    """A reload changes nothing, and neither does a deploy of the same files."""
+def test_code_version_ignores_the_folder_of_the_code(project: Path, tmp_path: Path) -> None:
     version = code_version([load(project, "assets")], "a")
     assert code_version([load(project, "assets")], "a") == version
     copy = tmp_path / "copy"
@@ -49,8 +48,7 @@ def test_the_same_code_has_the_same_version_wherever_it_is(project: Path, tmp_pa
     assert code_version([load(copy, "assets")], "a") == version
 
 
-def test_a_change_of_what_the_asset_imports_is_a_new_version(project: Path) -> None:
-    """Not the function alone makes the output."""
+def test_change_of_an_imported_module_is_a_new_version(project: Path) -> None:
     body = load(project, "assets")
     before = code_version([body], "a")
     (project / "helpers.py").write_text("LIMIT = 2\n")
@@ -58,10 +56,7 @@ def test_a_change_of_what_the_asset_imports_is_a_new_version(project: Path) -> N
 
 
 @pytest.mark.parametrize("of", ["partial", "object", "method"])
-def test_a_partial_and_a_callable_object_count_with_the_file_that_they_come_from(
-    project: Path, of: str
-) -> None:
-    """Dagster makes assets of them, too."""
+def test_partial_and_callable_object_count_with_their_file(project: Path, of: str) -> None:
     (project / "workers.py").write_text(
         "class Worker:\n    def __call__(self): return 1\n    def work(self): return 1\n"
     )
@@ -72,8 +67,7 @@ def test_a_partial_and_a_callable_object_count_with_the_file_that_they_come_from
     assert code_version([given], "a") != before
 
 
-def test_a_package_counts_as_a_whole(tmp_path: Path) -> None:
-    """From wherever in it the asset comes."""
+def test_package_counts_as_a_whole(tmp_path: Path) -> None:
     deep = tmp_path / "team" / "assets"
     deep.mkdir(parents=True)
     for folder in (tmp_path / "team", deep):
@@ -85,8 +79,8 @@ def test_a_package_counts_as_a_whole(tmp_path: Path) -> None:
     assert code_version([body], "a") != before
 
 
-def test_a_folder_that_was_scaffolded_into_a_package_counts_with_it(tmp_path: Path) -> None:
-    """`dg scaffold` writes no __init__.py beside work.py: an edited one must replace the runs."""
+def test_folder_scaffolded_into_a_package_counts_with_it(tmp_path: Path) -> None:
+    """`dg scaffold` writes no __init__.py beside work.py."""
     shop = tmp_path / "src" / "shop"
     orders = shop / "defs" / "orders"
     orders.mkdir(parents=True)
@@ -102,7 +96,7 @@ def test_a_folder_that_was_scaffolded_into_a_package_counts_with_it(tmp_path: Pa
     assert code_version([body], "a") != edited
 
 
-def test_a_folder_that_was_scaffolded_deep_into_a_package_counts_with_it(
+def test_folder_scaffolded_deep_into_a_package_counts_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`dg scaffold defs ... kafka/orders` makes two folders without an __init__.py."""
@@ -119,7 +113,7 @@ def test_a_folder_that_was_scaffolded_deep_into_a_package_counts_with_it(
     assert code_version([body], "a") != before
 
 
-def test_a_file_that_a_link_leads_to_counts_whatever_its_name(project: Path) -> None:
+def test_linked_file_counts_whatever_its_name(project: Path) -> None:
     """Build tools keep files in a store, named by a digest, and link modules to them."""
     stored = project / "store" / "4f0a9c11"
     stored.parent.mkdir()
@@ -131,10 +125,9 @@ def test_a_file_that_a_link_leads_to_counts_whatever_its_name(project: Path) -> 
     assert code_version([body], "a") != before
 
 
-def test_settings_and_the_image_are_part_of_it(
+def test_settings_and_image_are_part_of_the_version(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that is new in the image makes new runs, too."""
     body = load(project, "assets")
     before = code_version([body], "a")
     assert code_version([body], "b") != before
@@ -142,8 +135,8 @@ def test_settings_and_the_image_are_part_of_it(
     assert code_version([body], "a") != before
 
 
-def test_of_what_may_be_a_secret_the_name_counts_alone() -> None:
-    """The version is a tag, which everybody sees: a short secret could be guessed from it."""
+def test_possible_secret_counts_by_its_name() -> None:
+    """The version is a public tag: a short secret could be guessed from it."""
     given = KafkaConsumerResource(
         bootstrap_servers="here:1",
         group_id="shop",
@@ -165,8 +158,7 @@ def test_of_what_may_be_a_secret_the_name_counts_alone() -> None:
     ]
 
 
-def test_this_package_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upgrade changes what a streaming run does; runs of the old one must not go on."""
+def test_this_package_is_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_version([], "a")
     read = Path.read_bytes
 
@@ -177,7 +169,6 @@ def test_this_package_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code_version([], "a") != before
 
 
-def test_code_without_a_file_has_its_settings_alone() -> None:
-    """Typed in at a prompt."""
+def test_code_without_a_file_counts_by_its_settings() -> None:
     body = eval("lambda: 1")  # noqa: S307 - code without a file
     assert code_version([body], "a") == code_version([], "a")

@@ -106,10 +106,9 @@ class Sensor:
         record_run_event(self.instance, run, RunEvent.JOINED)
 
 
-def test_a_tick_says_why_partitions_are_stopped(
+def test_tick_reports_why_partitions_are_stopped(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ticks are where people look first, and the members are in other processes."""
     sensor = Sensor(instance, monkeypatch)
     sensor.tick()
     assert "failed" not in str(sensor.tick().skip_message)
@@ -135,8 +134,7 @@ def sensor(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Sen
     return Sensor(instance, monkeypatch)
 
 
-def test_a_tick_starts_what_is_missing_and_no_more(sensor: Sensor) -> None:
-    """A run in the queue is there already."""
+def test_tick_starts_missing_runs(sensor: Sensor) -> None:
     requests = sensor.tick().run_requests
     assert [request.tags[SLOT_TAG] for request in requests] == ["0", "1"]
     assert {request.tags[VERSION_TAG] for request in requests} == {"v1"}
@@ -145,8 +143,7 @@ def test_a_tick_starts_what_is_missing_and_no_more(sensor: Sensor) -> None:
     assert [request.tags[SLOT_TAG] for request in sensor.tick().run_requests] == ["0"]
 
 
-def test_a_tick_says_what_the_members_own_and_hold_and_how_much_waits(sensor: Sensor) -> None:
-    """The sensor has no member to ask: it repeats what the members have shown."""
+def test_tick_reports_assignments_holds_and_lag(sensor: Sensor) -> None:
     sensor.tick()
     group_id = sensor.kafka.group_id
     assets = GroupAssets.of(group_id)
@@ -166,8 +163,8 @@ def test_a_tick_says_what_the_members_own_and_hold_and_how_much_waits(sensor: Se
     assert said.startswith(f"0 of 2 streaming runs live; starting: runs {', '.join(runs)}; ")
 
 
-def test_the_cursor_begins_with_what_the_list_of_ticks_is_to_show(sensor: Sensor) -> None:
-    """It was JSON. A cursor of an earlier version is still read."""
+def test_cursor_begins_with_the_headline(sensor: Sensor) -> None:
+    """A cursor of an earlier version, which was JSON, is still read."""
     sensor.tick()
     for run in sensor.runs():
         sensor.begin(run)
@@ -181,8 +178,7 @@ def test_the_cursor_begins_with_what_the_list_of_ticks_is_to_show(sensor: Sensor
     assert sensor.cursor.startswith(shown)
 
 
-def test_a_preview_changes_nothing_and_says_what_would_be_done(sensor: Sensor) -> None:
-    """'Preview tick result' runs the same function."""
+def test_preview_reports_actions_and_takes_none(sensor: Sensor) -> None:
     result = sensor.tick(real=False)
     assert not result.run_requests
     assert "a run for slot 0 would be started, a run for slot 1 would be started" in str(
@@ -191,10 +187,9 @@ def test_a_preview_changes_nothing_and_says_what_would_be_done(sensor: Sensor) -
 
 
 @pytest.mark.parametrize("table", ["members", "open_holds"])
-def test_what_a_stranger_reports_of_the_group_keeps_no_run_from_being_started(
+def test_foreign_tables_on_the_group_asset_fail_no_tick(
     sensor: Sensor, instance: dg.DagsterInstance, table: str
 ) -> None:
-    """The tick shows what members have said last; a table of other columns is not theirs."""
     group = GroupAssets.of(sensor.kafka.group_id).group
     strange = dg.MetadataValue.table([dg.TableRecord({"name": "ada"})])
     known = dg.MetadataValue.table([dg.TableRecord({"member": "blue", "owns": "orders-0"})])
@@ -241,8 +236,7 @@ def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
     assert any(f"run {new[1].run_id[:8]} has newer code" in entry.message for entry in logs)
 
 
-def test_another_setting_of_a_client_replaces_the_runs(sensor: Sensor) -> None:
-    """What may hold secrets is not shown anywhere, but what is no secret there counts."""
+def test_changed_client_setting_replaces_the_runs(sensor: Sensor) -> None:
     versions = []
     for client, spark in (
         ({"isolation.level": "read_committed"}, {}),
@@ -261,8 +255,8 @@ def test_another_setting_of_a_client_replaces_the_runs(sensor: Sensor) -> None:
     assert len(set(versions)) == 4
 
 
-def test_a_run_that_is_executed_again_takes_the_place_of_the_first(sensor: Sensor) -> None:
-    """Dagster copies its tags, so that it has a slot and is looked after."""
+def test_re_execution_takes_the_slot_of_its_parent(sensor: Sensor) -> None:
+    """Dagster copies its tags."""
     sensor.tick()
     first, other = sensor.runs()
     again = sensor.instance.create_run_for_job(
@@ -278,10 +272,9 @@ def test_a_run_that_is_executed_again_takes_the_place_of_the_first(sensor: Senso
     assert asked == [True, False, False]
 
 
-def test_a_run_without_a_sign_of_life_is_ended_and_replaced(
+def test_run_without_heartbeat_is_ended_and_replaced(
     sensor: Sensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its launcher may not notice, and when all runs are gone there is no member to do so."""
     sensor.tick()
     dead, alive = sensor.runs()
     signs, now = Heartbeats(sensor.instance), time.time()
@@ -298,10 +291,9 @@ def test_a_run_without_a_sign_of_life_is_ended_and_replaced(
     assert [run.status for run in sensor.runs()[:2]] == [Status.FAILURE, Status.STARTED]
 
 
-def test_a_dead_run_that_cannot_be_ended_does_not_keep_its_slot(
+def test_dead_run_that_cannot_be_ended_frees_its_slot(
     sensor: Sensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody would be a member of the group, and nobody would say so behind a green check."""
     sensor.tick()
     dead, _ = sensor.runs()
     sensor.begin(dead)
@@ -327,18 +319,17 @@ def _number(sensor: Sensor, run: dg.DagsterRun) -> int:
     return record.storage_id
 
 
-def test_the_same_name_in_another_code_location_is_another_stream(sensor: Sensor) -> None:
-    """Blue and green do not ask each other's runs to leave."""
+def test_same_name_in_another_code_location_is_another_stream(sensor: Sensor) -> None:
     sensor.instance.create_run_for_job(
         _job, status=Status.STARTED, tags={STREAM_TAG: f"green:{sensor.name}_sensor"}
     )
     assert streams_of(sensor.instance, sensor.stream, ()) == ()
 
 
-def test_how_long_a_run_is_queued_does_not_hang_on_the_zone_of_the_database(
+def test_queue_time_does_not_depend_on_the_zone_of_the_database(
     sensor: Sensor,
 ) -> None:
-    """Postgres keeps the time of creation in that of the connection, hours ahead perhaps."""
+    """Postgres stores the creation time in the zone of the connection."""
     tags = {STREAM_TAG: sensor.stream, SLOT_TAG: "0"}
     batch_request = BatchRequest("b", 1, (span(0, 0, 5),))
     run = make_run(sensor.instance, batch_request, Status.NOT_STARTED, tags=tags)
@@ -358,8 +349,7 @@ def test_how_long_a_run_is_queued_does_not_hang_on_the_zone_of_the_database(
     assert begun.queued_at is None
 
 
-def test_a_tick_reads_the_live_runs_once(sensor: Sensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy instance has many."""
+def test_tick_reads_the_live_runs_once(sensor: Sensor, monkeypatch: pytest.MonkeyPatch) -> None:
     read, asked = sensor_module._live, []
 
     def counted(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
@@ -371,8 +361,7 @@ def test_a_tick_reads_the_live_runs_once(sensor: Sensor, monkeypatch: pytest.Mon
     assert asked == [sensor.stream]
 
 
-def test_the_sensor_starts_runs_of_reruns_beside_streaming_runs(sensor: Sensor) -> None:
-    """They have the same job and a batch in their config; they take no slot."""
+def test_sensor_starts_runs_of_reruns_beside_streaming_runs(sensor: Sensor) -> None:
     group = GroupAssets.of(sensor.kafka.group_id)
     ranges = (span(0, 0, 10), span(0, 10, 20))
     batch = RerunBatch(Rerun("abc", "ada", "the fix", 1.0), 1, ranges)
@@ -386,13 +375,14 @@ def test_the_sensor_starts_runs_of_reruns_beside_streaming_runs(sensor: Sensor) 
     assert len(sensor.runs()) == 2
 
 
-def test_each_run_of_the_job_is_one_of_its_group(sensor: Sensor) -> None:
-    """Also one that a person executes again: its claims count."""
+def test_job_has_the_tag_of_its_group(sensor: Sensor) -> None:
+    """A manual re-execution counts, too."""
     assert sensor.defs.resolve_job_def(sensor.name).tags[GROUP_TAG] == sensor.kafka.group_id
 
 
-def test_no_run_is_wanted(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`runs=0` ends them, one by one."""
+def test_runs_of_zero_ends_all_runs_one_by_one(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sensor = Sensor(instance, monkeypatch)
     sensor.tick()
     for run in sensor.runs():
@@ -410,10 +400,9 @@ def in_lake(kafka_batch, lake: dg.ResourceParam[object]) -> None:  # type: ignor
     """Never executed."""
 
 
-def test_a_resource_of_merged_definitions_that_is_configured_at_launch_is_refused_by_the_tick(
+def test_merged_resource_configured_at_launch_fails_the_tick(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not known before, and Dagster would refuse each run."""
     sensor = Sensor(instance, monkeypatch)
     made = build_kafka_stream_defs(kafka=sensor.kafka, assets=[in_lake], name=sensor.name)
     waits = dg.ResourceDefinition(lambda _context: None, config_schema={"path": str})

@@ -60,8 +60,7 @@ def other(instance: dg.DagsterInstance) -> Other:
     return Other(instance)
 
 
-def test_its_batch_is_at_work_as_long_as_the_run_may_work(other: Other) -> None:
-    """It has said nothing of the claim. The attempt before it counts."""
+def test_batch_of_a_live_streaming_run_is_at_work(other: Other) -> None:
     before, now = other.seen()
     assert (before.state, before.attempt, before.is_live) == (RunState.FAILED, 1, False)
     assert (now.state, now.attempt, now.is_live) == (RunState.STARTED, 2, True)
@@ -77,17 +76,16 @@ def test_its_batch_is_at_work_as_long_as_the_run_may_work(other: Other) -> None:
         (BatchOutcome.INTERRUPTED, RunState.CANCELED),
     ],
 )
-def test_its_word_on_the_claim_counts_while_it_lives(
+def test_recorded_outcome_of_a_live_run_counts(
     other: Other, outcome: BatchOutcome, state: RunState
 ) -> None:
-    """It goes on with other partitions."""
     AbandonedClaims(other.instance).record({other.claim: outcome})
     assert [run.state for run in other.seen()][-1] is state
     assert not other.seen()[-1].is_live
 
 
-def test_its_error_is_known_after_another_run_has_claimed_the_range(other: Other) -> None:
-    """A deploy replaces the run that failed, and a person must not look at the new one."""
+def test_error_is_known_after_another_run_has_claimed_the_range(other: Other) -> None:
+    """A deploy replaces the run that failed."""
     failed = FailedAttempt("old-run", 1, "ValueError: no price")
     notes = FailureNotes(other.instance, "etl")
     notes.write([span(0), span(1)], failed)
@@ -99,8 +97,7 @@ def test_its_error_is_known_after_another_run_has_claimed_the_range(other: Other
     assert not FailureNotes(other.instance, "another group").read([span(0)])
 
 
-def test_a_run_that_ended_in_dagster_is_over_only_when_it_is_proven(other: Other) -> None:
-    """Dagster's status alone is an opinion: its process may work."""
+def test_ended_streaming_run_is_over_only_with_proof(other: Other) -> None:
     other.instance.report_run_failed(other.run)
     assert other.seen()[-1].is_live
     record_run_event(other.instance, other.run, RunEvent.FINISHED)
@@ -109,8 +106,7 @@ def test_a_run_that_ended_in_dagster_is_over_only_when_it_is_proven(other: Other
     assert (other.seen()[-1].state, other.seen()[-1].is_live) == (RunState.FAILED, False)
 
 
-def test_a_cancelled_run_has_dropped_its_claim(other: Other) -> None:
-    """A person has ended it, or its node went: no attempt."""
+def test_cancelled_streaming_run_has_dropped_its_claim(other: Other) -> None:
     other.instance.report_run_canceled(other.run)
     record_run_event(other.instance, other.run, RunEvent.OVER)
     last = other.seen()[-1]
@@ -121,10 +117,9 @@ def test_a_cancelled_run_has_dropped_its_claim(other: Other) -> None:
     )
 
 
-def test_a_run_that_was_deleted_while_it_works_is_waited_for(
+def test_deleted_streaming_run_that_sends_heartbeats_is_live(
     other: Other, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its signs of life are found by its number."""
     other.instance.delete_run(other.run.run_id)
     last = other.seen()[-1]
     assert (last.state, last.is_live, last.is_gone) == (RunState.DELETED, True, False)
@@ -133,8 +128,7 @@ def test_a_run_that_was_deleted_while_it_works_is_waited_for(
     assert other.seen()[-1].is_gone
 
 
-def test_a_deleted_run_whose_process_is_gone_is_ended_once(other: Other) -> None:
-    """Nobody can mark a run that is not there: its number is forgotten instead."""
+def test_deleted_streaming_run_whose_process_is_gone_is_ended_once(other: Other) -> None:
     other.instance.delete_run(other.run.run_id)
     ledger = RunLedger(other.instance, "etl")
     assert not ledger.end_dead(other.run.run_id, "an older sign"), "it lives"
@@ -142,15 +136,13 @@ def test_a_deleted_run_whose_process_is_gone_is_ended_once(other: Other) -> None
     assert (other.seen()[-1].state, other.seen()[-1].is_live) == (RunState.FAILED, False)
 
 
-def test_of_a_run_that_nobody_knows_nothing_works(instance: dg.DagsterInstance) -> None:
-    """It was deleted before it began, or another Dagster has it."""
+def test_unknown_streaming_run_does_not_work(instance: dg.DagsterInstance) -> None:
     claim = (str(StreamBatch("11111111-2222-3333-4444-555555555555", 1)), span(0))
     (run,) = RunLedger(instance, "etl").read([claim[0]], claims=[claim])
     assert (run.state, run.is_live) == (RunState.FAILED, False)
 
 
-def test_nobody_cancels_a_streaming_run_for_one_partition(other: Other) -> None:
-    """It works on what others own, too."""
+def test_streaming_run_is_not_cancelled_for_one_partition(other: Other) -> None:
     RunLedger(other.instance, "etl").cancel(other.run.run_id)
     assert status_of(other.instance, other.run) is Status.STARTED
 

@@ -59,16 +59,14 @@ def others() -> Others:
     return others
 
 
-def test_how_work_ended_is_told_before_the_partition_is_let_go(others: Others) -> None:
-    """Whoever hears the second and not the first does the work again."""
+def test_outcome_is_reported_before_the_partition_is_released(others: Others) -> None:
     others.work.report([tp(1)])
     assert others.heard == [{tp(0)}, {CLAIM: BatchOutcome.SUCCEEDED}, {tp(1)}]
     others.work.report([tp(1)])
     assert others.heard[3:] == [{tp(1)}]
 
 
-def test_a_partition_is_not_let_go_while_that_cannot_be_told(others: Others) -> None:
-    """The storage is away; it is told again."""
+def test_partition_is_kept_while_the_outcome_cannot_be_reported(others: Others) -> None:
     others.is_away = True
     with pytest.raises(OSError, match="locked"):
         others.work.report([])
@@ -101,8 +99,7 @@ def at_work(clock: Clock, done: list[str]) -> tuple[Others, StreamWorker]:
     return others, work
 
 
-def test_a_batch_above_its_limit_is_interrupted_and_then_its_run_is_given_up() -> None:
-    """A body may keep its interruption to itself."""
+def test_batch_above_its_limit_is_interrupted_and_then_its_run_ended() -> None:
     clock, done = Clock(), list[str]()
     _, work = at_work(clock, done)
     clock.now = 59.0
@@ -121,8 +118,7 @@ def test_a_batch_above_its_limit_is_interrupted_and_then_its_run_is_given_up() -
     assert work.why_failed("r1", CLAIM[0]) == "it was interrupted after batch_timeout_s=60"
 
 
-def test_a_stop_by_a_person_is_no_interruption_of_a_batch() -> None:
-    """It comes again at once after the resume."""
+def test_stop_by_a_directive_is_no_interruption() -> None:
     done = list[str]()
     _, work = at_work(Clock(), done)
     work.stop(["r1"])
@@ -133,8 +129,7 @@ def test_a_stop_by_a_person_is_no_interruption_of_a_batch() -> None:
     assert (news.runs[-1].is_interrupted, news.runs[-1].is_cancelled_by_member) == (False, True)
 
 
-def test_a_stop_of_the_work_of_another_run_leaves_the_own_batch_alone() -> None:
-    """A batch that took too long was no failed attempt after it."""
+def test_stop_of_another_run_does_not_affect_the_batch() -> None:
     clock = Clock()
     _, work = at_work(clock, [])
     work.stop(["r2"])
@@ -145,8 +140,7 @@ def test_a_stop_of_the_work_of_another_run_leaves_the_own_batch_alone() -> None:
     assert news.runs[-1].state is RunState.FAILED
 
 
-def test_others_are_told_once_for_how_long_a_batch_is_at_work() -> None:
-    """Commands of operators ask Dagster's storage; a short batch costs no write."""
+def test_start_of_a_long_batch_is_recorded_once() -> None:
     clock = Clock()
     others, work = at_work(clock, [])
     clock.now = 5.0
@@ -159,8 +153,7 @@ def test_others_are_told_once_for_how_long_a_batch_is_at_work() -> None:
     assert not work.must_report([tp(0)])
 
 
-def test_partitions_are_said_again_after_a_sign_of_life_that_may_have_arrived() -> None:
-    """The sign named a partition that the run had left by then, and held up its next owner."""
+def test_partitions_are_reported_again_after_an_uncertain_heartbeat() -> None:
     arrived: list[frozenset[TopicPartition]] = []
 
     def beat() -> None:
