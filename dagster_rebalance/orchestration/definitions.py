@@ -99,7 +99,7 @@ def build_kafka_batch_defs(
         kafka: The group to join.
         assets: The assets that process a batch.
         spark: The Spark session of a run.
-        name: The name of the job. The sensor is named `<name>_sensor`.
+        name: The name of the job, which no asset may have. The sensor is named `<name>_sensor`.
         kafka_key: The resource key of `kafka`.
         batch_key: The resource key of the `KafkaBatch`, as the assets use it.
         spark_key: The resource key of `spark`.
@@ -119,7 +119,7 @@ def build_kafka_batch_defs(
         show_topics: Whether the topics are upstream of the assets in the lineage. An asset that
             takes the value of another cannot get them. Dagster changes the deps of an asset only
             once: turn it off if something else changes them.
-        minimum_interval_seconds: Seconds between ticks of the sensor.
+        minimum_interval_seconds: Seconds between ticks of the sensor; below 5 has no effect.
         default_status: Whether the sensor is on from the start.
 
     Returns:
@@ -228,7 +228,7 @@ def build_kafka_stream_defs(
             nothing or `dg.MaterializeResult`.
         spark: The Spark session of a run, shared by its batches.
         runs: The number of streaming runs.
-        name: The name of the job. The sensor is named `<name>_sensor`.
+        name: The name of the job, which no asset may have. The sensor is named `<name>_sensor`.
         version: The version of the code. Runs of another version are replaced one after the other.
             By default a digest of the settings and of the source files of the assets.
         max_run_s: Runs that are older are replaced in the same way.
