@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from types import UnionType
-from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,26 +22,10 @@ if TYPE_CHECKING:
 def settings_table(model: type[BaseModel]) -> str:
     """The settings of a resource as a Markdown table."""
     rows = [
-        f"| `{name}` | {_type(field)} | {_default(field)} | {field.description} |"
+        f"| `{name}` | {_default(field)} | {field.description} |"
         for name, field in model.model_fields.items()
     ]
-    return "\n".join(["| setting | type | default | |", "|---|---|---|---|", *rows])
-
-
-def _type(field: FieldInfo) -> str:
-    if get_origin(field.annotation) is Literal:
-        return " or ".join(f"`{value}`" for value in get_args(field.annotation))
-    names: dict[object, str] = {
-        bool: "yes or no",
-        int: "number",
-        float: "seconds",
-        list: "list",
-        dict: "settings by name",
-    }
-    annotation = field.annotation
-    if get_origin(annotation) in {Union, UnionType}:  # or None, which is the default
-        annotation = get_args(annotation)[0]
-    return names.get(get_origin(annotation) or annotation, "text")
+    return "\n".join(["| setting | default | |", "|---|---|---|", *rows])
 
 
 def _default(field: FieldInfo) -> str:

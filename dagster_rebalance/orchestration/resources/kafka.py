@@ -170,8 +170,8 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     foreign_metadata: Literal["refuse", "overwrite"] = Field(
         default="refuse",
-        description="What to do with offsets that another application committed in this group with "
-        "metadata.",
+        description="`refuse` or `overwrite` the metadata of offsets that another application "
+        "committed in this group.",
     )
     max_records_per_range: int = Field(
         default=100_000, description="Offsets of one partition that one run processes."
