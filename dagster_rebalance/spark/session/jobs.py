@@ -110,12 +110,26 @@ def jvm_has_died(*, ask: bool = True) -> bool:
         return False
     if process.poll() is not None or not ask:
         return process.poll() is not None
-    place = gateway.gateway_parameters
+    return not _answers(gateway.gateway_parameters)
+
+
+def _answers(place: Any) -> bool:
+    """Whether the JVM answers a login of py4j, or at least keeps the connection open.
+
+    While a killed process ends, the system still accepts connections to it.
+    """
     try:
-        socket.create_connection((place.address, place.port), _CONNECT_TIMEOUT_S).close()
+        connection = socket.create_connection((place.address, place.port), _CONNECT_TIMEOUT_S)
     except OSError:
-        return True
-    return False
+        return False
+    with connection:
+        try:
+            connection.sendall(f"A\n{place.auth_token}\n".encode())
+            return bool(connection.recv(1))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
 
 
 def is_stopped(session: Any) -> bool:
