@@ -291,7 +291,7 @@ def _has_a_file_beside(table: Table, known: set[Path]) -> bool:
 
 COLUMNS = ("order-id", "a.b", "é", "back`tick", "select", "source", "it's", "Größe", "1st")
 """Names that SQL parses as something else, or not at all."""
-TABLES = ("source", "order-id", "select", "a.b", "back`tick", "é")
+TABLES = ("source", "select", "order-id.é`tick")
 
 
 def named(session: SparkSession, range_: OffsetRange, value: str) -> DataFrame:
