@@ -515,10 +515,10 @@ def _definitions(
         description=(
             f"The committed offsets of consumer group {group_id}. Each materialisation is a commit "
             "of one partition, or all its commits within record_every_s, which is 10 s in "
-            "streaming runs. It has the lag of the partition. If something is wrong, the check "
-            "no_partition_stopped says what, why, and what to do. The asset "
+            "streaming runs. It has the lag of the partition. If a partition is stopped, the "
+            "check no_partition_stopped has the reason and the remedy. The asset "
             f"{group.lag.to_user_string()} shows the lag of the whole group, and "
-            f"{group.group.to_user_string()} who owns what."
+            f"{group.group.to_user_string()} the members and their partitions."
         ),
         group_name="streaming",
         kinds={"kafka"},
@@ -529,8 +529,8 @@ def _definitions(
         description=(
             f"The members of consumer group {group_id}, as observations. The newest one has three "
             "tables: members (the partitions of each member), open_holds (partitions that are "
-            "being given up, and the runs that this waits for), and receipts (how the last holds "
-            "ended)."
+            "being revoked, and the runs that the holds wait for), and receipts (the outcomes of "
+            "the last holds)."
         ),
         group_name="streaming",
         kinds={"kafka"},

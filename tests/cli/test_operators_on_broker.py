@@ -223,7 +223,7 @@ def test_reset_of_partitions_with_a_live_run_is_refused(shop: Shop) -> None:
     shop.commit(0, encode(StoredPartition(0, (Claim(3, "b-1"),))))
     claimed = batch_request("b-1", OffsetRange(shop.topic, 0, 0, 3))
     run = make_run(shop.instance, claimed, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
-    with pytest.raises(ConfigurationError, match=f"run {run.run_id[:8]} may be at work on"):
+    with pytest.raises(ConfigurationError, match=f"run {run.run_id[:8]} may be working on"):
         shop.output("reset", "--all", "--to-latest", "--yes")
     run = shop.rows()[0]["runs"]
     assert run == [record.run_id for record in shop.instance.get_runs()]
@@ -243,7 +243,7 @@ def test_reset_with_unreadable_claims_is_refused_until_the_failed_run_has_ended(
     move = ("reset", f"{shop.topic}:0", "--to-latest", "--yes")
     with pytest.raises(
         ConfigurationError,
-        match=f"run {run.run_id[:8]} may be at work on .*It counts as dead in 1[12][0-9] s",
+        match=f"run {run.run_id[:8]} may be working on .*It counts as dead in 1[12][0-9] s",
     ):
         shop.output(*move)
     assert shop.stored(0) == OffsetAndMetadata(0, "not ours")
@@ -303,7 +303,7 @@ def test_reset_to_a_timestamp_finds_the_offset(shop: Shop) -> None:
         (["explain", "orders-9"], "orders-9 matches no partition of group orders-"),
         (["reset", "--all", "--to-latest", "--to-earliest"], "give exactly one of"),
         (["reset", "--to-latest"], "name the partitions to move"),
-        (["reset", "--all", "--to-timestamp", "noon"], "'noon' is no time"),
+        (["reset", "--all", "--to-timestamp", "noon"], "'noon' is not a time"),
         (["reset", "--all", "--to-latest", "--yes", "--dry-run"], "either --yes or --dry-run"),
     ],
 )

@@ -55,10 +55,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RerunStor
         (("--cancel", "abc", "--dry-run"), "at once: give neither .* nor --dry-run"),
         (("--yes", "-r", "fix"), "name the partitions: orders:3, a topic"),
         (("--from-offset", "5"), "name the partitions: orders:3, a topic"),
-        (("orders",), "say what to process again, either by offsets"),
-        (("orders", "--since", "soon"), "'soon' is no time"),
+        (("orders",), "name the part to process again, either by offsets"),
+        (("orders", "--since", "soon"), "'soon' is not a time"),
         (("orders", "--from-offset", "5", "-r", " "), "give a reason for the rerun"),
-        (("--cancel", "xyz"), "no rerun 'xyz' that is not finished; there are: abc"),
+        (("--cancel", "xyz"), "no unfinished rerun 'xyz'; unfinished: abc"),
     ],
 )
 @pytest.mark.usefixtures("store")
@@ -68,7 +68,7 @@ def test_rerun_with_wrong_arguments_is_refused(arguments: tuple[str, ...], probl
 
 
 def test_rerun_lists_and_cancels_unfinished_reruns(store: RerunStore) -> None:
-    listed = "rerun abc by ada: the fix: 1 of 3 runs are done, asked for at 2023-11-14 22:13:20 UTC"
+    listed = "rerun abc by ada: the fix: 1 of 3 runs are done, requested at 2023-11-14 22:13:20 UTC"
     assert invoke("rerun").output == f"{listed}\n"
     cancelled = invoke("rerun", "--cancel", "abc").output
     assert cancelled.startswith("rerun abc by ada: the fix is cancelled: 1 of 3 runs were done")

@@ -151,7 +151,7 @@ APART = "give it to dg.Definitions(asset_checks=[...])"
 NO_CONFIG = "give the asset a resource with these values"
 BY_RANGE = "key the output by the ranges of the batch"
 BY_SENSOR = "remove it"
-BY_RUNS = "limit how many runs work at the same time by the argument `runs`"
+BY_RUNS = "limit the concurrency with the argument `runs`"
 AT_LAUNCH = "give its values in its definition, such as dg.EnvVar"
 
 
@@ -657,7 +657,7 @@ def tagged_op(kafka_batch: KafkaBatch) -> None:
     OPTIONS,
     "`retry_policy`",
     batch="a failed batch is retried in another run",
-    stream="say how often by `max_attempts` of the group",
+    stream="set `max_attempts` and `retry_delay_s` of the group",
 )
 @dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
 def retried(kafka_batch: KafkaBatch) -> None:
@@ -672,7 +672,7 @@ def hook(_context: dg.HookContext) -> None:
 @row(
     OPTIONS,
     "`hooks`",
-    stream="let an alert on the check `no_partition_stopped` or the body itself tell of failures",
+    stream="report failures in the body, or with an alert on the check `no_partition_stopped`",
 )
 @dg.asset(hooks={hook})
 def hooked(kafka_batch: KafkaBatch) -> None:

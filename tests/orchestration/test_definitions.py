@@ -771,7 +771,7 @@ def test_manual_check_passes_without_a_member(check: Check) -> None:
     """One failed run of two is no stop."""
     check.group.committed[tp(0)] = claimed(0, 10, "b-1")
     check.fail()
-    assert check.execute() == (True, "every partition goes on", [])
+    assert check.execute() == (True, "no partition is stopped or paused", [])
 
 
 def test_manual_check_finds_each_reason_to_stop(check: Check) -> None:

@@ -242,7 +242,7 @@ class Engine:
     def _on_assigned(self, event: events.PartitionsAssigned, _now: float) -> _Commands:
         for partition in event.partitions:
             if partition in self.partitions:
-                msg = f"{partition} was assigned twice without being given up in between"
+                msg = f"{partition} was assigned twice without a revoke in between"
                 raise IllegalStateError(msg)
         for partition in event.partitions:
             self._epoch += 1
@@ -359,7 +359,7 @@ class Engine:
     def _on_changed_offset(self, owned: OwnedPartition) -> _Commands:
         changed = f"another client has changed the stored offset of {owned.partition}: "
         if owned.phase is Phase.DRAINING and owned.live_runs:
-            yield commands.Note(f"{changed}committing nothing more, waiting for its runs")
+            yield commands.Note(f"{changed}no further commits; waiting for its runs")
             overtaken = replace(owned, pending=None, unrecorded=None, has_foreign_write=True)
             self.partitions[owned.partition] = overtaken
         else:

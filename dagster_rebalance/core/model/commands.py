@@ -119,7 +119,7 @@ class ReadDirectives:
     Answer: `DirectivesRead`, with the same epoch.
     """
 
-    doing: ClassVar[str] = "reading the orders of operators"
+    doing: ClassVar[str] = "reading the directives of operators"
     epoch: int
 
 

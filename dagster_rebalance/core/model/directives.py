@@ -81,10 +81,12 @@ class Directive:
             )
             raise ConfigurationError(msg)
         if not self.by.strip():
-            msg = f"{self.action.value} {self.partitions}: give your name, for those who find it"
+            msg = (
+                f"{self.action.value} {self.partitions}: give your name, which other operators see"
+            )
             raise ConfigurationError(msg)
         if self.action not in _WITHOUT_REASON and not self.reason.strip():
-            msg = f"{self.action.value} {self.partitions}: give a reason, for those who find it"
+            msg = f"{self.action.value} {self.partitions}: give a reason, which other operators see"
             raise ConfigurationError(msg)
         check_lengths(self.by, self.reason)
 

@@ -53,13 +53,14 @@ class Span:
         by_time = self.since is not None or self.before is not None
         if by_offset == by_time or (self.start is None and self.since is None):
             msg = (
-                "say what to process again, either by offsets (--from-offset, --until-offset) or "
-                "by the time of the commits (--since, --until); the end may be left out"
+                "name the part to process again, either by offsets (--from-offset, "
+                "--until-offset) or "
+                "by the time of the commits (--since, --until); the end is optional"
             )
             raise ConfigurationError(msg)
         pairs = ((self.start, self.until), (self.since, self.before))
         if any(first is not None and end is not None and first >= end for first, end in pairs):
-            msg = "the end of the selected part must lie behind its beginning"
+            msg = "the end of the selected part must be after its beginning"
             raise ConfigurationError(msg)
 
     def takes(self, one: ProcessedRange) -> bool:
@@ -259,7 +260,7 @@ def _why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[Run
             "ranges whose bounds are not known"
         )
     working = [run.run_id for run in live if any(one.range.overlaps(r) for r in run.ranges)]
-    return f"{format_runs(working)} of the group may be at work on it" if working else ""
+    return f"{format_runs(working)} of the group may be working on it" if working else ""
 
 
 def _unrecorded(

@@ -142,7 +142,7 @@ class GroupWork:
         for run, touched in _touching(partitions, (*self.runs, *self.written_off)):
             if self._is_dead(run):
                 continue
-            which = f"{format_runs([run.run_id])} may be at work on {names_of(touched)}"
+            which = f"{format_runs([run.run_id])} may be working on {names_of(touched)}"
             if run.is_over or run.awaits_retry:
                 yield f"{which}: wait for its end, or cancel it"
             elif run.ended_at is None:

@@ -74,7 +74,7 @@ def explain_hold(
         left = f"{hold.deadline_at - now:.0f} s left"
     else:
         left_s = max(0.0, hold.limit_at - now)
-        left = f"past its deadline, released in {left_s:.0f} s whatever happens"
+        left = f"past its deadline, released in {left_s:.0f} s at the latest"
     return f"{verb} {names_of(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; {left}"
 
 
@@ -233,7 +233,7 @@ def _state(owned: OwnedPartition, view: _Viewpoint) -> str:
             texts = (_retry_of_stopped(entry, owned, view) for entry in owned.entries)
             return "; ".join((reason, *filter(None, texts)))
         case Phase.DRAINING:
-            return f"to be given up, waits for {named_waits(waits_of(owned))}"
+            return f"to be released, waits for {named_waits(waits_of(owned))}"
         case Phase.DRAINED:
             return "drained, waits for the other partitions of the hold"
         case _:
@@ -245,7 +245,7 @@ def _restoring(owned: OwnedPartition) -> str:
         return "starting: reads its committed offset"
     if owned.blocked_by:
         return f"starting: waits for {format_runs(owned.blocked_by)}, working on it without a claim"
-    return "starting: asks Dagster for the runs of its claims, and for orders to pause"
+    return "starting: reads the runs of its claims and the directives from Dagster"
 
 
 def _work(owned: OwnedPartition, view: _Viewpoint) -> str:

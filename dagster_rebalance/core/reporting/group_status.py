@@ -136,7 +136,7 @@ class SensorState:
             return f"{on}and its last tick failed {self.silent_for_s:.0f} s ago: {self.error}"
         return (
             f"{on}and its last tick was {self.silent_for_s:.0f} s ago. Read that tick: its member "
-            "is about to join, its runs wait in Dagster's queue, or it says what is wrong"
+            "is about to join, its runs wait in Dagster's queue, or it names the problem"
         )
 
 
@@ -211,7 +211,7 @@ def why_no_member(sensors: Iterable[SensorState]) -> tuple[str, ...]:
         "Turn its sensor on. If it is on, see its last tick and whether its code location loads"
     )
     reasons = [sensor.why_no_member for sensor in sensors] or [unknown]
-    return ("The group has no member, so nothing new is begun", *reasons)
+    return ("The group has no member, so no new batch starts", *reasons)
 
 
 def explanation(status: PartitionStatus, *, has_members: bool) -> tuple[str, ...]:

@@ -126,8 +126,8 @@ class GroupState:
 def why_missing(topic: str) -> str:
     """Return why no record of a topic is read, and what to do."""
     return (
-        f"topic {topic} does not exist, or the principal may not see it, so nothing of it is read; "
-        "other topics go on. Create it, grant the ACL READ on it, or take it out of `topics`"
+        f"topic {topic} does not exist, or the principal may not see it, so it is not read; other "
+        "topics continue. Create it, grant the ACL READ on it, or take it out of `topics`"
     )
 
 

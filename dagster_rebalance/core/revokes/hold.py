@@ -230,7 +230,7 @@ def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, 
             if isinstance(e.progress, InFlight)
         ]
     if not owned.runs_are_known:
-        waits.append(Wait(owned.partition, answer="Dagster to say which runs work on"))
+        waits.append(Wait(owned.partition, answer="Dagster to list the runs on"))
     committing = owned.committing
     is_refused = owned.pending is not None and bool(owned.pending.refused)
     if committing is not None and not is_refused:
@@ -344,7 +344,7 @@ class HeldPartitions:
     def revoke(self, event: events.RevokeRequested, now: float) -> _Commands:
         """Begin the hold of a revoke."""
         yield commands.Note(
-            f"Kafka asks for {names_of(event.partitions)} back",
+            f"Kafka revokes {names_of(event.partitions)}",
             EventKind.REVOKE_REQUESTED,
             {"partitions": event.partitions},
         )
@@ -397,8 +397,7 @@ class HeldPartitions:
         for owned in lost:
             del self._partitions[owned.partition]
         yield commands.Note(
-            f"{outcome.value}: {names_of(event.partitions)}; nothing is committed for them any "
-            "more",
+            f"{outcome.value}: {names_of(event.partitions)}; no further commits for them",
             EventKind.PARTITIONS_LOST,
             {"partitions": event.partitions, "reason": event.reason},
         )

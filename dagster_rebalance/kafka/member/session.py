@@ -200,7 +200,7 @@ class Session:
             self._life.result(timeout_s)
         except FutureTimeoutError:
             logger.warning(
-                "leaving group '%s' takes longer than %g s: it goes on in the background",
+                "leaving group '%s' takes longer than %g s: it continues in the background",
                 self._settings.group_id,
                 timeout_s,
             )

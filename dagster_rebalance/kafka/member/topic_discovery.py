@@ -112,13 +112,13 @@ class Discovery:
         is_slow = error.code() == NOT_ANSWERED
         # A connection that takes longer than the limit fails like a broker that is away.
         if not is_slow and (error.code() != NOT_CONNECTED or session.owned):
-            logger.info("%s; it is tried again", text)
+            logger.info("%s; it is retried", text)
             return
         if self._limit_s < longest_s:
             self._limit_s = min(2 * self._limit_s, longest_s)
             if is_slow:
                 self._refresh_at = self._clock()
-            logger.info("%s; it is tried again with %g s", text, self._limit_s)
+            logger.info("%s; it is retried with %g s", text, self._limit_s)
             return
         logger.warning("%s; no new topics and partitions are found", text)
         if not self._subscribed and not self._is_reported:

@@ -84,8 +84,8 @@ _REPORT_AGAIN_S = 1.0
 _READ_AGAIN_S = 1.0
 """The interval at which an unreadable batch is read again."""
 _WAY_OUT = (
-    "Other partitions go on, and the batch is tried again each second. Restore the log, or seek "
-    "behind the batch to go on without its records"
+    "Other partitions continue, and the batch is retried each second. Restore the log, or seek "
+    "behind the batch to continue without its records"
 )
 
 
@@ -525,7 +525,9 @@ class Fetcher:
             self._out_of_range[partition] = error
             return
         text = error_text(error)
-        logger.warning("reading goes on from the %s offset of %s: %s", self._reset, partition, text)
+        logger.warning(
+            "reading continues from the %s offset of %s: %s", self._reset, partition, text
+        )
         self._staged[partition] = self._reset
 
     def _reassign_doubted(self) -> None:

@@ -60,7 +60,7 @@ _CHECK_AFTER_S = 2.0
 _CHECK_TIMEOUT_S = 2.0
 _WAY_OUT = (
     "Nothing was committed. Restore the log, or set the group's committed offset behind the batch "
-    "to go on without its records (dagster-rebalance reset)"
+    "to continue without its records (dagster-rebalance reset)"
 )
 
 
@@ -305,7 +305,8 @@ class _Read:
         msg = (
             f"{self._operation.name} failed for {partition}: {error.str()}; the log was truncated "
             "(unclean leader election), or the topic was created again. Nothing was committed. To "
-            "go on, set the group's committed offset of this partition to one that the log still "
+            "continue, set the group's committed offset of this partition to one that the log "
+            "still "
             "has (dagster-rebalance reset)"
         )
         return BrokerError(msg, partitions={partition: error.str()})

@@ -148,9 +148,7 @@ class MemberLoop:
         while self._left is None:
             self._turn()
             if self._mailbox.is_abandoned:
-                self._leave(
-                    "it had not answered for too long, and another member has taken its place"
-                )
+                self._leave("it did not respond for too long, and another member took its place")
         self._consumer.close()  # first: the other members need not wait for the storage
         if work is not None:
             self._report_work(work, frozenset())
@@ -203,7 +201,7 @@ class MemberLoop:
         """
         unreported = work.unreported
         if unreported or work.must_report(assigned):
-            what = "telling others what this run works on"
+            what = "publishing the ranges of this run"
             self._storage.ask(
                 Job(
                     what,
@@ -248,7 +246,7 @@ class MemberLoop:
         if work is not None:
             self._drive_work(work)
         if self._report.is_due(self._clock()):
-            self._execute("looking up what is stopped in the group", self._report.step)
+            self._execute("scanning the group for stopped partitions", self._report.step)
         self._storage.look_after()
         if self._engine.held:
             self._consumer.delay_revoke(self._engine.held)
@@ -311,7 +309,7 @@ class MemberLoop:
         answers = self._storage.answers()
         while self._answers_left and (answer := next(answers, None)) is not None:
             self._answers_left -= 1
-            event = self._execute("taking in what Dagster's storage answered", answer)
+            event = self._execute("handling the answers of Dagster's storage", answer)
             if event is not None:
                 yield event
 
@@ -485,8 +483,8 @@ class MemberLoop:
         letters = self.dependencies.dead_letters
         if letters is None:
             msg = (
-                f"{letter.range} cannot be stored: the member was made without a producer of dead "
-                "letters"
+                f"{letter.range} cannot be stored: the member was created without a dead-letter "
+                "producer"
             )
             raise IllegalStateError(msg)
         if is_wanted(self._engine.partitions.get(letter.range.topic_partition), letter):
@@ -530,7 +528,7 @@ class MemberLoop:
         slot: Hashable | None = None,
     ) -> None:
         """Let the catalogue do something that the partitions do not wait for."""
-        what = "showing the state of the group in Dagster"
+        what = "reporting the state of the group to Dagster"
         self._storage.ask(Job(what, work, then, slot=slot, can_wait=True))
 
     @contextmanager

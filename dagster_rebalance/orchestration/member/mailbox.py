@@ -28,7 +28,7 @@ class Mail:
 
     batch_requests: tuple[BatchRequest, ...] = ()
     summary: tuple[str, ...] = ("the member is starting",)
-    headline: str = "no member here"
+    headline: str = "this process has no member"
 
 
 class Mailbox:

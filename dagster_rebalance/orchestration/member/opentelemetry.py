@@ -108,7 +108,7 @@ class Meters:
         try:
             self._queue.put_nowait(item)
         except Full:
-            self._lose("whoever exports them does not take them")
+            self._lose("the exporter does not accept them")
             return False
         return True
 
@@ -154,7 +154,7 @@ class Meters:
         now = time.monotonic()
         if now - self._warned_at >= _WARN_AGAIN_S:
             self._warned_at = now
-            logger.warning("metrics are lost (%d by now): %s", self._lost, why)
+            logger.warning("metrics were dropped (%d so far): %s", self._lost, why)
 
     def _make_instruments(self) -> None:
         from opentelemetry import metrics  # noqa: PLC0415 - an extra, imported by this thread only

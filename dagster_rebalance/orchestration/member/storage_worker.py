@@ -131,8 +131,8 @@ class StorageWorker:
             self._is_busy = bool(self._waiting)
             shift, goes_on = self._shift, self._is_busy
         self._note(
-            f"{job.what}: no answer of Dagster's storage for {hung_s:.0f} s; what needs it goes on "
-            "over a new connection"
+            f"{job.what}: no answer of Dagster's storage for {hung_s:.0f} s; its requests "
+            "continue on a new connection"
         )
         if goes_on:
             self._begin(shift)
@@ -147,8 +147,7 @@ class StorageWorker:
             return None
         return (
             f"Dagster's storage has not answered for {silent_s:.0f} s ({job.what}): the member "
-            "stays in its group, and what needs "
-            "the storage waits"
+            "stays in its group, and requests to the storage wait"
         )
 
     def finish(self, timeout_s: float) -> None:

@@ -117,9 +117,7 @@ def issue_directive(instance: dg.DagsterInstance, group_id: str, request: Direct
 
     typed = [directive(selector).partitions for selector in request.partitions]
     if not typed:
-        msg = (
-            f"say which partitions to {request.action.value}: orders:3, a topic, a pattern, or all"
-        )
+        msg = f"name the partitions to {request.action.value}: orders:3, a topic, a pattern, or all"
         raise ConfigurationError(msg)
     known = partitions_of(instance, assets, group_id)
     chosen = dict(resolve_selector(selector, known, group_id) for selector in typed)
@@ -139,7 +137,7 @@ def issue_directive(instance: dg.DagsterInstance, group_id: str, request: Direct
         store.tidy(before=now - _RETRIES_KEPT_S if is_retry else 0.0)
         Catalogue(instance, assets, NO_MEMBER).record_directives(directives, matched, text)
     except Exception as error:  # of any database; the directive is in force already
-        logger.warning("an order of group %s could not be shown", group_id, exc_info=True)
+        logger.warning("a directive of group %s could not be reported", group_id, exc_info=True)
         return f"{outcome} Dagster could not show it on the asset of the group: {error}"
     return outcome
 
@@ -158,7 +156,7 @@ def _consequence(
         others = [partition for partition in matched if partition not in paused]
         more = f" Not paused before: {names_of(others)}."
     elif action in {Action.PAUSE, Action.STOP}:
-        more = f" To go on: {resume_command(*(one.partitions for one in directives))}"
+        more = f" To continue: {resume_command(*(one.partitions for one in directives))}"
     return f"Within seconds {_DOES[action]}.{more}"
 
 
@@ -240,8 +238,8 @@ class Reruns:
         partitions = self._chosen(request.partitions)
         if request.span.start is not None and len(partitions) > 1:
             msg = (
-                "offsets say something of one partition only: name one, such as orders:3, or say "
-                "the time of the commits (--since, --until)"
+                "offsets apply to one partition: name one, such as orders:3, or give the time of "
+                "the commits (--since, --until)"
             )
             raise ConfigurationError(msg)
         selected = select(
@@ -268,15 +266,15 @@ class Reruns:
             if any(map(own.overlapping, other.ranges)):
                 self._store.remove(plan.batches)
                 msg = (
-                    f"{other.rerun} was asked for at the same moment, and is to process some of "
-                    "these ranges: wait for its end"
+                    f"{other.rerun} was requested at the same moment, and includes some of these "
+                    "ranges: wait for its end"
                 )
                 raise ConfigurationError(msg)
         self._show_rerun("rerun", rerun, f"processes {len(ranges)} ranges again", ranges)
         return (
             f"{rerun}: {rerun.batches} run{'s' * (rerun.batches > 1)}, at most "
-            f"{rerun.runs_at_once} at once. The sensor of the group starts them as long as it is "
-            "on, and its ticks say how they stand"
+            f"{rerun.runs_at_once} at once. The sensor of the group starts them while it is on, "
+            "and its ticks show their progress"
         )
 
     def cancel(self, rerun_id: str) -> str:
@@ -289,7 +287,7 @@ class Reruns:
         batches = [batch for batch in known if batch.rerun.rerun_id == rerun_id]
         if not batches:
             names = ", ".join(dict.fromkeys(batch.rerun.rerun_id for batch in known)) or "none"
-            msg = f"there is no rerun {rerun_id!r} that is not finished; there are: {names}"
+            msg = f"no unfinished rerun {rerun_id!r}; unfinished: {names}"
             raise ConfigurationError(msg)
         # First, so that no further run begins.
         self._store.remove(batches)
@@ -305,14 +303,14 @@ class Reruns:
         self._show_rerun("rerun_cancelled", rerun, f"cancelled, {len(ranges)} ranges left", ranges)
         if left:
             msg = (
-                f"{rerun} is cancelled, but not all of its runs could be: terminate them "
+                f"{rerun} is cancelled, but some of its runs could not be: terminate them "
                 f"in Dagster: {'; '.join(f'{run_id}: {why}' for run_id, why in left.items())}"
             )
             raise ConfigurationError(msg)
         done = rerun.batches - len(batches) + len(finished)
         return (
             f"{rerun} is cancelled: {done} of {rerun.batches} runs were done, "
-            f"{len(live)} at work are cancelled. What they have written stays"
+            f"{len(live)} running ones are cancelled. Their output stays"
         )
 
     def _why_not_cancelled(self, run_id: str) -> str:
@@ -328,7 +326,7 @@ class Reruns:
         for batch in self._store.read():
             left[batch.rerun] = left.get(batch.rerun, 0) + 1
         return [
-            f"{rerun}: {rerun.batches - count} of {rerun.batches} runs are done, asked for at "
+            f"{rerun}: {rerun.batches - count} of {rerun.batches} runs are done, requested at "
             f"{utc(rerun.at)}"
             for rerun, count in left.items()
         ]
@@ -338,7 +336,7 @@ class Reruns:
         known = partitions_of(self._instance, self._assets, group_id)
         found = {p for one in selectors for p in resolve_selector(one, known, group_id).partitions}
         if not found:
-            msg = "say which partitions to process again: orders:3, a topic, a pattern, or all"
+            msg = "name the partitions to process again: orders:3, a topic, a pattern, or all"
             raise ConfigurationError(msg)
         return sorted(found)
 
@@ -402,6 +400,6 @@ def time_of(text: str) -> float:
     try:
         at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        msg = f"{text!r} is no time: write 2026-11-23T02:00 (UTC) or 2026-11-23T02:00+01:00"
+        msg = f"{text!r} is not a time: write 2026-11-23T02:00 (UTC) or 2026-11-23T02:00+01:00"
         raise ConfigurationError(msg) from None
     return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()

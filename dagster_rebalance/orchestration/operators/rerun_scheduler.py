@@ -67,8 +67,8 @@ def schedule_reruns(
     try:
         return _tick(context, location, group_id, ledger, batch_key)
     except Exception as error:
-        context.log.exception("the reruns of group %s could not be looked after", group_id)
-        return RerunTick(notes=(f"reruns could not be looked after: {error}",))
+        context.log.exception("the reruns of group %s could not be scheduled", group_id)
+        return RerunTick(notes=(f"reruns could not be scheduled: {error}",))
 
 
 def _tick(
@@ -85,7 +85,7 @@ def _tick(
         return RerunTick()
     other = _other(context, group, f"{location}:{context.sensor_name}")
     if other:
-        return RerunTick(notes=(f"sensor {other} looks after the reruns of the group",))
+        return RerunTick(notes=(f"sensor {other} schedules the reruns of the group",))
     catalogue = Catalogue(context.instance, group, NO_MEMBER)
     runs = ledger.read(
         {batch.batch_id for batch in batches},

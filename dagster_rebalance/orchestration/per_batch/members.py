@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _EXIT_MARGIN_S = 5.0
 _STANDBY = (
-    "another process of this code location is the member of the group, so this one stays out of "
-    "it: "
+    "another process of this code location is the member of the group, so this one does not join: "
     "run one replica of the code server, or give each replica a code location of its own"
 )
 _FIRST_TICK_S = 3.0
@@ -94,12 +93,13 @@ class HostedMember:
         silent_s = self._mailbox.silent_s
         if silent_s > _SILENCE_S and not self.is_over:
             after = (
-                "it is abandoned: it writes nothing any more, and the next tick makes a new member"
+                "it is abandoned: it writes nothing any more, and the next tick creates a new "
+                "member"
                 if self.is_lost
                 else f"after {_ABANDONED_AFTER_S:.0f} s a new member takes its place"
             )
             msg = (
-                f"the member {self._name} hangs: it has not turned for {silent_s:.0f} s, while "
+                f"the member {self._name} hangs: no turn of its loop for {silent_s:.0f} s, while "
                 f"{self._mailbox.doing}; {after}"
             )
             raise DagsterRebalanceError(msg)
@@ -197,11 +197,7 @@ class Members:
         with self._lock:
             member = self._members.get(key)
             if member is None and self._is_retired:
-                return Mail(
-                    summary=(
-                        "this code server is being shut down: it takes part in no group any more",
-                    )
-                ), []
+                return Mail(summary=("this code server is shutting down: it joins no group",)), []
             if member is None:
                 self._watch()
                 member = self._members[key] = make()

@@ -119,8 +119,8 @@ def build_kafka_batch_sensor(
         default_status=default_status,
         required_resource_keys={kafka_key} | ({spark_key} if spark_key else set()),
         description=(
-            "A member of a Kafka consumer group: requests a run for each batch of offsets, and "
-            "drains them before partitions move."
+            "Member of a Kafka consumer group. Requests a run per batch of offsets, and drains "
+            "the runs of a partition before releasing it."
         ),
     )
     def kafka_batches(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
@@ -227,7 +227,7 @@ def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
         for batch_request in mail.batch_requests
     )
     return dg.SkipReason(
-        f"preview, nothing is requested: {wanted or 'no run is wanted'}; {'; '.join(mail.summary)}"
+        f"preview, nothing is requested: {wanted or 'no run is needed'}; {'; '.join(mail.summary)}"
     )
 
 
@@ -301,10 +301,10 @@ def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list
     ]
     for run in streams:
         if RunEvent.LEAVE not in run_events_of(context.instance, run.run_id):
-            why = f"sensor {context.sensor_name} has a run for each batch"
+            why = f"sensor {context.sensor_name} uses per-batch runs"
             record_run_event(context.instance, run, RunEvent.LEAVE, why)
     said = format_runs(sorted(run.run_id for run in streams))
-    return [f"{said} of the streaming form before: asked to leave"] if streams else []
+    return [f"{said} of the earlier streaming form asked to leave"] if streams else []
 
 
 def _new_batch_id(_attempt: int) -> str:

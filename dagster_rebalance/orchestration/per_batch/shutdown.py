@@ -44,8 +44,8 @@ def call_on_shutdown(action: Callable[[], None]) -> None:
     _pending.append(call)
     if ctypes.pythonapi.Py_AddPendingCall(call, None) != 0:
         logger.warning(
-            "the end of this process cannot be watched: its members leave only when all runs of "
-            "the code server are over"
+            "the shutdown of this process cannot be detected: its members leave only after all "
+            "runs of the code server have ended"
         )
 
 

@@ -55,15 +55,15 @@ STOPPED_CHECK = "no_partition_stopped"
 LAG_CHECK = "lag_within"
 GAP_CHECK = "no_offset_gap"
 DRAINED_CHECK = "drained_before_release"
-_OWNER, _LOOK = "owner", "look"
+_OWNER, _SCAN = "owner", "scan"
 _STOPPED_TABLE = dg.TableSchema(
     columns=[
         dg.TableColumn("partition", "string"),
         dg.TableColumn("reason", "string", description="Why it is stopped, and what to do."),
         dg.TableColumn(
-            "said_by",
+            "source",
             "string",
-            description="`owner`: reported by its owner. `look`: found by a scan of the group.",
+            description="`owner`: reported by its owner. `scan`: found by a scan of the group.",
         ),
     ]
 )
@@ -158,7 +158,10 @@ def shown_stops(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> ShownSt
     return ShownStops(
         {partition: str(row.get("reason")) for partition, row in rows.items()},
         partitions or 0,
-        frozenset(partition for partition, row in rows.items() if row.get("said_by") == _OWNER),
+        # Earlier versions stored `said_by`.
+        frozenset(
+            p for p, row in rows.items() if _OWNER in (row.get("source"), row.get("said_by"))
+        ),
     )
 
 
@@ -194,7 +197,8 @@ def build_stopped_check(
         STOPPED_CHECK,
         asset_key,
         kafka_key,
-        "Fails while a partition is stopped, and warns while a person has paused one. It says why.",
+        "Fails while a partition is stopped, and warns while one is paused. The description has "
+        "the reasons.",
         no_partition_stopped,
     )
 
@@ -216,7 +220,7 @@ def stopped_result(
         severity=(
             dg.AssetCheckSeverity.ERROR if stopped or missing else dg.AssetCheckSeverity.WARN
         ),
-        description="; ".join(texts) or "every partition goes on",
+        description="; ".join(texts) or "no partition is stopped or paused",
         metadata={
             "stopped": dg.MetadataValue.table(
                 [
@@ -224,7 +228,7 @@ def stopped_result(
                         {
                             "partition": str(partition),
                             "reason": reason,
-                            "said_by": _OWNER if partition in standing.reported else _LOOK,
+                            "source": _OWNER if partition in standing.reported else _SCAN,
                         }
                     )
                     for partition, reason in reasons.items()
@@ -246,8 +250,8 @@ def stopped_result(
 
 def _how_to_resume(paused: Collection[TopicPartition]) -> str:
     if len(paused) > _COMMANDED:
-        return "to go on, name them to `dagster-rebalance resume`"
-    return f"to go on: `{resume_command(*map(selector_of, sorted(paused)))}`"
+        return "to continue, pass them to `dagster-rebalance resume`"
+    return f"to continue: `{resume_command(*map(selector_of, sorted(paused)))}`"
 
 
 def _names(partitions: Iterable[TopicPartition]) -> str:
@@ -287,7 +291,7 @@ def build_lag_check(
         return lag_result(lag_of(scan, standing, settings, late), limit)
 
     return group_check(
-        LAG_CHECK, asset_key, kafka_key, "Fails while more waits than is allowed.", check
+        LAG_CHECK, asset_key, kafka_key, "Fails while the lag exceeds its limit.", check
     )
 
 
@@ -402,14 +406,14 @@ def gap_result(
         texts.append(f"and {len(missing) - _GAPS_SHOWN} more")
     advice = (
         ". The committed offset was moved forward, or offsets were deleted before they were "
-        "processed: docs/operating.md says how to process them"
+        "processed: docs/operating.md describes how to process them"
     )
     return dg.AssetCheckResult(
         passed=not missing,
         severity=dg.AssetCheckSeverity.ERROR,
         description="; ".join(texts) + advice
         if missing
-        else f"no gap; recorded commits looked at: {len(commits)}",
+        else f"no gap; recorded commits compared: {len(commits)}",
         metadata={
             "gaps": len(missing),
             "missing_offsets": sum(len(gap.range) for gap in missing),

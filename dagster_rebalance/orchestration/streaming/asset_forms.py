@@ -156,18 +156,18 @@ def _compute(asset: dg.AssetsDefinition) -> Any:  # noqa: ANN401 - dagster expor
 def _whys(asset: dg.AssetsDefinition) -> Iterator[str]:
     if asset.op.pool or _CONCURRENCY_TAG in asset.op.tags:
         yield (
-            "has a pool, which no batch would wait for: remove it, and limit how many runs work "
-            "at the same time by the argument `runs`, such as runs=1"
+            "has a pool, which does not apply to batches: remove it, and limit the concurrency "
+            "with the argument `runs`, such as runs=1"
         )
     if asset.op.retry_policy is not None:
         yield (
-            "has a retry_policy, which no batch would be tried again by: remove it, and say how "
-            "often by `max_attempts` of the group, whose `retry_delay_s` is the wait"
+            "has a retry_policy, which does not apply to batches: remove it, and set "
+            "`max_attempts` and `retry_delay_s` of the group"
         )
     if asset.hook_defs:
         yield (
-            "has hooks, which no batch would call: remove them, and let an alert on the check "
-            "`no_partition_stopped` or the body itself tell of failures"
+            "has hooks, which no batch calls: remove them, and report failures in the body, or "
+            "with an alert on the check `no_partition_stopped`"
         )
     if _takes_config(asset):
         yield (

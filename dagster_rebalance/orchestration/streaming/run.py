@@ -374,7 +374,7 @@ class StreamRun:
             with self._heartbeat.reporting():
                 report()
         except Exception as error:
-            logger.warning("Dagster's storage took no report", exc_info=True)
+            logger.warning("Dagster's storage accepted no report", exc_info=True)
             return error
         # The context keeps what was logged until its step ends, which is in an hour.
         deque(self._context.op_execution_context.consume_events(), maxlen=0)
@@ -422,10 +422,13 @@ class StreamRun:
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises
                 tries += 1
                 if tries & (tries - 1) == 0:  # not each second for a day
-                    text = "the external work of batch %s is not over: it is at work until then: %s"
+                    text = (
+                        "the external work of batch %s has not ended, so the batch is "
+                        "not finished: %s"
+                    )
                     self._log(self._context.log.warning, text, batch_id, error)
             if self._heartbeat.interrupted_because or self._has_left.is_set():
-                msg = f"the external work of batch {batch_id} was not over when its run had to end"
+                msg = f"the external work of batch {batch_id} had not ended when its run had to end"
                 self._failure = self._failure or IllegalStateError(msg)
                 return False
             time.sleep(_WAIT_S)
@@ -457,7 +460,7 @@ class StreamRun:
         """Leave the group and end the process, because an interrupted batch does not end."""
         if not self._gives_up:
             self._gives_up = True
-            reason = "the batch at work was interrupted and does not end"
+            reason = "the running batch was interrupted and does not end"
             self._mailbox.send(LeaveRequested(reason, 0.0))
 
     def _end_body(self) -> None:

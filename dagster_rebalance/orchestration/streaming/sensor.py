@@ -243,4 +243,4 @@ def _named(runs: Iterable[StreamingRun]) -> str:
 def _preview(due: Reconciliation) -> str:
     wanted = [f"a run for slot {start.slot} would be started" for start in due.starts]
     wanted += [f"{format_runs([leave.run_id])} would be asked to leave" for leave in due.leaves]
-    return ", ".join(wanted) or "all runs that are wanted are there"
+    return ", ".join(wanted) or "all wanted runs are live"

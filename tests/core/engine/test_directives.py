@@ -91,7 +91,7 @@ state run1 = CANCELING
 
 ## partition_is_restored_only_when_the_directives_are_known
 world 5 | join m 0 | fails ReadDirectives | assign 0 | wait 4
-phase = RESTORING | explained ~ for orders to pause | between ReadDirectives 3 99 = True
+phase = RESTORING | explained ~ the directives from Dagster | between ReadDirectives 3 99 = True
 answers | wait 4
 requests = b1.1 0[0,5)
 

@@ -81,13 +81,13 @@ def left(selection: Selection) -> list[str]:
     ],
 )
 def test_span_has_either_offsets_or_times(parts: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="say what to process again"):
+    with pytest.raises(ConfigurationError, match="name the part to process again"):
         Span(**parts)
 
 
 @pytest.mark.parametrize("parts", [{"start": 5, "until": 5}, {"since": 5.0, "before": 4.0}])
 def test_span_that_ends_before_it_begins_raises(parts: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="must lie behind its beginning"):
+    with pytest.raises(ConfigurationError, match="must be after its beginning"):
         Span(**parts)
 
 
@@ -194,7 +194,7 @@ def test_range_with_a_live_run_is_left_out() -> None:
     selection = chosen(Span(0), runs=[at_work, ended])
     assert selection.ranges == (THREE[2],)
     assert left(selection) == [
-        f"{range_}: run abcdef12 of the group may be at work on it" for range_ in THREE[:2]
+        f"{range_}: run abcdef12 of the group may be working on it" for range_ in THREE[:2]
     ]
 
 

@@ -99,8 +99,8 @@ def test_members_and_live_runs_are_obstacles() -> None:
     found = list(at_work(*runs, owners=Owners(members, known)).obstacles([tp(0)]))
     assert len(found) == 3
     assert found[0].startswith("the group has 2 members (blue, c@d): turn its sensor off")
-    assert found[1] == ("run ab12cd34 may be at work on orders-0: wait for its end, or cancel it")
-    assert found[2].startswith("run stream01 may be at work on orders-0")
+    assert found[1] == ("run ab12cd34 may be working on orders-0: wait for its end, or cancel it")
+    assert found[2].startswith("run stream01 may be working on orders-0")
     alone = next(at_work(owners=Owners(members[1:])).obstacles([]))
     assert alone.startswith("the group has 1 member (c@d)")
     assert not list(at_work().obstacles([tp(0)]))
@@ -123,7 +123,7 @@ WRITTEN_OFF = RunSnapshot(
 )
 def test_written_off_run_is_an_obstacle(run: RunSnapshot, says: str) -> None:
     (found,) = at_work(run, written_off=[run]).obstacles([tp(0)])
-    assert found.startswith("run ab12cd34 may be at work on orders-0")
+    assert found.startswith("run ab12cd34 may be working on orders-0")
     assert says in found
 
 

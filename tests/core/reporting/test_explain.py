@@ -106,7 +106,7 @@ def test_hold_estimates_its_duration() -> None:
         (draining(4, unrecorded=RECORD), "Dagster to record the commit of orders-4 [0, 9)"),
         (
             draining(4, ("b", 9, ToRequest()), runs_are_known=False),
-            "Dagster to say which runs work on orders-4",
+            "Dagster to list the runs on orders-4",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def of_all(*partitions: OwnedPartition) -> str:
 
 def test_hold_names_equal_waits_once() -> None:
     unknown = [draining(n, ("b", 9, ToRequest()), runs_are_known=False) for n in range(1000)]
-    assert of_all(*unknown) == "Dagster to say which runs work on orders-0..999"
+    assert of_all(*unknown) == "Dagster to list the runs on orders-0..999"
     one_run = [draining(n, ("b", 9, InFlight((RUN,)))) for n in range(4)]
     assert of_all(*one_run) == "run ab12cd34 on orders-0..3"
     done = [draining(n, ("b", 9, Succeeded(RUN))) for n in (0, 7)]
@@ -153,10 +153,9 @@ def test_hold_names_ten_waits() -> None:
 def test_hold_past_its_deadline_names_its_end() -> None:
     waits = draining(4, ("b", 9, InFlight((RUN, "other"))))
     assert said(waits, now=392.0).endswith(
-        "runs ab12cd34, other on orders-4 [0, 9); past its deadline, released in 8 s whatever "
-        "happens"
+        "runs ab12cd34, other on orders-4 [0, 9); past its deadline, released in 8 s at the latest"
     )
-    assert said(waits, now=500.0).endswith("released in 0 s whatever happens")
+    assert said(waits, now=500.0).endswith("released in 0 s at the latest")
 
 
 def test_hold_of_a_leave() -> None:
@@ -192,7 +191,7 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         (OwnedPartition(tp(4), 1), "starting: reads its committed offset"),
         (
             owned(4, phase=Phase.RESTORING),
-            "starting: asks Dagster for the runs of its claims, and for orders to pause",
+            "starting: reads the runs of its claims and the directives from Dagster",
         ),
         (
             replace(owned(4, phase=Phase.RESTORING), blocked_by=(RUN,)),
@@ -327,7 +326,7 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (
             draining(4, ("b", 9, InFlight((RUN,)))),
-            "to be given up, waits for run ab12cd34 on orders-4 [0, 9)",
+            "to be released, waits for run ab12cd34 on orders-4 [0, 9)",
         ),
         (
             owned(4, phase=Phase.DRAINED),

@@ -164,14 +164,14 @@ def test_status_has_the_directive() -> None:
 )
 def test_why_no_member_names_the_state_of_the_sensor(seen: SensorState, said: str) -> None:
     first, second = why_no_member([seen])
-    assert first == "The group has no member, so nothing new is begun"
+    assert first == "The group has no member, so no new batch starts"
     assert said in second
 
 
 def test_explanation_names_the_owner_or_holder() -> None:
     partition, found = owned(0), PartitionLookup(OffsetAndMetadata(0), Bounds(0, 0))
     assert len(explanation(row(partition, found), has_members=False)) == 1
-    assert why_no_member(())[0] == "The group has no member, so nothing new is begun"
+    assert why_no_member(())[0] == "The group has no member, so no new batch starts"
     assert why_no_member(())[1].startswith("Turn its sensor on")
     assert explanation(row(partition, found, BLUE), has_members=True)[1] == "Its owner is blue"
     heir = replace(GREEN, is_to_own=frozenset({tp(0)}))

@@ -245,7 +245,9 @@ def test_next_attempt_waits_for_end_of_first_job(
     assert jobs.asked == [run_id] * 4
     assert stage.committed() == 3
     notes = [entry.user_message for entry in instance.all_logs(run_id)]
-    assert any("is not over: it is at work until then: the cluster is away" in n for n in notes)
+    assert any(
+        "has not ended, so the batch is not finished: the cluster is away" in n for n in notes
+    )
 
 
 def test_streaming_run_stops_jobs_of_other_runs(
@@ -285,7 +287,7 @@ def test_run_that_ends_before_its_job_fails(instance: dg.DagsterInstance) -> Non
         hold_limit_s=1.0,
         hold_commit_slice_s=0.1,
     )
-    with pytest.raises(IllegalStateError, match="was not over when its run had to end"):
+    with pytest.raises(IllegalStateError, match="had not ended when its run had to end"):
         stage.run()
     (run,) = instance.get_runs(limit=1)
     assert run.status is dg.DagsterRunStatus.FAILURE

@@ -111,7 +111,7 @@ notes ~ writing offsets to Kafka took 9.9 s | command_names_in_notes = False
 
 ## group_state_that_cannot_be_shown_stops_no_partition
 bench | catalogue unshown | offers
-notes ~ showing the state of the group in Dagster failed: database is locked
+notes ~ reporting the state of the group to Dagster failed: database is locked
 
 ## member_abandoned_within_a_turn_executes_no_command
 bench | abandoned yes | until owns = 0 | turn 20 | writes = none

@@ -162,7 +162,7 @@ def test_queue_of_a_hanging_meter_is_bounded(
     assert meters._queue.qsize() == 50
     meter.leave()
     assert [record.getMessage() for record in caplog.records] == [
-        "metrics are lost (1 by now): whoever exports them does not take them"
+        "metrics were dropped (1 so far): the exporter does not accept them"
     ]
     assert meters._lost == 451
     provider.gate.set()

@@ -237,7 +237,7 @@ def test_member_without_a_producer_fails(
 ) -> None:
     bench, _ = exhausted(instance)
     object.__setattr__(bench.member_loop.dependencies, "dead_letters", None)
-    with pytest.raises(IllegalStateError, match="without a producer of dead letters"):
+    with pytest.raises(IllegalStateError, match="without a dead-letter producer"):
         bench.turn(100)
 
 

@@ -141,7 +141,7 @@ def test_directive_is_stored_shown_and_answered(
     assert said.startswith("orders-0..2 paused by ada since ")
     assert said.endswith(
         ": away. Within seconds no new batch starts, and running batches finish and are committed. "
-        "To go on: dagster-rebalance resume orders:0 'orders:[12]'"
+        "To continue: dagster-rebalance resume orders:0 'orders:[12]'"
     )
     kept = book_of(instance, group_id).read()
     assert [(one.partitions, one.by, one.reason) for one in kept] == [
@@ -174,7 +174,7 @@ def test_resume_names_partitions_that_were_not_paused(
         (("orders:7",), "orders:7 matches no partition of group .*, which has orders-0..2"),
         (("orders:0", "payments"), "payments matches no partition of group"),
         (("orders-7",), "orders-7 matches no partition of group .* Write topic:number"),
-        ((), "say which partitions to pause: orders:3, a topic, a pattern, or all"),
+        ((), "name the partitions to pause: orders:3, a topic, a pattern, or all"),
         (("orders 1",), "'orders 1' cannot name partitions"),
     ],
 )
@@ -329,7 +329,7 @@ def test_member_obeys_a_directive_and_the_check_warns(bench: Bench) -> None:
     assert shown.severity is dg.AssetCheckSeverity.WARN
     assert shown.description is not None
     assert shown.description.startswith("orders-0: paused by ada since ")
-    assert "to go on: `dagster-rebalance resume orders:0`" in shown.description
+    assert "to continue: `dagster-rebalance resume orders:0`" in shown.description
     assert shown.metadata["stopped_partitions"].value == 0
     issue_directive(bench.instance, "etl", wanted(Action.RESUME, "orders:0", reason=""))
     bench.until(lambda: shows(bench, 0))

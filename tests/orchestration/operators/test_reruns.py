@@ -257,7 +257,7 @@ def test_rerun_is_planned_stored_and_shown(ground: Ground) -> None:
     assert (
         Reruns(ground.instance, ground.kafka)
         .open_ones()[0]
-        .startswith(f"{planned.rerun}: 0 of 2 runs are done, asked for at 20")
+        .startswith(f"{planned.rerun}: 0 of 2 runs are done, requested at 20")
     )
     (event,) = ground.shown(ground.assets.group)
     assert (event["event"], event["by"], event["reason"]) == ("rerun", "ada", "the fix")
@@ -267,7 +267,7 @@ def test_rerun_is_planned_stored_and_shown(ground: Ground) -> None:
 @pytest.mark.parametrize(
     ("meant", "partitions", "said"),
     [
-        (Span(0), ("*",), "offsets say something of one partition only"),
+        (Span(0), ("*",), "offsets apply to one partition"),
         (ALL, ("payments",), "payments matches no partition of group"),
         (Span(0), ("orders:1",), "there is nothing to process again"),
     ],
@@ -277,7 +277,7 @@ def test_rerun_without_matching_ranges_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):
         ground.reruns.plan(ground.wanted(meant, *partitions))
-    with pytest.raises(ConfigurationError, match="say which partitions to process again"):
+    with pytest.raises(ConfigurationError, match="name the partitions to process again"):
         ground.reruns.plan(RerunRequest((), ALL, "ada", "the fix"))
     assert ground.book.read() == ()
 
@@ -300,7 +300,7 @@ def test_rerun_is_refused_while_a_leader_is_silent(ground: Ground) -> None:
 def test_first_of_two_concurrent_reruns_gets_the_ranges(ground: Ground) -> None:
     first, second = (ground.reruns.plan(ground.wanted()) for _ in range(2))
     ground.reruns.begin(first)
-    with pytest.raises(ConfigurationError, match="was asked for at the same moment"):
+    with pytest.raises(ConfigurationError, match="was requested at the same moment"):
         ground.reruns.begin(second)
     assert ground.book.read() == first.batches
 
@@ -318,7 +318,7 @@ def test_unreadable_rerun_is_an_error(ground: Ground) -> None:
     with pytest.raises(ConfigurationError, match="a newer version may have written it"):
         ground.book.read()
     said = ground.tick().skip_message
-    assert said.startswith("it rests; reruns could not be looked after: the rerun batch"), (
+    assert said.startswith("it rests; reruns could not be scheduled: the rerun batch"), (
         "the rest goes on"
     )
 
@@ -372,7 +372,7 @@ def test_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
     run = make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
     with pytest.raises(ConfigurationError, match=f"no rerun 'xyz' .* there are: {rerun_id}"):
         ground.reruns.cancel("xyz")
-    assert "0 of 1 runs were done, 1 at work are cancelled" in ground.reruns.cancel(rerun_id)
+    assert "0 of 1 runs were done, 1 running ones are cancelled" in ground.reruns.cancel(rerun_id)
     assert status_of(ground.instance, run) is Status.CANCELED
     assert ground.reruns.open_ones() == []
     assert ground.shown(ground.assets.group)[0]["event"] == "rerun_cancelled"
@@ -385,7 +385,7 @@ def test_cancelled_rerun_counts_runs_that_ended_since_the_last_tick(
     rerun_id = ground.begin(records_per_run=10)
     succeeded, said, run_id = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert succeeded, said
-    assert "1 of 3 runs were done, 0 at work are cancelled" in ground.reruns.cancel(rerun_id)
+    assert "1 of 3 runs were done, 0 running ones are cancelled" in ground.reruns.cancel(rerun_id)
     event = ground.shown(ground.assets.offsets)[0]
     assert (event["event"], event["run"]) == ("reprocessed", run_id)
     observed = ground.instance.fetch_observations(ground.assets.group, limit=1).records[0]
@@ -415,7 +415,7 @@ def test_tick_does_not_record_a_rerun_as_done_that_is_cancelled_during_it(ground
 def test_time_may_have_a_zone() -> None:
     assert time_of("2026-11-23T14:00+01:00") == time_of("2026-11-23T13:00Z")
     assert time_of("2026-11-23T13:00") == time_of("2026-11-23T13:00Z")
-    with pytest.raises(ConfigurationError, match="'soon' is no time"):
+    with pytest.raises(ConfigurationError, match="'soon' is not a time"):
         time_of("soon")
 
 
@@ -458,7 +458,7 @@ def test_one_code_location_schedules_reruns(ground: Ground) -> None:
     """Each run would be started twice, and the two would refuse each other."""
     ground.begin()
     assert ground.tick(location="blue").run_requests
-    assert f"blue:{ground.name}_sensor looks after" in ground.tick(location="green").skip_message
+    assert f"blue:{ground.name}_sensor schedules" in ground.tick(location="green").skip_message
     ground.monkeypatch.setattr(rerun_scheduler, "_LEASE_S", -10.0)
     assert ground.tick(location="green").run_requests
 
@@ -611,10 +611,10 @@ def test_launchpad_plans_and_starts_a_rerun(ground: Ground) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"partitions": ["*"]}, "say what to process again"),
-        ({"partitions": ["*"], "since": "soon"}, "'soon' is no time"),
+        ({"partitions": ["*"]}, "name the part to process again"),
+        ({"partitions": ["*"], "since": "soon"}, "'soon' is not a time"),
         ({"partitions": ["*"], "since": "2020-01-01", "until": "2020-01-02"}, "give a name"),
-        ({"since": "2020-01-01", "by": "ada", "reason": "x"}, "say which partitions"),
+        ({"since": "2020-01-01", "by": "ada", "reason": "x"}, "name the partitions"),
     ],
 )
 def test_invalid_form_is_refused(ground: Ground, config: dict[str, Any], problem: str) -> None:

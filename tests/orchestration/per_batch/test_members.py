@@ -233,9 +233,7 @@ def test_signal_lets_members_leave_and_prevents_others(
     for key in ("key", "another", "a third"):
         members.tick(key, farm.make)
         mail, _ = members.tick(key, farm.make)
-        assert mail.summary == (
-            "this code server is being shut down: it takes part in no group any more",
-        )
+        assert mail.summary == ("this code server is shutting down: it joins no group",)
     assert len(farm.made) == 2
 
 
@@ -286,13 +284,13 @@ def test_hanging_member_fails_its_ticks_and_is_replaced(
     clock.advance(2)
     with pytest.raises(
         DagsterRebalanceError,
-        match=r"hangs: it has not turned for 31 s, while polling Kafka; after 120 s a new member",
+        match=r"hangs: no turn of its loop for 31 s, while polling Kafka; after 120 s a new member",
     ):
         members.tick("key", make)
     clock.advance(90)
     with pytest.raises(
         DagsterRebalanceError,
-        match="it writes nothing any more, and the next tick makes a new member",
+        match="it writes nothing any more, and the next tick creates a new member",
     ):
         members.tick("key", make)
     wait_until(

@@ -199,7 +199,7 @@ def test_former_streaming_runs_of_the_location_are_asked_to_leave_once(
         live(group=group, batch="b-1"),
     )
     said = [sensor.tick().skip_message for _ in range(2)][1]
-    assert f"; run {ours[:8]} of the streaming form before: asked to leave" in said
+    assert f"; run {ours[:8]} of the earlier streaming form asked to leave" in said
     asked = [
         run_id
         for run_id in (ours, *others)

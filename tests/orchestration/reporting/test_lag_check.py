@@ -141,7 +141,7 @@ def test_missing_topic_is_reported_beside_the_lag_of_the_others(
     assert figures(last, "lag", "partitions", "missing_topics") == [10, 1, 1]
     assert "topic a does not exist" in str(last.description)
     bench.group.add_partitions("a", 1)
-    bench.until(lambda: told() == "every partition goes on", 1000)
+    bench.until(lambda: told() == "no partition is stopped or paused", 1000)
     assert not any("topic a" in line for line in bench.mailbox.mail.summary)
 
 

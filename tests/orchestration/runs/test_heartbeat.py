@@ -169,7 +169,7 @@ def test_run_deleted_before_it_began_does_not_begin(
     instance: dg.DagsterInstance, run: dg.DagsterRun
 ) -> None:
     instance.delete_run(run.run_id)
-    with pytest.raises(IllegalStateError, match="is not in Dagster any more"):
+    with pytest.raises(IllegalStateError, match="no longer exists in Dagster"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
 
 

@@ -124,7 +124,7 @@ def test_run_deleted_before_claims_are_recorded_does_not_work(
     heartbeat = Heartbeat(instance, run, timeout_s=1000.0)
     heartbeat.begin()
     instance.delete_run(run.run_id)
-    with pytest.raises(IllegalStateError, match="is not in Dagster any more"):
+    with pytest.raises(IllegalStateError, match="no longer exists in Dagster"):
         heartbeat.record_claims([(batch_id, span(0))])
 
 

@@ -515,7 +515,7 @@ def test_body_that_ignores_its_interruption_is_killed(
     if is_late:
         assert not marks, "a batch that took too long is a failed attempt"
         assert [(one.reason, one.limit_s) for one in told] == [
-            ("the batch at work was interrupted and does not end", 0.0)
+            ("the running batch was interrupted and does not end", 0.0)
         ]
     else:
         taken_back = ("instance", run._run, RunEvent.TAKEN_BACK, False)
