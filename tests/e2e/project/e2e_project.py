@@ -170,7 +170,7 @@ def _group(group: str) -> dg.Definitions:
         else {},
         **{
             "group_protocol": protocol,
-            "lease_s": 20.0,
+            "lease_s": 40.0,
             **(SECURITY if "KAFKA_PASSWORD" in os.environ else {}),
             **SETTINGS[scenario],
         },
