@@ -414,17 +414,17 @@ class TwoMembersThatJoinRecords(TwoMembersWithDeadLetters):
 
 
 TwoMembers.TestCase.settings = settings(
-    max_examples=75,
+    max_examples=150,
     stateful_step_count=40,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TwoMembersWithDeadLetters.TestCase.settings = settings(
-    TwoMembers.TestCase.settings, max_examples=50
+    TwoMembers.TestCase.settings, max_examples=100
 )
 TwoMembersThatJoinRecords.TestCase.settings = settings(
-    TwoMembers.TestCase.settings, max_examples=50
+    TwoMembers.TestCase.settings, max_examples=100
 )
 TestTwoMembers = TwoMembers.TestCase
 TestTwoMembersWithDeadLetters = TwoMembersWithDeadLetters.TestCase
