@@ -56,9 +56,9 @@ if TYPE_CHECKING:
         build_kafka_control_job,
         build_kafka_rerun_job,
     )
-    from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
+    from dagster_rebalance.orchestration.per_batch.batch_sensor import build_kafka_batch_sensor
+    from dagster_rebalance.orchestration.resources.client_settings import PinnedResource
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-    from dagster_rebalance.orchestration.resources.pinned_resource import PinnedResource
     from dagster_rebalance.orchestration.resources.registry import (
         SchemaRegistryResource,
         plain_json,
@@ -130,7 +130,7 @@ _HOMES = {
     "DagsterRebalanceError": "core.model.errors",
     "ExternalJobs": "orchestration.runs.external_jobs",
     "ExternalWork": "orchestration.runs.external_jobs",
-    "PinnedResource": "orchestration.resources.pinned_resource",
+    "PinnedResource": "orchestration.resources.client_settings",
     "IllegalStateError": "core.model.errors",
     "KafkaBatch": "orchestration.batch.resource",
     "KafkaBatchComponent": "components.kafka_batch",
@@ -156,7 +156,7 @@ _HOMES = {
     "UndecodableError": "core.model.errors",
     "UnsupportedOperationError": "core.model.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
-    "build_kafka_batch_sensor": "orchestration.per_batch.sensor",
+    "build_kafka_batch_sensor": "orchestration.per_batch.batch_sensor",
     "build_kafka_control_job": "orchestration.operators.launchpad",
     "build_kafka_rerun_job": "orchestration.operators.launchpad",
     "build_kafka_stream_defs": "orchestration.definitions",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from dagster_rebalance.spark.session.connector import FETCHED
+from dagster_rebalance.spark.launch import FETCHED
 from tools.compat import ROOT, uv
 
 if TYPE_CHECKING:

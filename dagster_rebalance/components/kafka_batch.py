@@ -6,18 +6,21 @@ check them.
 
 # No `from __future__ import annotations`: pydantic and Dagster read them when a class is created.
 from collections.abc import Sequence
-from typing import Annotated, Any
+from importlib import import_module
+from types import FunctionType
+from typing import Annotated, Any, Optional, TypeAlias
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field
 
-from dagster_rebalance.components.batch_asset import ResolvedBatchAsset, import_object
 from dagster_rebalance.components.scaffolder import KafkaBatchScaffolder
 from dagster_rebalance.components.yaml_settings import (
     setting,
     settings_of,
     with_precise_schema,
 )
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.orchestration.builders import StreamDefsSettings, described
 from dagster_rebalance.orchestration.definitions import (
     SHORTEST_FRESHNESS_S,
     SHORTEST_RUN_S,
@@ -27,6 +30,120 @@ from dagster_rebalance.orchestration.definitions import (
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+
+_MERGED = frozenset({"deps", "metadata", "owners", "tags", "kinds"})
+"""Attributes that are added to those in the code; the others replace them."""
+_ADDED = "As in dg.AssetSpec; added to those in the code."
+_REPLACED = "As in dg.AssetSpec; replaces that in the code."
+
+
+def import_object(context: dg.ResolutionContext, path: str) -> object:
+    """Import package.module.name, or .module.name relative to the folder of the file."""
+    module, _, name = path.rpartition(".")
+    if not module.strip(".") or not name.isidentifier():
+        msg = (
+            f"{path!r} is not the path of a function: write package.module.function, or "
+            ".module.function for a module in the folder of this file"
+        )
+        raise ConfigurationError(msg)
+    if module.startswith("."):
+        load = dg.ComponentLoadContext.from_resolution_context(context)
+        module = load.defs_relative_module_name(load.path) + module
+    value = getattr(import_module(module), name, None)
+    if value is None:
+        msg = f"the module {module} has no {name!r}"
+        raise ConfigurationError(msg)
+    return value
+
+
+def _import_asset(context: dg.ResolutionContext, path: str) -> object:
+    value = import_object(context, path)
+    if not isinstance(value, dg.AssetsDefinition | FunctionType):
+        msg = f"{path} is a {type(value).__name__}: give a function or an @dg.asset"
+        raise ConfigurationError(msg)
+    return value
+
+
+class BatchAsset(dg.Resolvable, dg.Model):
+    """An asset of the component: its code and its attributes."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    function: Annotated[
+        Any,
+        dg.Resolver(
+            _import_asset,
+            model_field_type=str,
+            description=(
+                "The Python path of an @dg.asset, or of a function to make one of. A leading dot "
+                "makes it relative to the folder of this file: .module.function"
+            ),
+        ),
+    ]
+    key: Annotated[
+        dg.ResolvedAssetKey | None,
+        dg.Resolver.default(
+            description="For a plain function only. By default the function's name."
+        ),
+    ] = None
+    description: Annotated[str | None, setting(str | None, _REPLACED)] = None
+    group_name: Annotated[str | None, setting(str | None, _REPLACED)] = None
+    code_version: Annotated[str | None, setting(str | None, _REPLACED)] = None
+    freshness_policy: Annotated[
+        dg.FreshnessPolicy | None,
+        dg.Resolver.default(
+            model_field_type=Optional[str],  # noqa: UP045 - Dagster adds `| str`
+            description="A template: {{ dg.FreshnessPolicy.cron(...) }}, for example.",
+        ),
+    ] = None
+    deps: Annotated[list[dg.ResolvedAssetKey] | None, dg.Resolver.default(description=_ADDED)] = (
+        None
+    )
+    metadata: Annotated[dict[str, Any] | None, dg.Resolver.default(description=_ADDED)] = None
+    owners: Annotated[list[str] | None, setting(list[str] | None, _ADDED)] = None
+    tags: Annotated[dict[str, str] | None, setting(dict[str, str] | None, _ADDED)] = None
+    kinds: Annotated[list[str] | None, setting(list[str] | None, _ADDED)] = None
+
+    def definition(self) -> dg.AssetsDefinition:
+        """Return the asset."""
+        attributes = {
+            name: getattr(self, name)
+            for name in type(self).model_fields
+            if name not in {"function", "key"} and getattr(self, name) is not None
+        }
+        if isinstance(self.function, dg.AssetsDefinition):
+            if self.key is not None:
+                msg = (
+                    f"the key {self.key.to_user_string()} is given for an @dg.asset: set the key "
+                    "in the code"
+                )
+                raise ConfigurationError(msg)
+            return _with(self.function, attributes)
+        return _with(dg.asset(key=self.key)(self.function), attributes)
+
+
+def _with(asset: dg.AssetsDefinition, attributes: dict[str, Any]) -> dg.AssetsDefinition:
+    if not attributes:
+        return asset
+    merged = {name: value for name, value in attributes.items() if name in _MERGED}
+    replaced = {name: value for name, value in attributes.items() if name not in _MERGED}
+    return asset.map_asset_specs(
+        lambda spec: spec.merge_attributes(**merged).replace_attributes(**replaced)
+    )
+
+
+def _batch_asset(context: dg.ResolutionContext, model: Any) -> dg.AssetsDefinition:
+    if isinstance(model, str):
+        model = BatchAsset.model()(function=model)
+    asset: BatchAsset = BatchAsset.resolve_from_model(context, model)
+    return asset.definition()
+
+
+ResolvedBatchAsset: TypeAlias = Annotated[
+    dg.AssetsDefinition,
+    dg.Resolver(_batch_asset, model_field_type=str | BatchAsset.model()),
+]
+"""In YAML, a path or a block with attributes."""
 
 KafkaSettings = settings_of(
     KafkaConsumerResource, known_at_load=frozenset({"group_id", "start_from"})
@@ -55,23 +172,21 @@ def _registry(context: dg.ResolutionContext, model: Any) -> SchemaRegistryResour
     return SchemaRegistryResource(**RegistrySettings.resolve_from_model(context, model).given())
 
 
+_DECLARED = described(StreamDefsSettings)
+
+
+def _argument(name: str, annotation: Any, more: str = "") -> dg.Resolver:
+    """Return the resolver of an argument of the builders, with its description there."""
+    return setting(annotation, f"{_DECLARED[name][1]} {more}".strip())
+
+
 class Streaming(dg.Resolvable, dg.Model):
     """Settings of streaming runs: each is a member of the group and processes batch after batch."""
 
-    runs: Annotated[
-        int,
-        setting(Annotated[int, Field(ge=0)], "Number of streaming runs that share the partitions."),
-    ] = 1
-    version: Annotated[
-        str | None,
-        setting(str | None, "Version of the code: runs of another version are replaced."),
-    ] = None
+    runs: Annotated[int, _argument("runs", Annotated[int, Field(ge=0)])] = 1
+    version: Annotated[str | None, _argument("version", str | None)] = None
     max_run_s: Annotated[
-        float,
-        setting(
-            Annotated[float, Field(ge=SHORTEST_RUN_S)],
-            "Maximum age of a run in seconds, before it is replaced.",
-        ),
+        float, _argument("max_run_s", Annotated[float, Field(ge=SHORTEST_RUN_S)])
     ] = 3600.0
 
 
@@ -143,64 +258,35 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
         ),
     ] = ()
     name: Annotated[
-        str | None,
-        setting(
-            str | None,
-            "The name of the job; the sensor's name is the same with the suffix `_sensor`. By "
-            "default kafka_batches, or kafka_stream.",
-        ),
+        str | None, _argument("name", str | None, "By default kafka_batches, or kafka_stream.")
     ] = None
-    kafka_key: Annotated[str, setting(str, "The resource key of `kafka`.")] = "kafka"
-    batch_key: Annotated[str, setting(str, "The resource key of the batch in the assets.")] = (
-        "kafka_batch"
-    )
-    spark_key: Annotated[str, setting(str, "The resource key of `spark`.")] = "spark"
+    kafka_key: Annotated[str, _argument("kafka_key", str)] = "kafka"
+    batch_key: Annotated[str, _argument("batch_key", str)] = "kafka_batch"
+    spark_key: Annotated[str, _argument("spark_key", str)] = "spark"
     registry_key: Annotated[str, setting(str, "The resource key of `registry`.")] = "registry"
-    job_tags: Annotated[
-        dict[str, Any],
-        setting(
-            dict[str, str | dict[str, Any]],
-            "Tags of each run: texts, or blocks, which Dagster stores as JSON.",
-        ),
-    ] = Field(default_factory=dict)
+    job_tags: Annotated[dict[str, Any], _argument("job_tags", dict[str, str | dict[str, Any]])] = (
+        Field(default_factory=dict)
+    )
     lag_within_records: Annotated[
-        int | None,
-        setting(
-            Annotated[int, Field(ge=0)] | None,
-            "The check `lag_within` fails while the total lag of all partitions is above this "
-            "number of offsets. Without this and `lag_within_s` there is no such check.",
-        ),
+        int | None, _argument("lag_within_records", Annotated[int, Field(ge=0)] | None)
     ] = None
     lag_within_s: Annotated[
-        float | None,
-        setting(
-            Annotated[float, Field(gt=0)] | None,
-            "The check fails while a record has been waiting for longer than this, by its "
-            "timestamp.",
-        ),
+        float | None, _argument("lag_within_s", Annotated[float, Field(gt=0)] | None)
     ] = None
     commit_within_s: Annotated[
         float | None,
-        setting(
-            Annotated[float, Field(ge=SHORTEST_FRESHNESS_S)] | None,
-            "Dagster shows the committed offsets as stale if no commit was recorded for this long. "
-            "Use it for topics that always have new records.",
-        ),
+        _argument("commit_within_s", Annotated[float, Field(ge=SHORTEST_FRESHNESS_S)] | None),
     ] = None
     show_topics: Annotated[
         bool,
-        setting(
-            bool,
-            "Whether the lineage shows the topics upstream of the assets. An asset with its own "
-            "`deps` here has only those.",
-        ),
+        _argument("show_topics", bool, "An asset with its own `deps` here has only those."),
     ] = True
     minimum_interval_seconds: Annotated[
-        int, setting(Annotated[int, Field(ge=1)], "Seconds between ticks of the sensor.")
+        int, _argument("minimum_interval_seconds", Annotated[int, Field(ge=1)])
     ] = 5
     default_status: Annotated[
         dg.DefaultSensorStatus,
-        setting(dg.DefaultSensorStatus, "RUNNING starts the sensor automatically; or STOPPED."),
+        _argument("default_status", dg.DefaultSensorStatus, "RUNNING or STOPPED."),
     ] = dg.DefaultSensorStatus.STOPPED
 
     @classmethod
@@ -226,25 +312,12 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
         Raises:
             ConfigurationError: As in `build_kafka_batch_defs` and `build_kafka_stream_defs`.
         """
-        arguments: dict[str, Any] = {
-            "kafka": self.kafka,
-            "assets": self.batch_assets(context),
-            "spark": self.spark,
-            "resources": {} if self.registry is None else {self.registry_key: self.registry},
-            "kafka_key": self.kafka_key,
-            "batch_key": self.batch_key,
-            "spark_key": self.spark_key,
-            "external_work": self.external_work,
-            "job_tags": self.job_tags,
-            "lag_within_records": self.lag_within_records,
-            "lag_within_s": self.lag_within_s,
-            "commit_within_s": self.commit_within_s,
-            "show_topics": self.show_topics,
-            "minimum_interval_seconds": self.minimum_interval_seconds,
-            "default_status": self.default_status,
-        }
-        if self.name is not None:
-            arguments["name"] = self.name
+        shared = _DECLARED.keys() & KafkaBatchComponent.model_fields.keys()
+        arguments: dict[str, Any] = {name: getattr(self, name) for name in sorted(shared)}
+        arguments["assets"] = self.batch_assets(context)
+        arguments["resources"] = {} if self.registry is None else {self.registry_key: self.registry}
+        if self.name is None:
+            del arguments["name"]
         if self.streaming is None:
             return build_kafka_batch_defs(**arguments)
         return build_kafka_stream_defs(

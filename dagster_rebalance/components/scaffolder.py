@@ -127,11 +127,7 @@ class KafkaBatchScaffolder(dg.Scaffolder[ScaffoldParams]):
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
-        """Write the files into the folder of the component.
-
-        Raises:
-            ConfigurationError: The topic's name is invalid, or the folder cannot be imported.
-        """
+        """Write the files into the folder of the component."""
         folder = request.target_path
         topic = request.params.topic or folder.name
         name = re.sub(r"\W", "_", folder.name)

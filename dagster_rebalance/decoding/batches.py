@@ -163,11 +163,7 @@ def apply_policy(
     reasons: Sequence[str | None],
     on_undecodable: OnUndecodable,
 ) -> Any:
-    """Return a batch with decoded columns, and fail on, keep or drop undecodable records.
-
-    Raises:
-        UndecodableError: A record is undecodable, and the policy is "fail".
-    """
+    """Return a batch with decoded columns, and fail on, keep or drop undecodable records."""
     import pyarrow as pa
 
     names = list(batch.schema.names)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.core.model.printable import escaped
+from dagster_rebalance.decoding import avro_payload as avro
 from dagster_rebalance.decoding import json_schema, protobuf
-from dagster_rebalance.decoding.avro import payload as avro
 from dagster_rebalance.decoding.wire_format import GUID_HEADERS
 
 if TYPE_CHECKING:
@@ -48,14 +48,10 @@ class KnownSchemas:
 
 @dataclass(frozen=True)
 class Decoder:
-    """How to decode one part of a record.
+    """How to decode one part of a record by the reader's schema, which defines the column.
 
-    Attributes:
-        part: key or value.
-        format: Format of the payloads.
-        schema: The reader's schema, which defines the column.
-        writer: Finds the schema with an id.
-        message: Protobuf: full name of the message, or empty for the first one.
+    `writer` finds the schema with an id. `message` is the full name of a Protobuf message, empty
+    for the first one.
     """
 
     part: Literal["key", "value"]
@@ -65,13 +61,10 @@ class Decoder:
     message: str = ""
 
     def open(self, *, as_python: bool = False) -> OpenDecoder:
-        """Return a decoder that is ready for payloads.
+        """Return a decoder that is ready; raise UndecodableError if the schema is invalid.
 
-        Args:
-            as_python: Return the Python values of the format's library instead of Arrow values.
-
-        Raises:
-            UndecodableError: The reader's schema is invalid.
+        With `as_python`, it returns the Python values of the format's library instead of Arrow
+        values.
         """
         if self.format == "avro":
             column, decode = avro.open_reader(self.schema, self.writer, as_python=as_python)
@@ -98,11 +91,7 @@ class OpenDecoder:
     _guid_header: str
 
     def __call__(self, payload: bytes | None, header_names: Iterable[str] = ()) -> Any:
-        """Return the value of a payload, or None for a tombstone.
-
-        Raises:
-            UndecodableError: The payload cannot be decoded.
-        """
+        """Return the value of a payload, None for a tombstone; raise UndecodableError."""
         if payload is None:
             return None
         if self._guid_header and self._guid_header in header_names:
@@ -125,11 +114,7 @@ class OpenDecoder:
     def try_decode(
         self, payload: bytes | None, header_names: Iterable[str] = ()
     ) -> tuple[Any, str | None]:
-        """Return a value and None, or None and why the payload is undecodable.
-
-        Raises:
-            MemoryError: Memory ran out, which is not the fault of the record.
-        """
+        """Return a value and None, or None and the reason. A lack of memory is raised."""
         try:
             return self(payload, header_names), None
         except UndecodableError as problem:

@@ -64,13 +64,7 @@ def open_reader(
 ) -> tuple[Column, Callable[[bytes], Any]]:
     """Return the column of the reader's schema, and a function that decodes.
 
-    Args:
-        schema: The reader's schema.
-        writer: Finds the schema with an id; None for JSON without a frame.
-        as_python: Return dicts for all JSON objects.
-
-    Raises:
-        UndecodableError: The reader's schema is invalid.
+    Without `writer`, payloads have no frame. With `as_python`, all JSON objects become dicts.
     """
     own = JsonValidator(schema)
     try:
@@ -109,11 +103,7 @@ def _refuse_constant(constant: str) -> None:
 
 
 class _Parser:
-    """Parses JSON and keeps the digits of its numbers.
-
-    Attributes:
-        last_inexact: The last number with more digits than a double has.
-    """
+    """Parses JSON and keeps the digits of its numbers; `last_inexact` has more than a double."""
 
     def __init__(self) -> None:
         self.last_inexact: InexactFloat | None = None
@@ -146,9 +136,8 @@ class _Parser:
 class _ColumnMapping:
     """Maps JSON schemas to columns.
 
-    Args:
-        is_ref_exclusive: Whether keywords beside a `$ref` are ignored, as up to draft 7.
-        as_python: Whether values without a column type stay Python values instead of text.
+    With `is_ref_exclusive`, keywords beside a `$ref` are ignored, as up to draft 7. With
+    `as_python`, values without a column type stay Python values instead of text.
     """
 
     def __init__(self, *, is_ref_exclusive: bool, as_python: bool) -> None:

@@ -60,24 +60,14 @@ class InexactFloat(float):
 
 
 def to_decimal(number: float) -> Decimal:
-    """Return a number with all digits of its JSON.
-
-    Raises:
-        ArithmeticError: The exponent is beyond that of a Decimal.
-    """
+    """Return a number with all digits of its JSON."""
     return Decimal(number.text if isinstance(number, InexactFloat) else repr(number))
 
 
 class JsonValidator:
-    """Validates values by a schema.
+    """Validates values by a schema; raises UndecodableError if the schema is invalid.
 
-    Attributes:
-        root: The schema without the rules that are not checked.
-        resolver: Resolves references.
-        is_ref_exclusive: Whether keywords beside a `$ref` are ignored, as up to draft 7.
-
-    Raises:
-        UndecodableError: The schema is invalid.
+    With `is_ref_exclusive`, keywords beside a `$ref` are ignored, as up to draft 7.
     """
 
     def __init__(self, schema: SchemaText) -> None:
@@ -121,16 +111,10 @@ class JsonValidator:
             raise UndecodableError(msg) from problem
 
     def validate(self, value: object, text: bytes, *, is_exact: bool) -> None:
-        """Validate a value.
+        """Validate a value, whose JSON is `text`; raise UndecodableError if it does not fit.
 
-        Args:
-            value: The value.
-            text: Its JSON.
-            is_exact: Whether no number has more digits than a double has.
-
-        Raises:
-            UndecodableError: The value does not fit, or validation would exceed a bound. The reason
-                names the place and the rule, but not the value, which may be personal data.
+        With `is_exact`, no number has more digits than a double has. The reason names the place and
+        the rule, but not the value, which may be personal data.
         """
         opened = text.count(b"[") + text.count(b"{")
         if opened > _MAX_LEVELS and _is_too_deep(value):
@@ -304,11 +288,7 @@ def _cost_of(schema: Any, resolver: Any, draft: Any) -> _Cost:
 
 
 class _CostCounter:
-    """Adds up the costs of the parts of a schema, which may be too deep for a recursion.
-
-    Args:
-        draft: The specification of schemas that name none.
-    """
+    """Adds up the costs of the parts of a schema, which may be too deep for a recursion."""
 
     def __init__(self, draft: Any) -> None:
         self._draft = draft

@@ -43,11 +43,7 @@ _WRAPPERS = {
 def open_reader(
     schema: SchemaText, writer: Callable[[int], SchemaText], message: str
 ) -> tuple[Column, Callable[[bytes], Any]]:
-    """Return the column of a message (by default the first one), and a function that decodes.
-
-    Raises:
-        UndecodableError: The reader's schema is invalid, or does not have the message.
-    """
+    """Return the column of a message (by default the first one), and a function that decodes."""
     from google.protobuf.message_factory import GetMessageClass
 
     file = _load_file(schema)

@@ -25,10 +25,8 @@ GUID_HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 class SchemaText:
     """A registered schema as plain data, without a login or a connection.
 
-    Attributes:
-        text: The schema. Protobuf: a serialised file descriptor in base64.
-        references: Name and text of each schema that it refers to, directly or not. A schema comes
-            after those that it needs itself.
+    The text of Protobuf is a serialised file descriptor in base64. `references` has the name and
+    text of each schema that it refers to, directly or not, after those that it needs itself.
     """
 
     text: str
@@ -36,12 +34,9 @@ class SchemaText:
 
 
 class Frame(NamedTuple):
-    """The header of a payload.
+    """The writer's schema of a payload, the position of its data, and the Protobuf message in it.
 
-    Attributes:
-        schema_id: The writer's schema.
-        starts_at: Position of the data.
-        indexes: Protobuf: the path to the message, outermost first.
+    `indexes` is the path to the message, outermost first.
     """
 
     schema_id: int
@@ -50,11 +45,7 @@ class Frame(NamedTuple):
 
 
 def parse_frame(payload: bytes, *, has_indexes: bool = False) -> Frame:
-    """Parse the frame of a payload; `has_indexes` is for Protobuf.
-
-    Raises:
-        UndecodableError: The frame is missing, truncated, or of the newer form.
-    """
+    """Parse the frame of a payload; `has_indexes` is for Protobuf."""
     if len(payload) < _HEADER_BYTES or payload[0] != 0:
         raise UndecodableError(_why_no_frame(payload))
     schema_id = int.from_bytes(payload[1:_HEADER_BYTES], "big")

@@ -14,35 +14,46 @@ import dagster as dg
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.topics import Topics
-from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.core.streaming.replicas import Replicas
 from dagster_rebalance.orchestration.batch.batch_values import with_values_by_batch
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.batch.validation import (
     check_assets,
     check_config,
+    check_makes_assets,
     check_resources,
     check_retries,
     check_steps,
+)
+from dagster_rebalance.orchestration.builders import (
+    BatchDefsSettings,
+    DefsSettings,
+    StreamDefsSettings,
+    described,
+    sensor_arguments,
+    takes,
 )
 from dagster_rebalance.orchestration.operators.launchpad import (
     build_kafka_control_job,
     build_kafka_rerun_job,
 )
-from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor, check_lease
+from dagster_rebalance.orchestration.per_batch.batch_sensor import (
+    build_kafka_batch_sensor,
+    check_lease,
+)
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.checks import (
     build_history_checks,
     build_lag_check,
     build_stopped_check,
 )
+from dagster_rebalance.orchestration.resources.client_settings import pinned
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
     hardcoded_registry_secrets,
     hardcoded_secrets,
     hidden_settings,
 )
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.pinned_resource import pinned
 from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
@@ -50,77 +61,31 @@ from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import GROUP_TAG
 from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall, sorted_calls
-from dagster_rebalance.orchestration.streaming.asset_forms import check_makes_assets
-from dagster_rebalance.orchestration.streaming.code_version import code_version
-from dagster_rebalance.orchestration.streaming.sensor import build_kafka_stream_sensor
 from dagster_rebalance.orchestration.streaming.step import (
     RerunKafkaBatch,
     stream_asset,
     with_topics,
 )
+from dagster_rebalance.orchestration.streaming.stream_sensor import build_kafka_stream_sensor
+from dagster_rebalance.orchestration.streaming.versions import code_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dagster_rebalance.orchestration.runs.external_jobs import ExternalWork
 
 SHORTEST_RUN_S = 60.0
 """A run that is replaced earlier would hardly have joined the group."""
 SHORTEST_FRESHNESS_S = 60.0
 
 
-def build_kafka_batch_defs(
-    *,
-    kafka: KafkaConsumerResource,
-    assets: Sequence[dg.AssetsDefinition],
-    spark: KafkaSparkResource | None = None,
-    name: str = "kafka_batches",
-    kafka_key: str = "kafka",
-    batch_key: str = "kafka_batch",
-    spark_key: str = "spark",
-    resources: Mapping[str, Any] | None = None,
-    external_work: Sequence[ExternalWork] = (),
-    job_tags: Mapping[str, Any] | None = None,
-    lag_within_records: int | None = None,
-    lag_within_s: float | None = None,
-    commit_within_s: float | None = None,
-    show_topics: bool = True,
-    minimum_interval_seconds: int = 5,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
-) -> dg.Definitions:
+@takes(BatchDefsSettings)
+def build_kafka_batch_defs(settings: BatchDefsSettings) -> dg.Definitions:
     """Process the topics of a consumer group with assets, one run per batch of offsets.
 
     The assets take their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, with
     `spark`, their session from the resource `spark`. All assets of a batch run in one process. For
     several groups in one code location, give each its own name and resource keys, and join them
     with `dg.Definitions.merge`.
-
-    Args:
-        kafka: The group to join.
-        assets: The assets that process a batch.
-        spark: The Spark session of a run.
-        name: The name of the job, which no asset may have. The sensor is named `<name>_sensor`.
-        kafka_key: The resource key of `kafka`.
-        batch_key: The resource key of the `KafkaBatch`, as the assets use it.
-        spark_key: The resource key of `spark`.
-        resources: Further resources of the assets. The config of a run cannot change a
-            `SchemaRegistryResource`. An IO manager through which an asset takes the value of
-            another must be among them, except Dagster's default: values are stored per batch
-            (`values_by_batch`).
-        external_work: Stops the external work of a run that did not succeed, such as jobs of a
-            Pipes client, before its batch is requested again.
-        job_tags: Tags of each run. Dagster stores other values than strings as JSON.
-        lag_within_records: The check `lag_within` fails while more offsets wait in all partitions
-            together. Without this and `lag_within_s` there is no such check.
-        lag_within_s: The check `lag_within` fails while a record waits for longer, by its
-            timestamp.
-        commit_within_s: Dagster's freshness policy shows the committed offsets as stale when no
-            commit was recorded for longer. At least 60; for topics that always receive records.
-        show_topics: Whether the topics are upstream of the assets in the lineage. An asset that
-            takes the value of another cannot get them. Dagster changes the deps of an asset only
-            once: turn it off if something else changes them.
-        minimum_interval_seconds: Seconds between ticks of the sensor; below 5 has no effect.
-        default_status: Whether the sensor is on from the start.
 
     Returns:
         The assets, the job, the sensor, the jobs of operators (`<name>_control` pauses partitions,
@@ -134,122 +99,43 @@ def build_kafka_batch_defs(
             taken; a secret is written in the code; or settings are invalid. Values of environment
             variables are checked in the first tick.
     """
-    _check_numbers(
-        name,
-        whole={
-            "lag_within_records": lag_within_records,
-            "minimum_interval_seconds": minimum_interval_seconds,
-        },
-        seconds={"lag_within_s": lag_within_s, "commit_within_s": commit_within_s},
-    )
-    _check(name, assets, kafka, spark, streams=False)
-    check_lease(f"{name}_sensor", _with_known_group(kafka), minimum_interval_seconds)
-    limit = LagLimit(lag_within_records, lag_within_s)
-    topics = _topic_assets(kafka) if show_topics else []
-    nodes = [asset.node_def for asset in assets if asset.is_executable]
+    name, kafka, batch_key = settings.name, settings.kafka, settings.batch_key
+    _check(settings, streams=False)
+    check_lease(f"{name}_sensor", _with_known_group(kafka), settings.minimum_interval_seconds)
+    _ = settings.lag_limit  # refuses an invalid one
+    nodes = [asset.node_def for asset in settings.assets if asset.is_executable]
     check_steps(name, nodes, batch_key)
     check_config(name, nodes)
     check_retries(name, nodes)
-    _check_keys(name, kafka_key, spark_key, batch_key)
-    provided = _resources(
-        name,
-        {kafka_key: kafka, spark_key: spark},
-        resources,
-        batch_key,
-        **{batch_key: KafkaBatch(kafka=kafka)},
-    )
-    provided = with_values_by_batch(name, assets, provided)
-    _check_resources(name, assets, provided)
-    assets = [_downstream(asset, topics) for asset in assets]
+    _check_keys(name, settings.kafka_key, settings.spark_key, batch_key)
+    provided = _resources(settings, {batch_key: KafkaBatch(kafka=kafka)})
+    provided = with_values_by_batch(name, settings.assets, provided)
+    _check_resources(name, settings.assets, provided)
+    topics = _topic_assets(settings)
+    assets = [_downstream(asset, topics) for asset in settings.assets]
     job = dg.define_asset_job(
         name,
         selection=_without_checks_of_others(assets),
         executor_def=dg.in_process_executor,
-        tags=dict(job_tags or {}),
+        tags=dict(settings.job_tags or {}),
     )
     sensor = build_kafka_batch_sensor(
         name=f"{name}_sensor",
         job=job,
-        kafka_key=kafka_key,
-        batch_key=batch_key,
-        spark_key=None if spark is None else spark_key,
-        external_work=external_work,
-        lag_within_records=lag_within_records,
-        lag_within_s=lag_within_s,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
+        spark_key=settings.own_spark_key,
+        **sensor_arguments(settings),
     )
-    return _definitions(
-        name,
-        kafka,
-        kafka_key,
-        limit,
-        commit_within_s,
-        topics=topics,
-        assets=assets,
-        job=job,
-        sensor=sensor,
-        resources=provided,
-    )
+    return _definitions(settings, topics, assets, job=job, sensor=sensor, resources=provided)
 
 
-def build_kafka_stream_defs(
-    *,
-    kafka: KafkaConsumerResource,
-    assets: Sequence[dg.AssetsDefinition],
-    spark: KafkaSparkResource | None = None,
-    runs: int = 1,
-    name: str = "kafka_stream",
-    version: str | None = None,
-    max_run_s: float = 3600.0,
-    kafka_key: str = "kafka",
-    batch_key: str = "kafka_batch",
-    spark_key: str = "spark",
-    resources: Mapping[str, Any] | None = None,
-    external_work: Sequence[ExternalWork] = (),
-    job_tags: Mapping[str, Any] | None = None,
-    lag_within_records: int | None = None,
-    lag_within_s: float | None = None,
-    commit_within_s: float | None = None,
-    show_topics: bool = True,
-    minimum_interval_seconds: int = 5,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
-) -> dg.Definitions:
+@takes(StreamDefsSettings)
+def build_kafka_stream_defs(settings: StreamDefsSettings) -> dg.Definitions:
     """Process the topics of a consumer group with assets in streaming runs: one run, many batches.
 
     A streaming run is a member of the group. It calls the function of each asset for one batch
     after the other, so a batch costs hundredths of a second instead of the start of a run. Several
     runs share the partitions. The assets are the same as for `build_kafka_batch_defs`: they take
     their offsets from the parameter `kafka_batch` (a `KafkaBatch`).
-
-    Args:
-        kafka: The group to join.
-        assets: The assets that process a batch. Each is made by one decorated function that returns
-            nothing or `dg.MaterializeResult`.
-        spark: The Spark session of a run, shared by its batches.
-        runs: The number of streaming runs.
-        name: The name of the job, which no asset may have. The sensor is named `<name>_sensor`.
-        version: The version of the code. Runs of another version are replaced one after the other.
-            By default a digest of the settings and of the source files of the assets.
-        max_run_s: Runs that are older are replaced in the same way.
-        kafka_key: The resource key of `kafka`.
-        batch_key: The name of the batch in the assets.
-        spark_key: The resource key of `spark`.
-        resources: Further resources of the assets, which live as long as the run. The config of a
-            run cannot change a `SchemaRegistryResource`.
-        external_work: Stops the external work of a batch that did not succeed, such as jobs of a
-            Pipes client, before the batch is retried.
-        job_tags: Tags of each run. Dagster stores other values than strings as JSON.
-        lag_within_records: The check `lag_within` fails while more offsets wait in all partitions
-            together. Without this and `lag_within_s` there is no such check.
-        lag_within_s: The check `lag_within` fails while a record waits for longer, by its
-            timestamp.
-        commit_within_s: Dagster's freshness policy shows the committed offsets as stale when no
-            commit was recorded for longer. At least 60; for topics that always receive records.
-        show_topics: Whether the topics are upstream of the assets in the lineage. Dagster changes
-            the deps of an asset only once: turn it off if something else changes them.
-        minimum_interval_seconds: Seconds between ticks of the sensor, which starts the runs.
-        default_status: Whether the sensor is on from the start.
 
     Returns:
         The assets, the job, the sensor, the jobs of operators (`<name>_control` pauses partitions,
@@ -262,113 +148,69 @@ def build_kafka_stream_defs(
             at launch; a name or a resource key is taken; a secret is written in the code; or
             settings are invalid. Values of environment variables are checked in the first tick.
     """
-    _check_numbers(
-        name,
-        whole={
-            "runs": runs,
-            "lag_within_records": lag_within_records,
-            "minimum_interval_seconds": minimum_interval_seconds,
-        },
-        seconds={
-            "max_run_s": max_run_s,
-            "lag_within_s": lag_within_s,
-            "commit_within_s": commit_within_s,
-        },
-    )
-    _check(name, assets, kafka, spark, streams=True)
-    limit = LagLimit(lag_within_records, lag_within_s)
-    for setting, value, least in (("runs", runs, 0), ("max_run_s", max_run_s, SHORTEST_RUN_S)):
-        if value < least:
+    name, kafka, spark = settings.name, settings.kafka, settings.spark
+    _check(settings, streams=True)
+    limit, rerun_key = settings.lag_limit, f"{name}_rerun_batch"
+    for setting, least in (("runs", 0), ("max_run_s", SHORTEST_RUN_S)):
+        if (value := getattr(settings, setting)) < least:
             msg = f"{setting}={value:g} of {name} must be at least {least:g}"
             raise ConfigurationError(msg)
-    rerun_key = f"{name}_rerun_batch"
-    _check_keys(name, kafka_key, spark_key, batch_key, rerun_key)
-    provided = _resources(
+    _check_keys(name, settings.kafka_key, settings.spark_key, settings.batch_key, rerun_key)
+    provided = _resources(settings, {rerun_key: RerunKafkaBatch(kafka=kafka)})
+    stopper = stopper_of(name, settings.external_work)
+    _check_resources(name, settings.assets, provided)
+    calls = sorted_calls([AssetCall.of(asset, settings.batch_key) for asset in settings.assets])
+    topics = _topic_assets(settings)
+    streamed = stream_asset(
         name,
-        {kafka_key: kafka, spark_key: spark},
-        resources,
-        batch_key,
-        **{rerun_key: RerunKafkaBatch(kafka=kafka)},
+        calls,
+        [topic.key for topic in topics],
+        kafka_key=settings.kafka_key,
+        rerun_key=rerun_key,
+        spark_key=settings.own_spark_key,
+        stopper=stopper,
+        lag_limit=limit,
     )
-    stopper = stopper_of(name, external_work)
-    _check_resources(name, assets, provided)
-    calls = sorted_calls([AssetCall.of(asset, batch_key) for asset in assets])
-    topics = _topic_assets(kafka) if show_topics else []
-    registries = _registries(resources)
+    job_tags = settings.job_tags or {}
+    job = dg.define_asset_job(
+        name,
+        selection=_without_checks_of_others([streamed]),
+        executor_def=dg.in_process_executor,
+        tags={**job_tags, GROUP_TAG: _value_of(kafka.group_id)},
+    )
+    # What is no JSON was refused by Dagster.
+    tags = json.dumps(dict(job_tags), sort_keys=True)
+    registries = _registries(settings.resources)
     unshown = [
         [*hidden_settings(resource)]
         for resource in (kafka, spark, *registries.values())
         if resource is not None
     ]
-    streamed = stream_asset(
-        name,
-        calls,
-        [topic.key for topic in topics],
-        kafka_key=kafka_key,
-        rerun_key=rerun_key,
-        spark_key=None if spark is None else spark_key,
-        stopper=stopper,
-        lag_limit=limit,
+    version = settings.version or code_version(
+        [call.function for call in calls], f"{kafka!r} {spark!r} {registries!r} {unshown} {tags}"
     )
-    job = dg.define_asset_job(
-        name,
-        selection=_without_checks_of_others([streamed]),
-        executor_def=dg.in_process_executor,
-        tags={**(job_tags or {}), GROUP_TAG: _value_of(kafka.group_id)},
-    )
-    # What is no JSON was refused by Dagster.
-    tags = json.dumps(dict(job_tags or {}), sort_keys=True)
-    settings = f"{kafka!r} {spark!r} {registries!r} {unshown} {tags}"
-    sensor = build_kafka_stream_sensor(
-        name=f"{name}_sensor",
-        job=job,
-        replicas=Replicas(
-            runs=runs,
-            version=version or code_version([call.function for call in calls], settings),
-            max_run_s=max_run_s,
-        ),
-        rerun_key=rerun_key,
-        kafka_key=kafka_key,
-        spark_key=None if spark is None else spark_key,
-        stopper=stopper,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
-    )
-    return _definitions(
-        name,
-        kafka,
-        kafka_key,
-        limit,
-        commit_within_s,
-        topics=topics,
-        assets=[streamed],
-        job=job,
-        sensor=sensor,
-        resources=provided,
-    )
+    replicas = Replicas(runs=settings.runs, version=version, max_run_s=settings.max_run_s)
+    sensor = build_kafka_stream_sensor(settings, job, replicas, rerun_key, stopper)
+    return _definitions(settings, topics, [streamed], job=job, sensor=sensor, resources=provided)
 
 
-def _check_numbers(
-    name: str, *, whole: Mapping[str, object], seconds: Mapping[str, object]
-) -> None:
-    wholes, reals = (whole, Integral, "a whole number"), (seconds, Real, "a number of seconds")
-    for given, kind, wanted in (wholes, reals):
-        for setting, value in given.items():
-            is_number = isinstance(value, kind) and not isinstance(value, bool)
-            is_nan = isinstance(value, float) and math.isnan(value)
-            if value is not None and (not is_number or is_nan):
-                msg = f"{setting}={value!r} of {name} must be {wanted}"
-                raise ConfigurationError(msg)
+def _check_numbers(settings: DefsSettings) -> None:
+    for setting, (kind, _) in described(type(settings)).items():
+        value = getattr(settings, setting)
+        is_whole = kind in {int, int | None}
+        if value is None or not (is_whole or kind in {float, float | None}):
+            continue
+        is_number = isinstance(value, Integral if is_whole else Real)
+        is_nan = isinstance(value, float) and math.isnan(value)
+        if isinstance(value, bool) or not is_number or is_nan:
+            wanted = "a whole number" if is_whole else "a number of seconds"
+            msg = f"{setting}={value!r} of {settings.name} must be {wanted}"
+            raise ConfigurationError(msg)
 
 
-def _check(
-    name: str,
-    assets: Sequence[dg.AssetsDefinition],
-    kafka: KafkaConsumerResource,
-    spark: KafkaSparkResource | None,
-    *,
-    streams: bool,
-) -> None:
+def _check(settings: DefsSettings, *, streams: bool) -> None:
+    name, assets, kafka, spark = settings.name, settings.assets, settings.kafka, settings.spark
+    _check_numbers(settings)
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
         raise ConfigurationError(msg)
@@ -413,23 +255,20 @@ def _check_keys(name: str, *keys: str) -> None:
             raise ConfigurationError(msg)
 
 
-def _resources(
-    name: str,
-    given: Mapping[str, Any],
-    others: Mapping[str, Any] | None,
-    batch_key: str,
-    **more: Any,  # noqa: ANN401 - resources have no common type
-) -> dict[str, Any]:
+def _resources(settings: DefsSettings, batch: Mapping[str, KafkaBatch]) -> dict[str, Any]:
     """Return all resources. The config of a run cannot change those of this package."""
-    own = {key: pinned(resource) for key, resource in given.items() if resource is not None} | more
-    taken = sorted((own.keys() | {batch_key}) & (others or {}).keys())
+    name, others = settings.name, settings.resources or {}
+    given = {settings.kafka_key: settings.kafka, settings.spark_key: settings.spark}
+    own: dict[str, Any] = {key: pinned(one) for key, one in given.items() if one is not None}
+    own |= batch
+    taken = sorted((own.keys() | {settings.batch_key}) & others.keys())
     if taken:
         msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
         raise ConfigurationError(msg)
     registries = _registries(others)
     for key, registry in registries.items():
         _check_secrets(name, hardcoded_registry_secrets(key, registry))
-    return {**own, **(others or {}), **{key: pinned(one) for key, one in registries.items()}}
+    return {**own, **others, **{key: pinned(one) for key, one in registries.items()}}
 
 
 def _check_resources(
@@ -456,12 +295,13 @@ def _without_checks_of_others(assets: Sequence[dg.AssetsDefinition]) -> dg.Asset
     return dg.AssetSelection.assets(*assets).without_checks() | dg.AssetSelection.checks(*own)
 
 
-def _topic_assets(kafka: KafkaConsumerResource) -> list[dg.AssetSpec]:
-    """Return the topics as external assets, without patterns and unset environment variables.
+def _topic_assets(settings: DefsSettings) -> list[dg.AssetSpec]:
+    """Return the shown topics as external assets, without patterns and unset variables.
 
     The assets of groups that read the same topic are equal, so Dagster takes them for one.
     """
-    given = (topic.get_value() if isinstance(topic, dg.EnvVar) else topic for topic in kafka.topics)
+    topics = settings.kafka.topics if settings.show_topics else []
+    given = (topic.get_value() if isinstance(topic, dg.EnvVar) else topic for topic in topics)
     known = [topic for topic in given if topic]
     names = Topics.of(known).names if known else ()
     return [
@@ -494,19 +334,16 @@ def _downstream(asset: dg.AssetsDefinition, topics: Sequence[dg.AssetSpec]) -> d
 
 
 def _definitions(
-    name: str,
-    kafka: KafkaConsumerResource,
-    kafka_key: str,
-    lag_limit: LagLimit,
-    commit_within_s: float | None,
-    *,
+    settings: DefsSettings,
     topics: Sequence[dg.AssetSpec],
     assets: Sequence[dg.AssetsDefinition],
-    job: Any,  # noqa: ANN401 - dagster exports no name for an asset job
+    *,
+    job: dg.UnresolvedAssetJobDefinition,
     sensor: dg.SensorDefinition,
     resources: Mapping[str, Any],
 ) -> dg.Definitions:
-    group_id = _value_of(kafka.group_id)
+    name, kafka_key, lag_limit = settings.name, settings.kafka_key, settings.lag_limit
+    group_id = _value_of(settings.kafka.group_id)
     group = GroupAssets.of(group_id)
     offsets = dg.AssetSpec(
         group.offsets,
@@ -522,7 +359,7 @@ def _definitions(
         ),
         group_name="streaming",
         kinds={"kafka"},
-        freshness_policy=_freshness(commit_within_s),
+        freshness_policy=_freshness(settings.commit_within_s),
     )
     members = dg.AssetSpec(
         group.group,
@@ -586,11 +423,7 @@ def _with_known_group(kafka: KafkaConsumerResource) -> KafkaConsumerResource:
 
 
 def _value_of(setting: str) -> str:
-    """Return the value of a setting that names assets, so it is needed at load time.
-
-    Raises:
-        ConfigurationError: Its environment variable is not set.
-    """
+    """Return the value of a setting that names assets, so it is needed at load time."""
     if not isinstance(setting, dg.EnvVar):
         return setting
     value = setting.get_value()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.batches.pipes_payload import SentBatch
-from dagster_rebalance.spark.reading.ranges import read_ranges
+from dagster_rebalance.spark.ranges import read_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

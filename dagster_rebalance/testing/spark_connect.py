@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import IllegalStateError
-from dagster_rebalance.spark.session import connector
+from dagster_rebalance.spark import launch
 from dagster_rebalance.testing.local.host import accepts_connections, free_port, private_folder
 from dagster_rebalance.testing.local.jars import (
     Coordinates,
@@ -57,11 +57,11 @@ def _table_format(
 
 
 DELTA_LAKE = _table_format(
-    "delta", connector.DELTA_LAKE, ("org.antlr", "org.apache.spark", "org.scala-lang")
+    "delta", launch.DELTA_LAKE, ("org.antlr", "org.apache.spark", "org.scala-lang")
 )
 """Delta Lake for the installed Spark, 4.0 or 4.1."""
 
-ICEBERG = _table_format("iceberg", connector.ICEBERG)
+ICEBERG = _table_format("iceberg", launch.ICEBERG)
 """Iceberg for the installed Spark, 4.0 or 4.1."""
 
 

@@ -19,7 +19,7 @@ from pyspark.sql.connect.session import SparkSession
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.reading.ranges import read_ranges
+from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
 from proofs.bench.entries import Entry, Goal, Sample
 

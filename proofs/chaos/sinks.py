@@ -8,9 +8,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.spark.delta_and_iceberg import write_delta, write_iceberg
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.writing.delta import write_delta
-from dagster_rebalance.spark.writing.iceberg import write_iceberg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

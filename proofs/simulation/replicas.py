@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from dagster_rebalance.orchestration.per_batch.members import HostedMember, Members
+from dagster_rebalance.orchestration.per_batch.hosted_members import HostedMember, Members
 from proofs.simulation.clockwork import Violation
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from dagster_rebalance import (
 from dagster_rebalance.decoding.batches import RecordLetter
 from dagster_rebalance.decoding.decoder import MAX_REASON_CHARACTERS, KnownSchemas
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
-from dagster_rebalance.orchestration.batch import decoded
+from dagster_rebalance.orchestration.batch import records
 from tests.decoding.records import ORDER, avro, batch
 from tests.kafka.fake_producer import FakeProducer
 
@@ -89,13 +89,13 @@ def test_tombstones_and_parts_without_decoder_are_not_decoded(its: SchemaRegistr
 
 def with_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches for testing store letters."""
-    letters = decoded.Letters.__init__
+    letters = records.Letters.__init__
 
-    def of_a_group(self: decoded.Letters, _: object, topic: str | None) -> None:
+    def of_a_group(self: records.Letters, _: object, topic: str | None) -> None:
         kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=["orders"])
         letters(self, kafka, topic)
 
-    monkeypatch.setattr(decoded.Letters, "__init__", of_a_group)
+    monkeypatch.setattr(records.Letters, "__init__", of_a_group)
 
 
 def test_undecodable_record_fails_the_batch_is_kept_or_becomes_a_letter(
@@ -136,7 +136,7 @@ def test_record_with_unsupported_schema_is_undecodable_alone(
     assert [one.value for one in kept] == [PEN, None, PEN]
     assert "has rules (data contracts)" in str(kept[1].undecodable)
     decoder = its.avro().decoder("value", frozenset({"orders"}))
-    (known,) = decoded.with_known_schemas([decoder], {"value": [1, encrypted]})
+    (known,) = records.with_known_schemas([decoder], {"value": [1, encrypted]})
     assert isinstance(known.writer, KnownSchemas)
     assert "has rules (data contracts)" in known.writer.problems[encrypted]
 
@@ -274,7 +274,7 @@ def test_empty_ranges_have_the_columns_of_the_missing_topic(
 
 
 def test_large_records_are_read_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_rebalance.orchestration.batch.arrow._MAX_CHUNK_BYTES", 10)
+    monkeypatch.setattr("dagster_rebalance.orchestration.batch.records._MAX_CHUNK_BYTES", 10)
     reading = batch(*[b"12345"] * 5, None).arrow()
     assert [one.num_rows for one in reading] == [2, 2, 2]
 

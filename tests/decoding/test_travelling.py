@@ -15,8 +15,8 @@ from dagster_rebalance.decoding.batches import batch_decoder, letter_maker
 from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
 from dagster_rebalance.kafka.schema_registry import Registry
-from dagster_rebalance.orchestration.batch.decoded import with_known_schemas
-from dagster_rebalance.spark.reading.decoded_frame import pickle_by_value
+from dagster_rebalance.orchestration.batch.records import with_known_schemas
+from dagster_rebalance.spark.decoded_frame import pickle_by_value
 from tests.decoding.http_registry import PASSWORD, USER
 from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
 from tests.decoding.test_protobuf import registered, written

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import Message
 
 from dagster_rebalance import KafkaBatch, KafkaSparkResource, OffsetRange
-from dagster_rebalance.spark.writing.iceberg import write_iceberg
+from dagster_rebalance.spark.delta_and_iceberg import write_iceberg
 from tests.docs.blocks import block_with, run_block
 
 PAGE = "docs/outputs.md"

@@ -107,7 +107,7 @@ def test_example_op_processes_the_range_of_a_dead_letter(
         read.append((ranges, config["bootstrap.servers"]))
         return "the records"
 
-    monkeypatch.setattr("dagster_rebalance.spark.reading.ranges.read_ranges", read_ranges)
+    monkeypatch.setattr("dagster_rebalance.spark.ranges.read_ranges", read_ranges)
     monkeypatch.setattr(
         "dagster_rebalance.spark.output.write_parquet_by_range",
         lambda frame, path: written.append((frame, path)),

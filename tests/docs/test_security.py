@@ -19,7 +19,7 @@ from dagster_rebalance import (
 from dagster_rebalance.kafka.client.credentials import Credentials
 from dagster_rebalance.kafka.client.msk_iam import token
 from dagster_rebalance.kafka.client.oauth import Tokens
-from dagster_rebalance.spark.reading.options import REDACTION, spark_kafka_options
+from dagster_rebalance.spark.kafka_options import REDACTION, spark_kafka_options
 from tests.docs.blocks import ROOT, block_with, blocks, run_block
 from tests.kafka.client.test_security import KEY_FORM, LEAST
 

@@ -11,7 +11,7 @@ from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, SchemaR
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.kafka.client.defaults import TABLE
 from dagster_rebalance.orchestration.member import storage_worker
-from dagster_rebalance.orchestration.per_batch import members
+from dagster_rebalance.orchestration.per_batch import hosted_members
 from tests.docs.blocks import ROOT
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def test_fixed_times_are_those_of_the_code() -> None:
         fixed.plan_patience_s,
         fixed.plan_patience_s,
         fixed.recheck_s,
-        members._SILENCE_S,
-        members._ABANDONED_AFTER_S,
+        hosted_members._SILENCE_S,
+        hosted_members._ABANDONED_AFTER_S,
         storage_worker._SILENCE_S,
         storage_worker._PATIENCE_S,
     )

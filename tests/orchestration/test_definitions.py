@@ -28,8 +28,8 @@ from dagster_rebalance.orchestration.reporting.checks import (
     LAG_CHECK,
     STOPPED_CHECK,
 )
+from dagster_rebalance.orchestration.resources.client_settings import PinnedResource
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.pinned_resource import PinnedResource
 from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER

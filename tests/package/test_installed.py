@@ -33,7 +33,7 @@ MODULES = {
     ),
     "spark": (
         "dagster_rebalance.spark.output",
-        "dagster_rebalance.spark.reading.ranges",
+        "dagster_rebalance.spark.ranges",
         "dagster_pyspark",
     ),
     "testing": (

@@ -15,7 +15,7 @@ import dagster as dg
 from dagster_rebalance import OffsetRange
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.reading.ranges import read_ranges
+from dagster_rebalance.spark.ranges import read_ranges
 
 url, settings, brokers, topic, count, folder = sys.argv[1:]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import SparkSession
 
-from dagster_rebalance.spark.session.launch import workers_of_this_python
+from dagster_rebalance.spark.launch import workers_of_this_python
 from dagster_rebalance.testing.local.jars import fetch
 from dagster_rebalance.testing.spark_connect import kafka_connector
 from tests.spark.lakes import connected

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from dagster_rebalance.spark.writing.delta import write_delta
-from dagster_rebalance.spark.writing.iceberg import write_iceberg
+from dagster_rebalance.spark.delta_and_iceberg import write_delta, write_iceberg
 from dagster_rebalance.testing.spark_connect import (
     DELTA_LAKE,
     ICEBERG,

@@ -14,7 +14,7 @@ import pytest
 
 from dagster_rebalance import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.reading.ranges import read_ranges
+from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.spark_cluster import SparkCluster
 from dagster_rebalance.testing.spark_connect import SparkConnectServer

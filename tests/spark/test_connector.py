@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from dagster_rebalance import KafkaSparkResource
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.session import connector
+from dagster_rebalance.spark import launch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ KafkaSparkResource(spark_config=settings).spark_session
 
 def test_connector_has_the_version_of_the_installed_pyspark() -> None:
     assert (
-        connector.kafka_connector_package()
+        launch.kafka_connector_package()
         == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pyspark')}"
     )
 
@@ -66,7 +66,7 @@ def test_table_format_has_the_version_for_the_installed_spark(
     monkeypatch: pytest.MonkeyPatch, version: str, config: dict[str, str], packages: list[str]
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda _name: version)
-    assert connector.table_packages(config) == packages
+    assert launch.table_packages(config) == packages
 
 
 def test_unknown_table_format_is_refused_when_definitions_load(
@@ -79,15 +79,15 @@ def test_unknown_table_format_is_refused_when_definitions_load(
 
 
 def test_advised_pyspark_has_both_table_formats() -> None:
-    minor = connector.ADVISED.rpartition(".")[0]
-    assert minor in connector.DELTA_LAKE
-    assert minor in connector.ICEBERG
+    minor = launch.ADVISED.rpartition(".")[0]
+    assert minor in launch.DELTA_LAKE
+    assert minor in launch.ICEBERG
 
 
 @pytest.mark.parametrize("version", ["3.5.6", "5.0.0", "4.1.0.dev1", "4.0"])
 def test_unsupported_spark_is_refused(version: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"pyspark {version} .*pyspark>=4.0,<5"):
-        connector.connector_coordinate(version, "2.13")
+        launch.connector_coordinate(version, "2.13")
 
 
 def test_missing_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,12 +97,12 @@ def test_missing_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(metadata, "version", nothing_is_installed)
     with pytest.raises(ConfigurationError, match=r"dagster-rebalance\[spark\]"):
-        connector.kafka_connector_package()
+        launch.kafka_connector_package()
 
 
 def test_pyspark_without_jars_has_the_scala_of_spark_4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda _name: None)
-    assert connector.installed_scala_version() == "2.13"
+    assert launch.installed_scala_version() == "2.13"
 
 
 def test_extra_allows_no_spark_without_a_fetchable_connector() -> None:
@@ -111,9 +111,9 @@ def test_extra_allows_no_spark_without_a_fetchable_connector() -> None:
         for text in metadata.requires("dagster-rebalance") or ()
         if text.startswith("pyspark")
     )
-    *minor, patch = connector.ADVISED.split(".")
-    assert connector.ADVISED in connector.FETCHED
-    assert wanted.specifier.contains(connector.ADVISED)
+    *minor, patch = launch.ADVISED.split(".")
+    assert launch.ADVISED in launch.FETCHED
+    assert wanted.specifier.contains(launch.ADVISED)
     assert not wanted.specifier.contains(".".join([*minor, str(int(patch) + 1)]))
 
 
@@ -130,6 +130,6 @@ def test_unavailable_connector_is_explained(tmp_path: Path) -> None:
     )
     error = used.stderr.splitlines()[-1]
     assert "ConfigurationError: Spark did not start" in error
-    assert f"It tried to fetch {connector.kafka_connector_package()}." in error
-    assert f"pip install 'pyspark[connect]=={connector.ADVISED}'" in error
+    assert f"It tried to fetch {launch.kafka_connector_package()}." in error
+    assert f"pip install 'pyspark[connect]=={launch.ADVISED}'" in error
     assert "UNRESOLVED DEPENDENCIES" in used.stderr.partition("Traceback")[0]

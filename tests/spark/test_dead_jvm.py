@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from dagster_rebalance.spark.session.jobs import jvm_has_died
+from dagster_rebalance.spark.spark_jobs import jvm_has_died
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

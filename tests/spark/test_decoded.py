@@ -24,11 +24,10 @@ from dagster_rebalance import (
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
 from dagster_rebalance.orchestration.storage.run_tags import format_range
+from dagster_rebalance.spark.decoded_frame import decoded_frame
+from dagster_rebalance.spark.delta_and_iceberg import write_delta, write_iceberg
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.reading.decoded_frame import decoded_frame
-from dagster_rebalance.spark.reading.ranges import given_records
-from dagster_rebalance.spark.writing.delta import write_delta
-from dagster_rebalance.spark.writing.iceberg import write_iceberg
+from dagster_rebalance.spark.ranges import given_records
 from tests.decoding.http_registry import PASSWORD, USER, HttpRegistry, http_registry
 from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
 

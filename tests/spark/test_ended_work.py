@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql.connect.session import SparkSession
 
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
-from dagster_rebalance.spark.session import jobs
-from dagster_rebalance.spark.session.connect_sessions import (
+from dagster_rebalance.spark import spark_jobs
+from dagster_rebalance.spark.connect_sessions import (
     connect_session_id,
     remote_with_session,
     stop_session,
@@ -106,7 +106,7 @@ def test_interrupt_of_a_batch_leaves_other_work_running(
     failures: dict[str, str] = {}
 
     def work(batch_id: str) -> None:
-        jobs.tag_batch(session, batch_id)  # type: ignore[arg-type]
+        spark_jobs.tag_batch(session, batch_id)  # type: ignore[arg-type]
         try:
             write_slowly(session, tmp_path / batch_id)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - compared below
@@ -120,7 +120,7 @@ def test_interrupt_of_a_batch_leaves_other_work_running(
         thread.start()
     for batch_id in ("stopped", "going-on"):
         wait_until_working(tmp_path / batch_id)
-    jobs.interrupt(session, jobs.batch_tag("stopped"))  # type: ignore[arg-type]
+    spark_jobs.interrupt(session, spark_jobs.batch_tag("stopped"))  # type: ignore[arg-type]
     wait_until_stopped(tmp_path / "stopped")
     threads[0].join(STOP_LIMIT_S)
     assert "OPERATION_CANCELED" in failures["stopped"]
@@ -136,14 +136,14 @@ def test_batch_read_in_another_thread_is_interrupted(
     session = SparkSession.builder.remote(spark_connect_server.remote).create()
 
     def work() -> None:
-        jobs.tag_batch(session, "in-a-thread")  # type: ignore[arg-type]
+        spark_jobs.tag_batch(session, "in-a-thread")  # type: ignore[arg-type]
         with suppress(Exception):
             write_slowly(session, tmp_path / "out")  # type: ignore[arg-type]
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     wait_until_working(tmp_path / "out")
-    jobs.settle_batch("in-a-thread", is_done=False)
+    spark_jobs.settle_batch("in-a-thread", is_done=False)
     wait_until_stopped(tmp_path / "out")
     thread.join(STOP_LIMIT_S)
     session.stop()

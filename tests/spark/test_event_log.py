@@ -14,13 +14,13 @@ import pytest
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
-from dagster_rebalance.spark.reading.decoded_frame import write_letters
-from dagster_rebalance.spark.reading.options import (
+from dagster_rebalance.spark.decoded_frame import write_letters
+from dagster_rebalance.spark.kafka_options import (
     OPTIONS_REDACTION,
     REDACTION,
     spark_kafka_options,
 )
-from dagster_rebalance.spark.reading.ranges import read_ranges
+from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from tests.kafka.client.test_security import KEY_PASSWORD, pem_settings
 from tests.spark.lakes import connected

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dagster_rebalance.spark.writing.footers import (
+from dagster_rebalance.spark.parquet_files import (
     COLUMNS,
     RangeKey,
     local_folder,

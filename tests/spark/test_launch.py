@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.session.launch import (
+from dagster_rebalance.spark.launch import (
     one_fetch_at_a_time,
     only_the_given_server,
     settings_in_a_file,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.reading.decoded_frame import write_letters
-from dagster_rebalance.spark.reading.options import spark_kafka_options
+from dagster_rebalance.spark.decoded_frame import write_letters
+from dagster_rebalance.spark.kafka_options import spark_kafka_options
 
 if TYPE_CHECKING:
     from pathlib import Path

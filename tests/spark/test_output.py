@@ -11,11 +11,10 @@ import polars as pl
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.spark import output as output_module
+from dagster_rebalance.spark import parquet, parquet_files
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.reading.ranges import IS_ONE_RANGE_A_TASK, READ_ID
-from dagster_rebalance.spark.session.jobs import is_connect
-from dagster_rebalance.spark.writing import publication
+from dagster_rebalance.spark.ranges import IS_ONE_RANGE_A_TASK, READ_ID
+from dagster_rebalance.spark.spark_jobs import is_connect
 from tests.spark.readers import read_by_all
 
 if TYPE_CHECKING:
@@ -58,13 +57,13 @@ def one_range_a_task(session: SparkSession, *topics: str, value: str = "a") -> D
 def gathered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the folders into which records were gathered by range."""
     folders: list[str] = []
-    stage = output_module._stage
+    stage = parquet._stage
 
     def noted(frame: DataFrame, staged: str) -> int:
         folders.append(staged)
         return stage(frame, staged)
 
-    monkeypatch.setattr(output_module, "_stage", noted)
+    monkeypatch.setattr(parquet, "_stage", noted)
     return folders
 
 
@@ -90,13 +89,13 @@ def test_second_write_of_moved_records_gathers_immediately(
     session: SparkSession, tmp_path: Path, gathered: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    write = output_module._write
+    write = parquet._write
 
     def noted(frame: DataFrame, folder: str, *by: str) -> int:
         written.append(folder.rpartition("/")[2])
         return write(frame, folder, *by)
 
-    monkeypatch.setattr(output_module, "_write", noted)
+    monkeypatch.setattr(parquet, "_write", noted)
     for _ in range(2):
         frame = one_range_a_task(session, "orders").repartition(3, "offset")
         assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10
@@ -117,7 +116,7 @@ def test_task_with_two_ranges_is_gathered(
 def test_unseen_files_are_gathered(
     session: SparkSession, tmp_path: Path, gathered: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_module, "ranges_by_file", lambda _folder, _records: None)
+    monkeypatch.setattr(parquet, "ranges_by_file", lambda _folder, _records: None)
     frame = one_range_a_task(session, "orders")
     assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10
     assert len(gathered) == 1
@@ -135,7 +134,7 @@ def test_empty_write_as_read_replaces_nothing(session: SparkSession, tmp_path: P
 def test_records_are_counted_without_an_observation(
     session: SparkSession, tmp_path: Path, topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_module, "_observed", lambda frame: (frame, SimpleNamespace(get={})))
+    monkeypatch.setattr(parquet, "_observed", lambda frame: (frame, SimpleNamespace(get={})))
     frame = records(session, "orders", "returns").where("true" if topics else "false")
     assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10 * len(topics)
 
@@ -274,7 +273,7 @@ def test_schema_that_does_not_fit_the_files_is_refused(
         return frame.selectExpr("*", f"CAST(offset AS {name}) AS id", *filter(None, [columns]))
 
     if seen_by == "Spark alone":
-        monkeypatch.setattr(output_module, "_is_seen", lambda _parent: False)
+        monkeypatch.setattr(parquet, "_is_seen", lambda _parent: False)
     write_parquet_by_range(of_type("INT"), str(out))
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")}
     for frame, reason in [
@@ -308,15 +307,15 @@ def test_concurrent_first_writers_of_two_schemas_are_reported(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    publish = publication.publish
+    publish = parquet_files.publish
 
     def other_first(*arguments: Any) -> None:  # noqa: ANN401
-        monkeypatch.setattr(publication, "publish", publish)
+        monkeypatch.setattr(parquet_files, "publish", publish)
         other = one_range_a_task(session, "returns").selectExpr("*", "1 AS id")
         write_parquet_by_range(other, str(out))
         publish(*arguments)
 
-    monkeypatch.setattr(publication, "publish", other_first)
+    monkeypatch.setattr(parquet_files, "publish", other_first)
     with pytest.raises(IllegalStateError, match=r"at the same moment.*'id' is missing"):
         write_parquet_by_range(one_range_a_task(session, "orders"), str(out))
 
@@ -372,7 +371,7 @@ def test_workers_of_a_connect_server_publish_unseen_files(
         msg = "this process must not move anything"
         raise AssertionError(msg)
 
-    monkeypatch.setattr(publication, "_are_seen", lambda _uris: False)
+    monkeypatch.setattr(parquet_files, "_are_seen", lambda _uris: False)
     monkeypatch.setattr(os, "replace", not_here)
     write_parquet_by_range(records(session, "orders"), str(tmp_path / "out"))
     found = read_by_all(session, tmp_path / "out")

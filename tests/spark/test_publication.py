@@ -8,14 +8,14 @@ import pyarrow.fs
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.output import _no_moves
-from dagster_rebalance.spark.session.jobs import is_connect
-from dagster_rebalance.spark.writing.publication import (
+from dagster_rebalance.spark.parquet import _no_moves
+from dagster_rebalance.spark.parquet_files import (
     _publish_in_store,
     _publish_on_hadoop,
     check_scheme,
     place_of,
 )
+from dagster_rebalance.spark.spark_jobs import is_connect
 
 if TYPE_CHECKING:
     from pathlib import Path

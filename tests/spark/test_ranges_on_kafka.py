@@ -11,10 +11,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.spark.kafka_options import spark_kafka_options
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.reading.options import spark_kafka_options
-from dagster_rebalance.spark.reading.ranges import _read_round, read_ranges
-from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.ranges import _read_round, read_ranges
+from dagster_rebalance.spark.spark_jobs import is_connect
 from dagster_rebalance.testing.local.kafka_node import admin_of
 from tests.spark.producing import produce
 

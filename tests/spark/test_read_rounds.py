@@ -6,7 +6,7 @@ import pytest
 
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-from dagster_rebalance.spark.reading.ranges import explained_read_errors, read_ranges
+from dagster_rebalance.spark.ranges import explained_read_errors, read_ranges
 
 UNKNOWN_TOPIC = (
     "java.util.concurrent.ExecutionException: o.a.k.UnknownTopicOrPartitionException: This server "

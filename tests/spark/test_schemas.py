@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from dagster_rebalance import IllegalStateError
-from dagster_rebalance.spark.writing.schemas import ddl, refuse_ambiguous_names, refuse_misfits
+from dagster_rebalance.spark.schemas import ddl, refuse_ambiguous_names, refuse_misfits
 
 
 def struct(**types: DataType) -> StructType:

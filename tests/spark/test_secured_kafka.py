@@ -10,7 +10,7 @@ import pytest
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.reading.ranges import read_ranges
+from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.kafka.client.test_security import KEY_PASSWORD, pem_settings
 from tests.spark.lakes import connected

@@ -12,14 +12,14 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.spark.reading.ranges import read_ranges
-from dagster_rebalance.spark.session.connect_sessions import (
+from dagster_rebalance.spark.connect_sessions import (
     check_reachable,
     connect_session_id,
     connects_in_the_clear,
     remote_with_session,
     stop_session,
 )
+from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.local.host import free_port
 
 if TYPE_CHECKING:

@@ -9,11 +9,17 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dagster_rebalance import ConfigurationError, IllegalStateError, OffsetRange
-from dagster_rebalance.spark.reading.ranges import READ_ID, _read_metadata
-from dagster_rebalance.spark.writing import tables
-from dagster_rebalance.spark.writing.delta import DELTA, write_delta
-from dagster_rebalance.spark.writing.iceberg import ICEBERG, write_iceberg
-from dagster_rebalance.spark.writing.tables import Rows, TableFormat, replace_rows
+from dagster_rebalance.spark import delta_and_iceberg
+from dagster_rebalance.spark.delta_and_iceberg import (
+    DELTA,
+    ICEBERG,
+    Rows,
+    TableFormat,
+    replace_rows,
+    write_delta,
+    write_iceberg,
+)
+from dagster_rebalance.spark.ranges import READ_ID, _read_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,14 +51,14 @@ class Frame:
 
 @pytest.fixture(autouse=True)
 def _no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_empty_writer", lambda _frame, _form: None)
+    monkeypatch.setattr(delta_and_iceberg, "_empty_writer", lambda _frame, _form: None)
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The attempts after which a writer waits."""
     after: list[int] = []
-    monkeypatch.setattr(tables, "_pause", after.append)
+    monkeypatch.setattr(delta_and_iceberg, "_pause", after.append)
     return after
 
 
@@ -104,8 +110,8 @@ def test_commit_that_always_conflicts_fails(pauses: list[int]) -> None:
 
     with pytest.raises(ConfigurationError, match=r"10 commits to shop\.orders in a row"):
         replace(write)
-    assert len(written) == tables.ATTEMPTS == 10
-    assert len(pauses) == tables.ATTEMPTS - 1
+    assert len(written) == delta_and_iceberg.ATTEMPTS == 10
+    assert len(pauses) == delta_and_iceberg.ATTEMPTS - 1
 
 
 def test_other_error_is_not_retried(pauses: list[int]) -> None:

@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.spark.output import _moves, _stage, write_parquet_by_range
-from dagster_rebalance.spark.writing.publication import mounted_publisher
+from dagster_rebalance.spark.parquet import _moves, _stage, write_parquet_by_range
+from dagster_rebalance.spark.parquet_files import mounted_publisher
 from tests.spark.readers import LIBRARIES, Reader, by_spark
 
 if TYPE_CHECKING:

@@ -157,11 +157,7 @@ def _refused(job: str, value: _TakenValue, key: str) -> ConfigurationError:
 
 
 class ValuesByBatch(dg.IOManagerDefinition):
-    """An IO manager that stores values by batch.
-
-    Attributes:
-        makers: The job of each asset whose values are stored by batch.
-    """
+    """An IO manager that stores the values of the assets in `makers` by batch of their job."""
 
     def __init__(self, kept: dg.ResourceDefinition) -> None:
         self.makers: dict[dg.AssetKey, str] = {}

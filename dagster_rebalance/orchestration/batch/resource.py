@@ -23,17 +23,19 @@ from dagster_rebalance.core.runs.rerun_batch import rerun_of
 from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
 from dagster_rebalance.kafka.client.settings import isolation_level
 from dagster_rebalance.kafka.reading.range_reader import DEFAULT_TIMEOUT_S, RangeReader
-from dagster_rebalance.orchestration.batch.arrow import decoded_schema, pyarrow, record_batches
-from dagster_rebalance.orchestration.batch.decoded import (
+from dagster_rebalance.orchestration.batch.records import (
     DecodedMessage,
     Decoding,
+    GivenMessages,
     Letters,
     check_letter_topic,
     decoded_batches,
     decoded_messages,
+    decoded_schema,
+    pyarrow,
+    record_batches,
     with_known_schemas,
 )
-from dagster_rebalance.orchestration.batch.for_testing import GivenMessages
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import check_no_secrets
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.registry import Encoding
@@ -53,7 +55,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     parse_range,
     record_run_event,
 )
-from dagster_rebalance.spark.session.jobs import jvm_has_died
+from dagster_rebalance.spark.spark_jobs import jvm_has_died
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -206,8 +208,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 unencrypted; or an option would change which offsets are read.
             IllegalStateError: A range is not one of the batch.
         """
-        from dagster_rebalance.spark.reading.ranges import given_records, read_ranges
-        from dagster_rebalance.spark.session.jobs import tag_batch
+        from dagster_rebalance.spark.ranges import given_records, read_ranges
+        from dagster_rebalance.spark.spark_jobs import tag_batch
 
         wanted = self.chosen(ranges)
         session = spark.spark_session
@@ -262,7 +264,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 or invalid; or as of `dataframe`.
             IllegalStateError: A range is not one of the batch.
         """
-        from dagster_rebalance.spark.reading import decoded_frame as in_spark
+        from dagster_rebalance.spark import decoded_frame as in_spark
 
         decoding = Decoding.of(
             self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable
@@ -324,7 +326,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         decoders: "Sequence[Decoder]",
         topic: str,
     ) -> None:
-        from dagster_rebalance.spark.reading.decoded_frame import write_letters
+        from dagster_rebalance.spark.decoded_frame import write_letters
 
         check_letter_topic(self.kafka, topic)
         write_letters(frame, decoders, topic, self._spark_options(spark))

@@ -1,18 +1,24 @@
-"""Settings of Kafka's and Spark's clients, which Dagster stores as text.
+"""Settings of resources: texts of clients, named functions, and `PinnedResource`.
 
-Numbers and booleans become text as the clients read it. A function is named, which works in YAML
-and reaches the processes of runs. No message shows a value, which may be a secret.
+Dagster stores the settings of Kafka's and Spark's clients as text: numbers and booleans become text
+as the clients read it. A function is named, which works in YAML and reaches the processes of runs.
+No message shows a value, which may be a secret.
+
+Dagster lets the config of a run override each setting of a resource, also with the value of an
+environment variable. Without `PinnedResource`, a user who may launch runs could send the login of
+the resource to another address.
 """
-
-from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+
+import dagster as dg
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 
@@ -21,16 +27,12 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 _FUNCTION = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<function>\w+(?:\.\w+)*)", re.ASCII)
+_PINNED: dict[int, tuple[Any, "PinnedResource"]] = {}
+"""By the id of the resource, which stays alive for its id to stay unique."""
 
 
-def refuse_unknown_settings(resource: type[BaseModel], values: object, otherwise: str) -> object:
-    """Return the arguments of a resource if it has a setting for each: Dagster drops others.
-
-    Args:
-        resource: The class of the resource.
-        values: The arguments.
-        otherwise: The hint for a name that resembles no setting.
-    """
+def refuse_unknown_settings(resource: "type[BaseModel]", values: object, otherwise: str) -> object:
+    """Return the arguments of a resource if it has a setting for each: Dagster drops others."""
     for name in values.keys() - resource.model_fields.keys() if isinstance(values, dict) else ():
         near = difflib.get_close_matches(name, resource.model_fields, n=1)
         hint = f"did you mean {near[0]}?" if near else otherwise
@@ -91,3 +93,38 @@ def function_named(setting: str, text: str) -> Function:
         msg = f"{setting} names '{text}', which is a {type(function).__name__} and no function"
         raise ConfigurationError(msg)
     return function
+
+
+# No `from __future__ import annotations` here: Dagster recognises a nested resource by its
+# evaluated annotation.
+
+
+class PinnedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A resource without a config schema, around another resource.
+
+    Assets, sensors and checks receive the inner resource as the definitions configure it.
+    `build_kafka_batch_defs` wraps its resources in this way. Do the same in your own definitions.
+
+    Example:
+        ```python
+        resources = {
+            "kafka": PinnedResource(resource=kafka),
+            "kafka_batch": KafkaBatch(kafka=kafka),
+        }
+        ```
+    """
+
+    resource: dg.ResourceDependency[dg.ConfigurableResource]  # type: ignore[type-arg]
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Any]:  # noqa: ARG002 - Dagster's signature
+        """Yield the inner resource, which Dagster sets up and tears down."""
+        yield self.resource
+
+
+def pinned(resource: Any) -> PinnedResource:  # noqa: ANN401 - Dagster's resources have no common type that mypy knows
+    """Return the one `PinnedResource` of a resource.
+
+    Dagster merges definitions that share the resource only if they share the wrapper, too.
+    """
+    return _PINNED.setdefault(id(resource), (resource, PinnedResource(resource=resource)))[1]

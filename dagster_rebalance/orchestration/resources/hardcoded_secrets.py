@@ -98,13 +98,7 @@ def without_secrets(text: str, kafka: KafkaConsumerResource) -> str:
 def check_no_secrets(
     extras: Mapping[str, Any], settings: Mapping[str, Any], *, taken: Mapping[str, Any]
 ) -> None:
-    """Check the extras that a user sends with a batch through Dagster Pipes.
-
-    Args:
-        extras: The extras of the user.
-        settings: The settings of the client, with its login.
-        taken: The extras of the batch.
-    """
+    """Check the extras that a user sends with a batch through Dagster Pipes."""
     secrets = _secrets_in(settings)
     for path, name, value in _values_in(extras):
         if path in taken:

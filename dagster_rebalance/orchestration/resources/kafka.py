@@ -332,11 +332,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return as_texts("client_config", value)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Refuse functions in the config of a run: launching runs must not mean running code.
-
-        Raises:
-            ConfigurationError: The config of the run names one.
-        """
+        """Refuse functions in the config of a run: launching runs must not mean running code."""
         config = context.run.run_config if context.run else {}
         named = sorted(_functions_in(config.get("resources")))
         if named:

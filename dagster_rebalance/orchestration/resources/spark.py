@@ -22,16 +22,14 @@ from dagster_rebalance.orchestration.resources.client_settings import (
     as_texts,
     refuse_unknown_settings,
 )
-from dagster_rebalance.spark.session import connect_sessions, jobs
-from dagster_rebalance.spark.session.connector import (
+from dagster_rebalance.spark import connect_sessions, spark_jobs
+from dagster_rebalance.spark.launch import (
     explained_start,
     kafka_connector_package,
-    table_packages,
-)
-from dagster_rebalance.spark.session.launch import (
     one_fetch_at_a_time,
     only_the_given_server,
     settings_in_a_file,
+    table_packages,
     workers_of_this_python,
 )
 
@@ -157,14 +155,14 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 no server answers at `remote`.
         """
         # pyspark stops a Spark Connect session if the server has another session of that id.
-        if self._session is not None and jobs.is_stopped(self._session):
+        if self._session is not None and spark_jobs.is_stopped(self._session):
             self._forget_session()
         if self._session is not None:
             current: SparkSession = self._session
             return current
         session = self._connect() if self.remote else self._start()
-        jobs.make_interruptible(session)
-        jobs.add_tag(session, self._tag)
+        spark_jobs.make_interruptible(session)
+        spark_jobs.add_tag(session, self._tag)
         self._session = session
         return session
 
@@ -184,7 +182,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def interrupt_work(self) -> None:
         """Stop all current Spark jobs of this process; the session stays open."""
         if self._session is not None:
-            jobs.interrupt(self._session, self._tag)
+            spark_jobs.interrupt(self._session, self._tag)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Store the run id. No session starts here: each tick of a sensor sets its resources up."""
@@ -200,13 +198,13 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Stop the Spark jobs of the run, and close its session."""
         if self.remote and self._session_id:
             self._disconnect(self.remote, self._session_id, is_over=_is_over(context))
-        elif self._session is not None and not jobs.jvm_has_died():
+        elif self._session is not None and not spark_jobs.jvm_has_died():
             self._end_local_work()
         self._session = self._session_id = None
         self._lost_sessions.clear()
 
     def _end_local_work(self) -> None:
-        if not jobs.is_stopped(self._session):
+        if not spark_jobs.is_stopped(self._session):
             self.interrupt_work()
         if self._is_own_session:
             self._session.stop()
@@ -226,7 +224,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         connect_sessions.check_reachable(remote)
         self._session_id = session_id
         session: Any = make_session({**self.spark_config, "spark.remote": url})
-        if not jobs.is_connect(session) or session.session_id != session_id:
+        if not spark_jobs.is_connect(session) or session.session_id != session_id:
             msg = (
                 "this process already has another Spark session, which pyspark returns in place of "
                 "one with the run's id: its jobs could not be stopped from other processes. Stop "
@@ -238,13 +236,13 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _start(self) -> "SparkSession":
         make_session = _session_maker()
-        self._is_own_session = not jobs.has_classic_session()
+        self._is_own_session = not spark_jobs.has_classic_session()
         config = self._classic_config()
         packages = config.get(_PACKAGES)
-        with jobs.signal_handlers_kept(), ExitStack() as stack:
+        with spark_jobs.signal_handlers_kept(), ExitStack() as stack:
             if config["spark.master"].startswith("local"):
                 stack.enter_context(workers_of_this_python())
-            if not jobs.has_jvm():
+            if not spark_jobs.has_jvm():
                 stack.enter_context(one_fetch_at_a_time(config))
                 stack.enter_context(settings_in_a_file(config))
                 config = {name: config[name] for name in _BUILDER_SETTINGS}

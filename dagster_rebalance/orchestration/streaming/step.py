@@ -12,12 +12,11 @@ import dagster as dg
 
 from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
+from dagster_rebalance.orchestration.batch.validation import refused
 from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
-from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall
-from dagster_rebalance.orchestration.streaming.asset_forms import refused
-from dagster_rebalance.orchestration.streaming.asset_results import Made
-from dagster_rebalance.orchestration.streaming.run import StreamRun
+from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall, Made
+from dagster_rebalance.orchestration.streaming.stream_run import StreamRun
 
 
 class RerunKafkaBatch(KafkaBatch):
@@ -93,11 +92,7 @@ def stream_asset(
 
 
 def _own_resources(calls: Sequence[AssetCall]) -> dict[str, dg.ResourceDefinition]:
-    """Return the `resource_defs` of the assets.
-
-    Raises:
-        ConfigurationError: Two assets define different resources under one key.
-    """
+    """Return the `resource_defs` of the assets."""
     found: dict[str, dg.ResourceDefinition] = {}
     for call in calls:
         for key, resource in call.asset.resource_defs.items():

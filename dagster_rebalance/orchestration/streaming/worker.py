@@ -36,17 +36,9 @@ _LONG_S = 10.0
 class StreamWorker:
     """Implements `WorkPort` and `RunsPort` for the member of a streaming run.
 
-    Args:
-        run_id: The run.
-        others: The other runs of the group.
-        wake: Wakes the member. Called by any thread.
-        interrupt: Interrupts the current batch. Called by any thread.
-        beat: Stores a heartbeat, which names `active_partitions`.
-        keep: Stores the error of a batch, before its failure is reported.
-        give_up: Ends the run, because its batch does not end. Called by the member's thread.
-        limit_s: How long a batch may take.
-        patience_s: How long an interrupted batch may take to end.
-        clock: A monotonic clock.
+    Any thread calls `wake` and `interrupt`. `beat` stores a heartbeat, which names
+    `active_partitions`. `keep` stores the error of a batch before its failure is reported.
+    `give_up` ends the run if an interrupted batch does not end within `patience_s`.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.batch.batch_values import values_by_batch
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
-from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
-from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
+from dagster_rebalance.orchestration.per_batch import batch_sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.batch_sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.run_tags import (
     RunEvent,

@@ -35,7 +35,7 @@ SECRET = "correct horse"  # noqa: S105 - it must be found nowhere
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.stream_run._WAIT_S", 0.01)
 
 
 def batch_of(**kafka: Any) -> KafkaBatch:  # noqa: ANN401 - settings of all kinds
@@ -260,7 +260,7 @@ def test_streaming_run_stops_jobs_of_other_runs(
             super().__init__(*args, **settings)
             given.append(settings["stop_work"])
 
-    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run.RunLedger", Ledger)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.stream_run.RunLedger", Ledger)
     jobs = Jobs()
     stage = Stage(instance, lambda *_: leave(), external_work=[jobs])
     stage.run()

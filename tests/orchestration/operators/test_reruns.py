@@ -16,6 +16,7 @@ from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.operators.rerun_selection import Span
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
+from dagster_rebalance.orchestration import builders
 from dagster_rebalance.orchestration.member.mailbox import Mail
 from dagster_rebalance.orchestration.operators import rerun_scheduler
 from dagster_rebalance.orchestration.operators.requests import (
@@ -25,8 +26,8 @@ from dagster_rebalance.orchestration.operators.requests import (
     issue_directive,
     time_of,
 )
-from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
-from dagster_rebalance.orchestration.per_batch.members import Members
+from dagster_rebalance.orchestration.per_batch import batch_sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.hosted_members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
@@ -125,13 +126,13 @@ class Ground:
         return planned.rerun.rerun_id
 
     def tick(self, *, real: bool = True, location: str = "shop") -> Any:  # noqa: ANN401 - Dagster's class is private
-        for name, value in (
-            ("MEMBERS", Members()),
-            ("_host", lambda *_, **__: Resting()),
-            ("is_real_tick", lambda _context: real),
-            ("location_of", lambda _context: location),
+        for module, name, value in (
+            (sensor_module, "MEMBERS", Members()),
+            (sensor_module, "_host", lambda *_, **__: Resting()),
+            (sensor_module, "is_real_tick", lambda _context: real),
+            (builders, "location_of", lambda _context: location),
         ):
-            self.monkeypatch.setattr(sensor_module, name, value)
+            self.monkeypatch.setattr(module, name, value)
         name = f"{self.name}_sensor"
         made = self.defs.resolve_sensor_def(name)
         with dg.build_sensor_context(

@@ -21,7 +21,7 @@ from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
-from dagster_rebalance.orchestration.per_batch.members import HostedMember, Members
+from dagster_rebalance.orchestration.per_batch.hosted_members import HostedMember, Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity, MemberLease
@@ -169,7 +169,9 @@ def test_shutdown_lets_members_leave_the_group(farm: Farm) -> None:
 def test_shutdown_waits_no_longer_than_its_limit(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_rebalance.orchestration.per_batch.members._EXIT_MARGIN_S", 0.0)
+    monkeypatch.setattr(
+        "dagster_rebalance.orchestration.per_batch.hosted_members._EXIT_MARGIN_S", 0.0
+    )
     farm.stuck.clear()
     members = Members()
     members.tick("key", lambda: farm.make(shutdown_timeout_s=0.05))
@@ -202,7 +204,7 @@ defs = build_kafka_batch_defs(
 topics=["orders"]), assets=[work]
 )
 defs.resolve_job_def("kafka_batches")
-from dagster_rebalance.orchestration.per_batch.members import MEMBERS
+from dagster_rebalance.orchestration.per_batch.hosted_members import MEMBERS
 assert not MEMBERS._members
 assert set(threading.enumerate()) == before, threading.enumerate()
 print("nothing started")

@@ -15,9 +15,9 @@ import pytest
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.member.mailbox import Mail
-from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
-from dagster_rebalance.orchestration.per_batch.members import Members
-from dagster_rebalance.orchestration.per_batch.sensor import build_kafka_batch_sensor
+from dagster_rebalance.orchestration.per_batch import batch_sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.batch_sensor import build_kafka_batch_sensor
+from dagster_rebalance.orchestration.per_batch.hosted_members import Members
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.ticks import MOST_REQUESTS_PER_TICK, is_real_tick
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags

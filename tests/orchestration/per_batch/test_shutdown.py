@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown
+from dagster_rebalance.orchestration.per_batch.hosted_members import call_on_shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def test_thread_can_watch_while_the_main_thread_waits() -> None:
     """In a code server ticks run in a pool."""
     script = """
         import os, signal, sys, threading, time
-        from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown
+        from dagster_rebalance.orchestration.per_batch.hosted_members import call_on_shutdown
 
         def tick():
             call_on_shutdown(lambda: print("told", threading.current_thread() is \

@@ -25,7 +25,7 @@ from dagster_rebalance.orchestration.storage.commit_history import commits_in
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
-from dagster_rebalance.orchestration.streaming.run import StreamCatalogue
+from dagster_rebalance.orchestration.streaming.stream_run import StreamCatalogue
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import span, tp
 

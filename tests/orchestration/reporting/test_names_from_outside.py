@@ -18,8 +18,8 @@ from dagster_rebalance.core.model.events import LastRecorded
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.member.mailbox import Mail
-from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
-from dagster_rebalance.orchestration.per_batch.members import Members
+from dagster_rebalance.orchestration.per_batch import batch_sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.hosted_members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger

@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.model.offsets import TopicPartition as OurPartition
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
-from dagster_rebalance.orchestration.per_batch import sensor as sensor_module
-from dagster_rebalance.orchestration.per_batch.members import Members
+from dagster_rebalance.orchestration.per_batch import batch_sensor as sensor_module
+from dagster_rebalance.orchestration.per_batch.hosted_members import Members
 from dagster_rebalance.orchestration.reporting.checks import STOPPED_CHECK
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.storage.names import GroupAssets

@@ -9,12 +9,12 @@ import pytest
 
 from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.per_batch import sensor as batch_sensor
-from dagster_rebalance.orchestration.per_batch.members import MEMBERS
+from dagster_rebalance.orchestration.per_batch import batch_sensor
+from dagster_rebalance.orchestration.per_batch.hosted_members import MEMBERS
 from dagster_rebalance.orchestration.resources.kafka import BRANCH_VARIABLE
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import SLOT_TAG, STREAM_TAG
-from dagster_rebalance.orchestration.streaming import sensor as stream_sensor
+from dagster_rebalance.orchestration.streaming import stream_sensor
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.parts import GROUPS, kafka_in_memory
 

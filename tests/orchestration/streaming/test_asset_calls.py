@@ -14,7 +14,7 @@ from pydantic import PrivateAttr
 
 from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.orchestration.streaming.asset_results import Results
+from dagster_rebalance.orchestration.streaming.asset_calls import Results
 from tests.orchestration.parts import GROUPS, KafkaInMemory, kafka_in_memory, tp
 from tests.orchestration.streaming.stage import BY_THE_SENSOR, QUICK, leave
 
@@ -117,7 +117,7 @@ def test_interrupted_async_function_ends_before_the_next_batch(
 def test_materialization_has_data_versions_of_itself_and_its_inputs(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.provenance._LOOK_S", 0.0)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.versions._LOOK_S", 0.0)
     kafka, batches = kafka_in_memory(), []
 
     @dg.asset(code_version="7", deps=["rates"])

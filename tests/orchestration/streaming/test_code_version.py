@@ -14,7 +14,7 @@ import pytest
 
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import hidden_settings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.streaming.code_version import code_version
+from dagster_rebalance.orchestration.streaming.versions import code_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable

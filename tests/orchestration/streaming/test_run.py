@@ -25,8 +25,8 @@ from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, parti
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
 from dagster_rebalance.orchestration.storage.run_tags import RunEvent, run_events_of
-from dagster_rebalance.orchestration.streaming.asset_results import Results
-from dagster_rebalance.orchestration.streaming.run import StreamCatalogue, StreamRun
+from dagster_rebalance.orchestration.streaming.asset_calls import Results
+from dagster_rebalance.orchestration.streaming.stream_run import StreamCatalogue, StreamRun
 from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import (
     GROUPS,
@@ -60,7 +60,7 @@ FIRST = (span(0, 0, 3),)
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.run._WAIT_S", 0.01)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.stream_run._WAIT_S", 0.01)
 
 
 def test_batches_follow_each_other_in_one_run(instance: dg.DagsterInstance) -> None:
@@ -504,7 +504,7 @@ def test_body_that_ignores_its_interruption_is_killed(
     monkeypatch.setattr(run_process, "is_of_one_run", lambda: True)
     monkeypatch.setattr(run_process, "end_hard", is_killed.set)
     monkeypatch.setattr(
-        "dagster_rebalance.orchestration.streaming.run.record_run_event",
+        "dagster_rebalance.orchestration.streaming.stream_run.record_run_event",
         lambda *said: marks.append((*said, is_killed.is_set())),
     )
     member = threading.Thread(target=run._end_body)

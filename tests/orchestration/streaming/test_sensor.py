@@ -42,8 +42,8 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     record_run_event,
     run_events_of,
 )
-from dagster_rebalance.orchestration.streaming import sensor as sensor_module
-from dagster_rebalance.orchestration.streaming.sensor import streams_of
+from dagster_rebalance.orchestration.streaming import stream_sensor as sensor_module
+from dagster_rebalance.orchestration.streaming.stream_sensor import streams_of
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import kafka_in_memory, make_run, nothing, span, tp
 

@@ -17,7 +17,6 @@ import dagster as dg
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.run_snapshot import format_runs
-from dagster_rebalance.core.reporting.lag import LagLimit
 from dagster_rebalance.orchestration.batch.batch_values import check_values
 from dagster_rebalance.orchestration.batch.validation import (
     check_executor,
@@ -25,22 +24,26 @@ from dagster_rebalance.orchestration.batch.validation import (
     check_retries,
     check_steps,
 )
+from dagster_rebalance.orchestration.builders import (
+    BatchSensorSettings,
+    SensorTick,
+    build_sensor,
+    takes,
+)
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies, MemberLog
 from dagster_rebalance.orchestration.member.opentelemetry import meter_of
-from dagster_rebalance.orchestration.operators.rerun_scheduler import schedule_reruns
-from dagster_rebalance.orchestration.per_batch.members import MEMBERS, HostedMember
+from dagster_rebalance.orchestration.per_batch.hosted_members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.runs import process
-from dagster_rebalance.orchestration.runs.external_jobs import stopper_of, stopping
+from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
 from dagster_rebalance.orchestration.runs.run_ledger import LIVE_STATUSES, RunLedger
 from dagster_rebalance.orchestration.runs.ticks import (
     MOST_REQUESTS_PER_TICK,
     DeadRuns,
     end_dead_runs,
     is_real_tick,
-    location_of,
 )
 from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.orchestration.storage.member_lease import (
@@ -60,114 +63,56 @@ from dagster_rebalance.orchestration.storage.run_tags import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
+    from dagster_rebalance.core.reporting.lag import LagLimit
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-    from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
-    from dagster_rebalance.orchestration.runs.external_jobs import ExternalWork
 
 _LEASE_TICKS = 4
 
 
-def build_kafka_batch_sensor(
-    *,
-    name: str,
-    job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition,
-    kafka_key: str = "kafka",
-    batch_key: str = "kafka_batch",
-    spark_key: str | None = None,
-    external_work: Sequence[ExternalWork] = (),
-    lag_within_records: int | None = None,
-    lag_within_s: float | None = None,
-    minimum_interval_seconds: int = 5,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
-) -> dg.SensorDefinition:
+@takes(BatchSensorSettings)
+def build_kafka_batch_sensor(settings: BatchSensorSettings) -> dg.SensorDefinition:
     """Build the sensor that makes its code location a member of a consumer group.
 
     The sensor requests one run per batch.
-
-    Args:
-        name: The name of the sensor.
-        job: The job that processes a batch. Each of its steps needs a `KafkaBatch` under
-            `batch_key`, and the job `dg.in_process_executor`. If one of its assets takes the value
-            of another, their IO manager must be `values_by_batch`.
-        kafka_key: The resource key of the `KafkaConsumerResource`.
-        batch_key: The resource key of the `KafkaBatch`.
-        spark_key: The resource key of the `KafkaSparkResource`, to stop Spark jobs of dead runs.
-        external_work: Stops the external work of runs, as for `build_kafka_batch_defs`.
-        lag_within_records: The limit of the check `lag_within`, as for `build_kafka_batch_defs`.
-        lag_within_s: The limit of the check `lag_within` in seconds.
-        minimum_interval_seconds: Seconds between ticks. Dagster's minimum is 5.
-        default_status: Whether the sensor is on from the start.
 
     Raises:
         ConfigurationError: The steps of the job run in separate processes, a step does not take its
             batch or has a retry policy, a resource is configured at launch, or batches would take
             the values of each other.
     """
-    lag_limit = LagLimit(lag_within_records, lag_within_s)
+    name, job, batch_key = settings.name, settings.job, settings.batch_key
+    lag_limit = settings.lag_limit
     check_executor(name, job)
     check_retries(job.name, [], job.op_retry_policy)
     if isinstance(job, dg.JobDefinition):
         _check_job(job, batch_key)
-    stopper = stopper_of(name, external_work)
 
-    @dg.sensor(
-        name=name,
-        job=job,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
-        required_resource_keys={kafka_key} | ({spark_key} if spark_key else set()),
-        description=(
-            "Member of a Kafka consumer group. Requests a run per batch of offsets, and drains "
-            "the runs of a partition before releasing it."
-        ),
-    )
-    def kafka_batches(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
-        if kafka.why_not_to_join:
-            return dg.SkipReason(kafka.why_not_to_join)
-        spark: KafkaSparkResource | None = (
-            getattr(context.resources, spark_key) if spark_key else None
-        )
-        stop_work = stopping(spark, stopper)
+    def kafka_batches(tick: SensorTick) -> dg.SensorResult | dg.SkipReason:
+        context, kafka = tick.context, tick.kafka
         key = (kafka.group_id, context.sensor_name, kafka.bootstrap_servers)
         if not is_real_tick(context):
             return _preview(key)
-        check_lease(name, kafka, minimum_interval_seconds)
+        check_lease(name, kafka, settings.minimum_interval_seconds)
         lease = MemberLease(
-            context.instance,
-            GroupAssets.of(kafka.group_id),
-            location_of(context),
-            context.sensor_name,
+            context.instance, GroupAssets.of(kafka.group_id), tick.location, context.sensor_name
         )
         mail, notes = MEMBERS.tick(
             key,
-            lambda: _host(
-                context,
-                _checked_job(context, job.name, batch_key),
-                kafka,
-                spark,
-                stop_work,
-                lag_limit=lag_limit,
-            ),
+            lambda: _host(tick, _checked_job(context, job.name, batch_key), lag_limit),
             lease.read,
         )
         for note in notes:
             context.log.info(note)
-        ledger = RunLedger(
-            context.instance,
-            kafka.group_id,
-            stop_work=stop_work,
-        )
-        location = location_of(context)
-        reruns = schedule_reruns(context, location, kafka.group_id, ledger, batch_key)
+        ledger = tick.ledger()
+        reruns = tick.schedule_reruns(ledger, batch_key)
         dead = DeadRuns()
         if reruns.runs:
             dead = end_dead_runs(context, ledger, reruns.runs, kafka.engine_settings().liveness)
         # Dagster shows the cursor in the list of ticks, unlike a reason.
         context.update_cursor(dead.cursor(mail.headline))
-        streams = _streams_leaving(context, kafka.group_id)
+        streams = _streams_leaving(tick)
         skip = "; ".join((*mail.summary, *streams, *reruns.notes, *notes_on_home(context.instance)))
         requests = [
             dg.RunRequest(
@@ -183,7 +128,18 @@ def build_kafka_batch_sensor(
         context.log.info(skip)
         return dg.SensorResult(run_requests=requests[:MOST_REQUESTS_PER_TICK])
 
-    return kafka_batches
+    return build_sensor(
+        settings,
+        kafka_batches,
+        name=name,
+        job=job,
+        spark_key=settings.spark_key,
+        stopper=stopper_of(name, settings.external_work),
+        description=(
+            "Member of a Kafka consumer group. Requests a run per batch of offsets, and drains "
+            "the runs of a partition before releasing it."
+        ),
+    )
 
 
 def _check_job(job: dg.JobDefinition, batch_key: str) -> None:
@@ -202,11 +158,7 @@ def _checked_job(context: dg.SensorEvaluationContext, name: str, batch_key: str)
 
 
 def check_lease(name: str, kafka: KafkaConsumerResource, minimum_interval_seconds: int) -> None:
-    """Check that the lease of a member is longer than some intervals of its sensor.
-
-    Raises:
-        ConfigurationError: The lease is too short.
-    """
+    """Check that the lease of a member is longer than some intervals of its sensor."""
     lease_s = _LEASE_TICKS * minimum_interval_seconds
     if kafka.lease_s < lease_s:
         msg = (
@@ -231,23 +183,16 @@ def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
     )
 
 
-def _host(
-    context: dg.SensorEvaluationContext,
-    job: str,
-    kafka: KafkaConsumerResource,
-    spark: KafkaSparkResource | None,
-    stop_work: Callable[[str], None] | None,
-    *,
-    lag_limit: LagLimit,
-) -> HostedMember:
+def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
     """Start the member of the sensor, after the checks that need no broker."""
+    context, kafka, spark = tick.context, tick.kafka, tick.spark
     settings = kafka.engine_settings(has_local_spark=spark is not None and spark.is_local)
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
     origin = context.code_location_origin
     own_job = JobName((context.repository_name or "") if origin else "", job)
     host = MemberIdentity(
-        location=location_of(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12]
+        location=tick.location, sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12]
     )
 
     name = f"{host.location}:{host.sensor}"
@@ -261,7 +206,7 @@ def _host(
                 instance,
                 kafka.group_id,
                 own_job=own_job,
-                stop_work=stop_work,
+                stop_work=tick.stop_work,
             )
             producer = kafka.dead_letters()
             yield MemberDependencies(
@@ -286,14 +231,15 @@ def _host(
     )
 
 
-def _streams_leaving(context: dg.SensorEvaluationContext, group_id: str) -> list[str]:
+def _streams_leaving(tick: SensorTick) -> list[str]:
     """Ask the former streaming runs of this code location to leave, and return a note.
 
     Their sensor went with its code, and nothing else would end them.
     """
+    context, group_id = tick.context, tick.kafka.group_id
     # Not by tag: that query reads all runs that the group ever had.
     live = context.instance.get_runs(dg.RunsFilter(statuses=LIVE_STATUSES))
-    mine = f"{location_of(context)}:"
+    mine = f"{tick.location}:"
     streams = [
         run
         for run in live

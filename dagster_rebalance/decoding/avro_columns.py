@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
-from dagster_rebalance.decoding.avro.schema_tree import branches_of, type_of
+from dagster_rebalance.decoding.avro_schemas import branches_of, type_of
 from dagster_rebalance.decoding.columns import Nesting
 
 if TYPE_CHECKING:
@@ -78,11 +78,7 @@ _INT_ENDS = 1 << 31
 
 
 def column_of(schema: Any, names: Mapping[str, Any], nesting: Nesting | None = None) -> Column:
-    """Return the column of a parsed schema with these named types.
-
-    Raises:
-        UndecodableError: The schema has too many columns, or a union of indistinguishable types.
-    """
+    """Return the column of a parsed schema with these named types."""
     nesting = nesting or Nesting()
     nesting.count_column()
     if isinstance(schema, list):

@@ -1,17 +1,27 @@
-"""The decoded records of a batch: with Spark, as Arrow, and as messages.
+"""The records of a batch as Arrow and decoded, and those that a test gives.
 
-Each function stores the dead letters of a chunk before it yields the other records of that chunk.
+Arrow has the columns of Spark's Kafka source; pyarrow is optional. Each function that decodes
+stores the dead letters of a chunk before it yields the other records of that chunk.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError, UndecodableError
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    ConfigurationError,
+    IllegalStateError,
+    UndecodableError,
+)
 from dagster_rebalance.core.model.offsets import is_topic_name
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.decoding.batches import (
+    UNDECODABLE,
+    UNDECODABLE_PARTS,
     RecordLetter,
     apply_policy,
     decode_columns,
@@ -20,22 +30,122 @@ from dagster_rebalance.decoding.batches import (
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
-from dagster_rebalance.orchestration.batch.arrow import as_bytes, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from confluent_kafka import Message
+    from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Self
 
+    from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.decoding.batches import OnUndecodable
     from dagster_rebalance.decoding.decoder import Decoder, OpenDecoder
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.registry import Encoding
 
+_RECORDS_PER_BATCH = 10_000
+_MAX_CHUNK_BYTES = 64 << 20
+_MAX_MS = (1 << 63) // 1000 - 1
+"""The limit of a column of microseconds. A producer that writes nanoseconds exceeds it."""
 _CHUNK = 500
 """Messages whose dead letters are stored together."""
 _MAX_UNKNOWN = 100
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def pyarrow() -> Any:  # noqa: ANN401 - it has no types
+    """Return the library."""
+    try:
+        return import_module("pyarrow")
+    except ImportError as problem:
+        msg = f"kafka_batch.arrow needs pyarrow: install it with `pip install pyarrow` ({problem})"
+        raise ConfigurationError(msg) from problem
+
+
+def record_schema() -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Return the columns of records that are not decoded."""
+    pa = pyarrow()
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("timestampType", pa.int32()),
+            ("headers", pa.list_(header)),
+            ("range_start", pa.int64()),
+            ("range_until", pa.int64()),
+        ]
+    )
+
+
+def decoded_schema(decoders: Iterable[Decoder], *, keeps_undecodable: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Return the columns of records whose keys, values or both are decoded."""
+    pa = pyarrow()
+    schema = record_schema()
+    for decoder in decoders:
+        at = schema.get_field_index(decoder.part)
+        schema = schema.set(at, pa.field(decoder.part, decoder.open().column.arrow()))
+    if keeps_undecodable:
+        kinds = [(name, getattr(pa, kind)()) for name, kind in UNDECODABLE_PARTS]
+        schema = schema.append(pa.field(UNDECODABLE, pa.struct(kinds)))
+    return schema
+
+
+def chunks(messages: Iterable[Message], most: int) -> Iterator[list[Message]]:
+    """Yield messages in chunks of up to `most`, or fewer if their values reach 64 MiB."""
+    chunk: list[Message] = []
+    size = 0
+    for message in messages:
+        chunk.append(message)
+        size += len(message)
+        if len(chunk) == most or size >= _MAX_CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def record_batches(messages: Iterator[Message], ranges: Sequence[OffsetRange]) -> Iterator[Any]:
+    """Yield messages of some ranges as record batches."""
+    pa = pyarrow()
+    schema = record_schema()
+    by_partition: dict[tuple[str, int], list[OffsetRange]] = {}
+    for range_ in ranges:
+        by_partition.setdefault((range_.topic, range_.partition), []).append(range_)
+    for chunk in chunks(messages, _RECORDS_PER_BATCH):
+        rows = [_row(message, by_partition) for message in chunk]
+        columns = zip(*rows, strict=True)
+        arrays = [
+            pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _row(
+    message: Message, by_partition: dict[tuple[str, int], list[OffsetRange]]
+) -> tuple[object, ...]:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    ranges = by_partition[topic or "", partition or 0]
+    range_ = next(one for one in ranges if one.start <= (offset or 0) < one.until)
+    kind, at_ms = message.timestamp()
+    headers: Any = message.headers()
+    return (
+        *(as_bytes(message.key()), as_bytes(message.value()), topic, partition, offset),
+        at_ms * 1000 if kind and abs(at_ms) <= _MAX_MS else None,
+        kind - 1,  # Kafka's client numbers the types from 1, Spark from 0
+        headers and [{"key": name, "value": as_bytes(value)} for name, value in headers],
+        *(range_.start, range_.until),
+    )
+
+
+def as_bytes(value: str | bytes | None) -> bytes | None:
+    """Return a key, value or header as bytes; the client's types also allow text."""
+    return value.encode() if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -58,13 +168,7 @@ class DecodedMessage:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The encodings of a batch, and the destination of undecodable records.
-
-    Attributes:
-        encodings: The encoding of the key, the value, or both.
-        dead_letters: The topic for records that cannot be decoded.
-        keep_undecodable: Whether they are returned with their reason.
-    """
+    """The encodings of a batch, and the destination of undecodable records."""
 
     encodings: Mapping[Literal["key", "value"], Encoding]
     dead_letters: str | None
@@ -243,4 +347,99 @@ def _letter(message: Message, reason: str) -> RecordLetter:
         key=as_bytes(message.key()),
         value=as_bytes(message.value()),
         headers=tuple((name, as_bytes(value)) for name, value in headers),
+    )
+
+
+class GivenMessages:
+    """The messages of a batch for testing."""
+
+    def __init__(self, ranges: Iterable[OffsetRange], messages: Iterable[Message] | None) -> None:
+        own = tuple(ranges)
+        self._messages = None if messages is None else tuple(messages)
+        for message in self._messages or ():
+            _check_parts(message)
+            if not any(_holds(range_, message) for range_ in own):
+                msg = (
+                    f"the message at {message.topic()}-{message.partition()} offset "
+                    f"{message.offset()} is in none of the ranges {', '.join(map(str, own))}: a "
+                    "real batch would not have it"
+                )
+                raise IllegalStateError(msg)
+
+    def read(self, ranges: Iterable[OffsetRange]) -> Iterator[Message]:
+        """Return the messages of some ranges."""
+        if self._messages is None:
+            msg = "this batch has no messages: give some to KafkaBatch.for_testing(messages=)"
+            raise IllegalStateError(msg)
+        wanted = tuple(ranges)
+        return (one for one in self._messages if any(_holds(range_, one) for range_ in wanted))
+
+    def dataframe(
+        self,
+        session: SparkSession,
+        ranges: Iterable[OffsetRange],
+        options: Mapping[str, str] | None,
+    ) -> DataFrame:
+        """Return the messages of some ranges in the columns of Spark's Kafka source."""
+        from dagster_rebalance.spark.ranges import given_records
+
+        wanted = tuple(ranges)
+        rows = [
+            (*_columns(message), range_.start, range_.until)
+            for range_ in wanted
+            for message in self.read([range_])
+        ]
+        return given_records(session, rows, wanted, options)
+
+
+def _check_parts(message: Message) -> None:
+    headers: Any = message.headers()
+    is_text = all(_is_bytes(part) for part in (message.key(), message.value()))
+    if is_text and (
+        headers is None or (isinstance(headers, list) and all(map(_is_header, headers)))
+    ):
+        return
+    msg = (
+        f"the message at {message.topic()}-{message.partition()} offset {message.offset()} has a "
+        "form that Kafka's client never returns: its key and its value must be bytes or None, and "
+        "its headers a list of pairs of a name and bytes or None"
+    )
+    raise IllegalStateError(msg)
+
+
+def _is_header(header: Any) -> bool:  # noqa: ANN401 - what a test gives
+    if not isinstance(header, tuple) or len(header) != 2:  # noqa: PLR2004 - name and value
+        return False
+    name, value = header
+    return isinstance(name, str) and _is_bytes(name) and _is_bytes(value)
+
+
+def _is_bytes(part: object) -> bool:
+    if isinstance(part, str):  # the client encodes it
+        return part.encode(errors="ignore").decode() == part
+    return part is None or isinstance(part, bytes)
+
+
+def _time(at_ms: int) -> datetime | None:
+    """Return a time, if Python has it: its years end at 9999."""
+    try:
+        return _EPOCH + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return None
+
+
+def _holds(range_: OffsetRange, message: Message) -> bool:
+    return (message.topic(), message.partition()) == (
+        range_.topic,
+        range_.partition,
+    ) and range_.start <= (message.offset() or 0) < range_.until
+
+
+def _columns(message: Message) -> tuple[object, ...]:
+    kind, at_ms = message.timestamp()
+    at = _time(at_ms) if kind else None
+    return (
+        *(message.key(), message.value(), message.topic(), message.partition(), message.offset()),
+        # Kafka's client numbers the types from 1, Spark from 0.
+        *(at, kind - 1, message.headers()),
     )

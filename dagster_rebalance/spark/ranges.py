@@ -27,10 +27,10 @@ from dagster_rebalance.core.model.errors import (
     UndecodableError,
 )
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.spark.reading.options import hide_secrets, is_secret, spark_kafka_options
-from dagster_rebalance.spark.session.connect_sessions import connects_in_the_clear
-from dagster_rebalance.spark.session.connector import kafka_connector_package
-from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.connect_sessions import connects_in_the_clear
+from dagster_rebalance.spark.kafka_options import hide_secrets, is_secret, spark_kafka_options
+from dagster_rebalance.spark.launch import kafka_connector_package
+from dagster_rebalance.spark.spark_jobs import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -166,9 +166,6 @@ def given_records(
 
     A record has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`,
     `headers`, and the bounds of its range. Of the options only `includeHeaders` has an effect.
-
-    Raises:
-        ConfigurationError: An option would change which offsets are read.
     """
     columns = (
         "key binary, value binary, topic string, partition int, offset bigint, "
@@ -197,9 +194,6 @@ def written_once(read_id: str | None, places: AbstractSet[str]) -> Iterator[None
 
     A second read of the same ranges is a new read, because a replay must replace. If the block
     raises, its places count as not written. Without a read id, nothing is refused.
-
-    Raises:
-        IllegalStateError: A part of the read is in one of the places already.
     """
     if read_id is None:
         yield

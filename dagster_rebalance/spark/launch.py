@@ -1,14 +1,23 @@
-"""Builds of Spark's Kafka connector and of table formats for the installed pyspark.
+"""The start of a Spark session: its packages, its settings in a file, and its Python.
 
-pyspark ships without the connector. A session (or the Spark Connect server) names it in
+pyspark ships without the Kafka connector. A session (or the Spark Connect server) names it in
 `spark.jars.packages`, in exactly Spark's version and for Spark's Scala version, and Delta Lake and
 Iceberg in a version for Spark's minor.
+
+pyspark puts each setting on the JVM's command line, which every user of the machine can read. The
+settings therefore go into a file that only this user can read, until the session has started. JVM
+options always are on the command line, so a secret among them is refused.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
-from contextlib import suppress
+import shlex
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,15 +50,22 @@ _TABLE_FORMATS = (
 )
 _JARS = ("spark.jars", "spark.jars.packages")
 _NO_JVM = "JAVA_GATEWAY_EXITED"
+_SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_FILE = "--properties-file"
+_JVM_OPTIONS = "JavaOptions"
+_PYTHON = "PYSPARK_PYTHON"
+_REMOTE = "SPARK_REMOTE"
+_PACKAGES = "spark.jars.packages"
+_IVY = "spark.jars.ivy"
+_IVY_OF_SPARK = ".ivy2.5.2"
+_LOCK = "dagster-rebalance.lock"
+_SECRET_OPTION = re.compile(r"-D\S*(password|secret|token|jaas)\S*=", re.IGNORECASE)
 
 
 def kafka_connector_package() -> str:
     """Return the Maven coordinate of the Kafka connector for the installed pyspark.
 
     For pyspark 4.0.0 it is `org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0`.
-
-    Raises:
-        ConfigurationError: pyspark is missing, or is not a release of Spark 4.
     """
     return connector_coordinate(installed_pyspark_version(), installed_scala_version())
 
@@ -70,9 +86,6 @@ def table_packages(config: Mapping[str, str]) -> list[str]:
 
     A session uses a format if one of its settings names a class of it. Jars in the installed Spark
     count as given.
-
-    Raises:
-        ConfigurationError: No package is known for the installed pyspark, or it is not installed.
     """
     # An environment variable has no value before a run.
     texts = {key: value for key, value in config.items() if type(value) is str}
@@ -123,11 +136,7 @@ def explained_start(error: Exception, packages: str | None) -> ConfigurationErro
 
 
 def installed_pyspark_version() -> str:
-    """Return the version of the installed pyspark or pyspark-client without importing it.
-
-    Raises:
-        ConfigurationError: Neither is installed.
-    """
+    """Return the version of the installed pyspark or pyspark-client without importing it."""
     for distribution in ("pyspark", "pyspark-client"):
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(distribution)
@@ -149,3 +158,99 @@ def _jars(name: str) -> Iterator[Path]:
     spec = util.find_spec("pyspark")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         yield from (Path(place) / "jars").glob(f"{name}*.jar")
+
+
+@contextmanager
+def settings_in_a_file(config: Mapping[str, object]) -> Iterator[None]:
+    """Pass settings in a private file to a JVM that pyspark starts in the block.
+
+    Spark still reads spark-defaults.conf.
+    """
+    for key, value in config.items():
+        if key.endswith(_JVM_OPTIONS) and _SECRET_OPTION.search(str(value)):
+            msg = (
+                f"{key} has a secret, which would be on the command line of a JVM: give the JVM a "
+                "file with it."
+            )
+            raise ConfigurationError(msg)
+    before = os.environ.get(_SUBMIT_ARGUMENTS)
+    if _FILE in (before or ""):
+        msg = (
+            f"{_SUBMIT_ARGUMENTS} has {_FILE}, which Spark accepts only once: give those settings "
+            "in spark_config, or in conf/spark-defaults.conf."
+        )
+        raise ConfigurationError(msg)
+    # mkstemp makes a file that only its owner can read.
+    handle, name = tempfile.mkstemp(prefix="dagster-rebalance-spark-", suffix=".conf")
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.writelines(
+                f"{_escaped(key)}={_escaped(str(value))}\n" for key, value in config.items()
+            )
+        os.environ[_SUBMIT_ARGUMENTS] = (
+            f"--load-spark-defaults {_FILE} {shlex.quote(name)} {before or 'pyspark-shell'}"
+        )
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_SUBMIT_ARGUMENTS, None)
+        else:
+            os.environ[_SUBMIT_ARGUMENTS] = before
+        Path(name).unlink()
+
+
+@contextmanager
+def one_fetch_at_a_time(config: Mapping[str, str]) -> Iterator[None]:
+    """Lock Ivy's cache against other sessions of this machine that fetch packages.
+
+    If two processes fill one cache, one of them reads files that the other is still writing.
+    """
+    if not config.get(_PACKAGES):
+        yield
+        return
+    folder = Path(config.get(_IVY) or Path.home() / _IVY_OF_SPARK)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def workers_of_this_python() -> Iterator[None]:
+    """Let a session that starts in the block use the Python of this process, with its libraries.
+
+    pyspark would use the first python3 of the PATH. PYSPARK_PYTHON wins if it is set.
+    """
+    if _PYTHON in os.environ:
+        yield
+        return
+    os.environ[_PYTHON] = sys.executable
+    try:
+        yield
+    finally:
+        del os.environ[_PYTHON]
+
+
+@contextmanager
+def only_the_given_server() -> Iterator[None]:
+    """Unset SPARK_REMOTE while a session starts in the block.
+
+    The resource decides whether there is a server. pyspark starts no local session if that variable
+    is set, even if it is empty.
+    """
+    hidden = os.environ.pop(_REMOTE, None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            os.environ[_REMOTE] = hidden
+
+
+def _escaped(text: str) -> str:
+    """Escape text for a Java properties file."""
+    units = text.encode("utf-16-be")
+    numbers = [int.from_bytes(units[index : index + 2], "big") for index in range(0, len(units), 2)]
+    return "".join(
+        chr(number) if chr(number).isascii() and chr(number).isalnum() else f"\\u{number:04x}"
+        for number in numbers
+    )

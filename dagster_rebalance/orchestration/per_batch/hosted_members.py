@@ -4,12 +4,21 @@ A member lives in a daemon thread, from the first real tick of its sensor until 
 registry is process-wide, because Dagster creates resources for every tick. It must not be filled on
 import or in a run: run processes import the user's code, too. After a reload, the old process gets
 no ticks but lives until its runs have ended; its members drain, commit and leave.
+
+After a SIGTERM, Dagster's code server lives until its runs have ended. It still answers ticks but
+refuses to launch runs, so each batch that a member requests then is a failed run, and three of
+those stop a partition. `atexit` comes after that (seen with Dagster 1.13.27), so members leave at
+the signal. Only the main thread may set handlers, while members are made in ticks in other threads,
+so the main thread is asked to. Existing handlers are kept, and none is set where the system's
+default would end the process.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -19,15 +28,19 @@ from dagster_rebalance.core.model.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.revokes.hold import HandoverBackoff
 from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.member.mailbox import Mail, Mailbox
-from dagster_rebalance.orchestration.per_batch.shutdown import call_on_shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     from dagster_rebalance.orchestration.member.dependencies import MemberDependencies
 
 logger = logging.getLogger(__name__)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PendingCall = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_pending: list[object] = []
+"""The pending calls of the main thread, which must not be garbage-collected before."""
 _EXIT_MARGIN_S = 5.0
 _STANDBY = (
     "another process of this code location is the member of the group, so this one does not join: "
@@ -45,11 +58,8 @@ _ABANDONED_AFTER_S = 120.0
 class HostedMember:
     """A member in its own thread.
 
-    Args:
-        name: The name in threads and logs.
-        make_dependencies: Makes the dependencies of the member in its thread, and closes them.
-        shutdown_timeout_s: How long the member may drain when the process ends.
-        clock: A monotonic clock.
+    `make_dependencies` is called in that thread, and closes them. `shutdown_timeout_s` is the time
+    for draining when the process ends.
     """
 
     def __init__(
@@ -77,14 +87,9 @@ class HostedMember:
         return not self._thread.is_alive()
 
     def tick(self, patience_s: float = 0.0) -> tuple[Mail, list[str]]:
-        """Exchange a tick for the mail of the member and notes for the log.
+        """Exchange a tick for the mail of the member and notes for the log; raise its failure.
 
-        Args:
-            patience_s: How long to wait for the first mail.
-
-        Raises:
-            DagsterRebalanceError: The member has failed or hangs; the message says why and what to
-                do.
+        It waits up to `patience_s` for the first mail.
         """
         self._mailbox.send(TickArrived())
         self._mailbox.wait_for_first(patience_s)
@@ -151,11 +156,8 @@ class HostedMember:
 class Members:
     """A registry of hosted members.
 
-    Args:
-        call_on_shutdown: Registers a function to call when the process is asked to end.
-        clock: A monotonic clock.
-        patience_s: How long the tick that makes a member waits for its first mail, so that it
-            requests the first runs.
+    The tick that makes a member waits up to `patience_s` for its first mail, to request the first
+    runs.
     """
 
     def __init__(
@@ -182,14 +184,8 @@ class Members:
     ) -> tuple[Mail, list[str]]:
         """Exchange a tick with the member of a key, and make the member if there is none.
 
-        Args:
-            key: The key of the member.
-            make: Makes a member.
-            read_lease: Reads the lease on the sensor; empty if it is free.
-
-        Raises:
-            DagsterRebalanceError: The member has failed or hangs. If it has ended, the next tick
-                makes another one.
+        `read_lease` reads the lease on the sensor, empty if it is free. If the member has ended,
+        its failure is raised, and the next tick makes another one.
         """
         if self._is_standby(key, read_lease):
             return Mail(summary=(_STANDBY,)), []
@@ -248,6 +244,41 @@ class Members:
         until = time.monotonic() + max((member.exit_limit_s for member in members), default=0.0)
         for member in members:
             member.join(until)
+
+
+def call_on_shutdown(action: Callable[[], None]) -> None:
+    """Call `action` in the main thread when this process receives a signal to end.
+
+    The call precedes the existing handlers.
+    """
+
+    def install(_: object = None) -> int:
+        for number in _SIGNALS:
+            _add(number, action)
+        return 0
+
+    if threading.current_thread() is threading.main_thread():
+        install()
+        return
+    call = _PendingCall(install)
+    _pending.append(call)
+    if ctypes.pythonapi.Py_AddPendingCall(call, None) != 0:
+        logger.warning(
+            "the shutdown of this process cannot be detected: its members leave only after all "
+            "runs of the code server have ended"
+        )
+
+
+def _add(number: signal.Signals, action: Callable[[], None]) -> None:
+    before = signal.getsignal(number)
+    if not callable(before):
+        return
+
+    def handle(signal_number: int, frame: FrameType | None) -> None:
+        action()
+        before(signal_number, frame)
+
+    signal.signal(number, handle)
 
 
 MEMBERS = Members(call_on_shutdown, patience_s=_FIRST_TICK_S)

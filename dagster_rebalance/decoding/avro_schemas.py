@@ -1,33 +1,42 @@
-"""Schema resolution: which part of the reader's schema reads which part of the writer's.
+"""Avro schemas: parsing with references, exact logical types, and resolution.
 
 fastavro takes the first branch of a reader's union that can hold the writer's type (a double for a
 long), and fails where one schema names a type that the other one defines at the same place. It
-therefore gets two schemas of one form, in which only the pairs chosen here match.
+therefore gets two schemas of one form, in which only the pairs that `resolve` chose match. fastavro
+also rounds a decimal with too many digits, wraps a time outside of a day, and normalises the text
+of a UUID, so these schemas name logical types whose readers are registered here.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from contextlib import contextmanager
+from decimal import Context, Decimal
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from math import log10
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_rebalance.decoding.avro.logical_types import BRANCH, exact
-from dagster_rebalance.decoding.avro.schema_tree import (
-    NAMED,
-    branches_of,
-    shared_names,
-    simple_name,
-    type_of,
-)
+from dagster_rebalance.core.model.errors import UndecodableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from dagster_rebalance.decoding.avro.schema_tree import AvroSchema
+    from dagster_rebalance.decoding.wire_format import SchemaText
 
     Defaults = Mapping[tuple[str, str], Any]
     Pair = tuple[Any, Any]
     """A writer's and a reader's schema."""
 
+NAMED = {"record", "error", "enum", "fixed"}
+_MAX_PRECISION = 10_000
+"""Digits of a decimal. With the 2,000,000,000 that a schema may ask for, one value takes hours."""
+_PREFIX = "dagster-rebalance-"
+BRANCH = f"{_PREFIX}branch"
+"""The logical type of a record around a union branch; the record takes no byte of a payload."""
+_DAYS = {("int", "time-millis"): 86_400_000, ("long", "time-micros"): 86_400_000_000}
+"""The length of a day in the unit of each time type."""
+_EXACT = {"decimal", *(logical for _, logical in _DAYS)}
 _PROMOTIONS = {
     "int": ("long", "double", "float"),
     "long": ("double", "float"),
@@ -41,20 +50,189 @@ _NANOS = {"timestamp-nanos", "local-timestamp-nanos"}
 """Times that fastavro returns as numbers."""
 
 
+class AvroSchema(NamedTuple):
+    """A schema as fastavro has parsed it, its named types by full name, and the schemas in it.
+
+    `parts` has each named type once.
+    """
+
+    root: Any
+    names: Mapping[str, Any]
+    parts: list[Any]
+
+
+@contextmanager
+def unusable_schema() -> Iterator[None]:
+    """Turn an error of a schema into UndecodableError."""
+    try:
+        yield
+    except Exception as problem:
+        msg = f"unusable Avro schema: {describe(problem)}"
+        raise UndecodableError(msg) from problem
+
+
+def describe(problem: Exception) -> str:
+    """Return the type and the beginning of the message of an exception."""
+    return f"{type(problem).__name__} {str(problem)[:500]}".strip()
+
+
+def parse(schema: SchemaText) -> AvroSchema:
+    """Parse a schema and those that it refers to."""
+    import fastavro
+
+    named: dict[str, Any] = {}
+    with unusable_schema():
+        for _, text in schema.references:
+            fastavro.parse_schema(_load(text), named_schemas=named)
+        root = fastavro.parse_schema(_load(schema.text), named_schemas=named)
+        parsed = _collect_parts(root, named)
+        for part in parsed.parts:
+            _check_precision(part)
+    return parsed
+
+
+def _load(text: str) -> Any:
+    return json.loads(text, object_hook=_without_invalid_decimal)
+
+
+def _without_invalid_decimal(part: dict[str, Any]) -> dict[str, Any]:
+    """Remove the logical type of an invalid decimal, which Avro requires to ignore."""
+    if part.get("logicalType") == "decimal":
+        precision, scale = part.get("precision"), part.get("scale", 0)
+        is_valid = type(precision) is int and type(scale) is int and 0 <= scale <= precision
+        if part.get("type") == "fixed" and is_valid:
+            bits = 8 * part.get("size", 0) - 1
+            is_valid = precision <= bits * log10(2)
+        if not is_valid or precision == 0:
+            del part["logicalType"]
+    return part
+
+
+def _check_precision(part: Any) -> None:
+    if isinstance(part, dict) and part.get("logicalType") == "decimal":
+        precision = part.get("precision") or 0
+        if precision > _MAX_PRECISION:
+            msg = f"a decimal has a precision of {precision}, and {_MAX_PRECISION} is the most"
+            raise ValueError(msg)
+
+
+def _collect_parts(root: Any, named: Mapping[str, Any]) -> AvroSchema:
+    names: dict[str, Any] = {}
+    parts, left = [], [root]
+    while left:
+        part = left.pop()
+        if isinstance(part, str) and part in named and part not in names:
+            part = named[part]
+        if isinstance(part, dict) and part["type"] in NAMED:
+            if part["name"] in names:
+                continue
+            names[part["name"]] = part
+        parts.append(part)
+        left += reversed(parts_of(part))
+    return AvroSchema(root, names, parts)
+
+
+def parts_of(schema: Any) -> list[Any]:
+    """Return the schemas directly inside a schema; none for a name."""
+    if isinstance(schema, str):
+        return []
+    if isinstance(schema, list):
+        return schema
+    parts = [schema[part] for part in ("items", "values") if part in schema]
+    return parts + [field["type"] for field in schema.get("fields", ())]
+
+
+def branches_of(union: list[Any]) -> list[Any]:
+    """Return the branches of a union except null."""
+    return [branch for branch in union if type_of(branch) != "null"]
+
+
+def type_of(schema: Any) -> Any:
+    """Return the type of a schema without its attributes."""
+    return schema["type"] if isinstance(schema, dict) else schema
+
+
+def simple_name(name: str) -> str:
+    """Return a name without its namespace."""
+    return name.rpartition(".")[2]
+
+
+def shared_names(schema: AvroSchema) -> set[str]:
+    """Return the simple names and aliases that several branches of one union share."""
+    shared: set[str] = set()
+    for union in schema.parts:
+        if isinstance(union, list):
+            named = (one if isinstance(one, str) else one.get("name") for one in union)
+            branches = [schema.names[name] for name in named if name in schema.names]
+            counts = Counter(
+                name
+                for branch in branches
+                for name in {
+                    simple_name(one) for one in (branch["name"], *branch.get("aliases", ()))
+                }
+            )
+            shared.update(name for name, count in counts.items() if count > 1)
+    return shared
+
+
+def register_exact_readers() -> None:
+    """Register the readers with fastavro."""
+    from fastavro.read import LOGICAL_READERS
+
+    LOGICAL_READERS[f"record-{BRANCH}"] = _read_branch
+    for kind in ("bytes", "fixed"):
+        LOGICAL_READERS[f"{kind}-{_PREFIX}decimal"] = _read_decimal
+    for (kind, logical), day in _DAYS.items():
+        LOGICAL_READERS[f"{kind}-{_PREFIX}{logical}"] = _time_reader(
+            LOGICAL_READERS[f"{kind}-{logical}"], logical, day
+        )
+
+
+def exact(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with the logical type that is read exactly.
+
+    A UUID loses its logical type, because it may be a key: it remains the text that was written.
+    """
+    logical = schema.get("logicalType")
+    if logical == "uuid":
+        return {name: one for name, one in schema.items() if name != "logicalType"}
+    return schema | {"logicalType": f"{_PREFIX}{logical}"} if logical in _EXACT else schema
+
+
+def _read_branch(data: Any, schema: Any, _: object = None) -> Any:
+    if "refused" in schema:
+        raise ValueError(schema["refused"])
+    return (schema["branch"], data["value"]) if "branch" in schema else data["value"]
+
+
+def _time_reader(read: Callable[..., Any], logical: str, day: int) -> Callable[..., Any]:
+    def read_checked(data: int, *schemas: Any) -> Any:
+        if not 0 <= data < day:
+            msg = f"a {logical} lies outside of one day"
+            raise ValueError(msg)
+        return read(data, *schemas)
+
+    return read_checked
+
+
+def _read_decimal(data: bytes, schema: Any, _: object = None) -> Decimal:
+    precision = schema["precision"]
+    unscaled = int.from_bytes(data, "big", signed=True)
+    if abs(unscaled) >= 10**precision:
+        msg = f"a decimal has more digits than its precision of {precision} allows"
+        raise ValueError(msg)
+    return Decimal(unscaled).scaleb(-schema.get("scale", 0), Context(prec=precision))
+
+
 def resolve(
     writer: AvroSchema, reader: AvroSchema, defaults: Defaults, *, with_branches: bool
 ) -> tuple[Any, Any, bool]:
     """Return the schemas for fastavro, and whether they are wrapped in a record.
 
     The reader's schema is None if it is the writer's. Unless both schemas are records, they become
-    the field `value` of a record; records themselves are read a third faster without that.
-
-    Args:
-        writer: The writer's schema.
-        reader: The reader's schema.
-        defaults: The reader's decoded defaults, by full name of the record and name of the field.
-        with_branches: Whether the value of a named type in a union of several types is a pair of
-            its branch number (not counting null) and the value.
+    the field `value` of a record; records themselves are read a third faster without that. With
+    `with_branches`, the value of a named type in a union of several types is a pair of its branch
+    number (not counting null) and the value.
     """
     import fastavro
 

@@ -22,17 +22,16 @@ from dagster_rebalance.core.streaming.replicas import (
     reconcile,
 )
 from dagster_rebalance.orchestration.batch.validation import check_merged_resources
-from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, schedule_reruns
+from dagster_rebalance.orchestration.builders import SensorTick, build_sensor
+from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick
 from dagster_rebalance.orchestration.reporting.checks import stop_notes
 from dagster_rebalance.orchestration.reporting.member_tables import last_report
-from dagster_rebalance.orchestration.runs.external_jobs import stopping
-from dagster_rebalance.orchestration.runs.run_ledger import LIVE_STATUSES, RunLedger
+from dagster_rebalance.orchestration.runs.run_ledger import LIVE_STATUSES
 from dagster_rebalance.orchestration.runs.ticks import (
     MOST_REQUESTS_PER_TICK,
     DeadRuns,
     end_dead_runs,
     is_real_tick,
-    location_of,
 )
 from dagster_rebalance.orchestration.storage.member_lease import notes_on_home
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -48,8 +47,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-    from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+    from dagster_rebalance.orchestration.builders import StreamDefsSettings
     from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
 
 _NEWEST = 100
@@ -62,57 +60,23 @@ _QUEUED = {
 
 
 def build_kafka_stream_sensor(
-    *,
-    name: str,
+    settings: StreamDefsSettings,
     job: dg.UnresolvedAssetJobDefinition,
     replicas: Replicas,
     rerun_key: str,
-    kafka_key: str = "kafka",
-    spark_key: str | None = None,
-    stopper: WorkStopper | None = None,
-    minimum_interval_seconds: int = 5,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    stopper: WorkStopper | None,
 ) -> dg.SensorDefinition:
-    """Build the sensor that keeps the streaming runs of a job alive.
+    """Build the sensor that keeps the streaming runs of a job alive."""
+    name = f"{settings.name}_sensor"
 
-    Args:
-        name: The name of the sensor.
-        job: The job of the streaming runs.
-        replicas: The number and the version of the runs.
-        rerun_key: The resource key of the batch of a rerun.
-        kafka_key: The resource key of the `KafkaConsumerResource`.
-        spark_key: The resource key of the `KafkaSparkResource`, to stop Spark jobs of dead runs.
-        stopper: Stops the external work of the runs.
-        minimum_interval_seconds: Seconds between ticks.
-        default_status: Whether the sensor is on from the start.
-    """
-
-    @dg.sensor(
-        name=name,
-        job=job,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
-        required_resource_keys={kafka_key} | ({spark_key} if spark_key else set()),
-        description=(
-            "Keeps streaming runs alive, which are members of a Kafka consumer group, and replaces "
-            "them one by one when their code is new."
-        ),
-    )
-    def kafka_streams(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        stream = f"{location_of(context)}:{name}"
+    def kafka_streams(tick: SensorTick) -> dg.SensorResult | dg.SkipReason:
+        context, kafka = tick.context, tick.kafka
+        stream = f"{tick.location}:{name}"
         is_real, reruns, dead = is_real_tick(context), RerunTick(), DeadRuns()
-        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
-        if kafka.why_not_to_join:
-            return dg.SkipReason(kafka.why_not_to_join)
         live = _live(context.instance, stream)
         if is_real:
-            spark: KafkaSparkResource | None = (
-                getattr(context.resources, spark_key) if spark_key else None
-            )
-            ledger = RunLedger(context.instance, kafka.group_id, stop_work=stopping(spark, stopper))
-            reruns = schedule_reruns(
-                context, location_of(context), kafka.group_id, ledger, rerun_key
-            )
+            ledger = tick.ledger()
+            reruns = tick.schedule_reruns(ledger, rerun_key)
             runs = (*ledger.streams(live), *reruns.runs)
             dead = end_dead_runs(context, ledger, runs, kafka.engine_settings().liveness)
             live = [record for record in live if record.dagster_run.run_id not in dead.ended]
@@ -156,7 +120,18 @@ def build_kafka_stream_sensor(
         requests += reruns.requests[:MOST_REQUESTS_PER_TICK]
         return dg.SensorResult(run_requests=requests) if requests else dg.SkipReason(summary)
 
-    return kafka_streams
+    return build_sensor(
+        settings,
+        kafka_streams,
+        name=name,
+        job=job,
+        spark_key=settings.own_spark_key,
+        stopper=stopper,
+        description=(
+            "Keeps streaming runs alive, which are members of a Kafka consumer group, and replaces "
+            "them one by one when their code is new."
+        ),
+    )
 
 
 def _ask_to_leave(context: dg.SensorEvaluationContext, due: Reconciliation) -> None:

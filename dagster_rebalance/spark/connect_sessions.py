@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.session.jobs import is_connect
+from dagster_rebalance.spark.spark_jobs import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,9 +43,6 @@ def remote_with_session(remote: str, session_id: str) -> str:
     """Return the URL of a Connect server with a session id and a user id added.
 
     A `user_id` in the URL wins. Sessions belong to a user: only the same one finds a session again.
-
-    Raises:
-        ConfigurationError: The URL is invalid, or has a session id, which all runs would share.
     """
     address, _, text = remote.partition(";")
     address = address.rstrip("/")
@@ -136,11 +133,7 @@ def stop_session(remote: str, session_id: str, *, timeout_s: float = TIMEOUT_S) 
 
 
 def interrupt_tag(remote: str, session_id: str, tag: str) -> None:
-    """Stop the work with a tag in a session, and leave the session open.
-
-    Raises:
-        ConfigurationError: The server did not answer, so the work may still run.
-    """
+    """Stop the work with a tag in a session, and leave the session open."""
     from pyspark.sql.connect.proto import base_pb2 as pb
 
     with _service(remote, session_id) as (builder, service), _explained_errors(remote, session_id):

@@ -21,12 +21,12 @@ from dagster_rebalance.decoding.batches import (
     letter_maker,
 )
 from dagster_rebalance.decoding.columns import TIMESTAMP, quoted
-from dagster_rebalance.spark.reading.options import (
+from dagster_rebalance.spark.kafka_options import (
     OPTIONS_REDACTION,
     hide_secrets,
     spark_kafka_options,
 )
-from dagster_rebalance.spark.reading.ranges import explained_read_errors
+from dagster_rebalance.spark.ranges import explained_read_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,11 +55,7 @@ _SCHEMA_IDS = (
 
 
 def schema_ids(frame: DataFrame, parts: Sequence[str]) -> dict[str, list[int]]:
-    """Read all records of `read_ranges`, and return the schema ids in their keys or values.
-
-    Raises:
-        BrokerError: Kafka no longer has some of the records.
-    """
+    """Read all records of `read_ranges`, and return the schema ids in their keys or values."""
     if not parts:
         return {}
     with explained_read_errors():
@@ -93,9 +89,6 @@ def write_letters(
 
     Return when Kafka has confirmed all letters. The topic must exist, and the decoders must have
     all schemas that the records name.
-
-    Raises:
-        BrokerError: A letter could not be stored, or Kafka no longer has some of the records.
     """
     pickle_by_value()
     letters = frame.mapInArrow(letter_maker(decoders), LETTER_DDL)

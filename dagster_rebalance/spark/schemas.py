@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.decoding.columns import quoted
-from dagster_rebalance.spark.session.jobs import is_connect
-from dagster_rebalance.spark.writing.footers import stored_schemas
+from dagster_rebalance.spark.parquet_files import stored_schemas
+from dagster_rebalance.spark.spark_jobs import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -65,11 +65,8 @@ def stored_schema(
 ) -> StructType | None:
     """Return the schema of the files of an output; None if there are none.
 
-    Args:
-        session: A session that sees the output.
-        output: The output for Spark.
-        folder: The output as a folder of this process; None if it is not seen here.
-        path_column: A column that readers take from the paths, and no file has.
+    `folder` is the output for this process, None if it is not seen here. Readers take `path_column`
+    from the paths, and no file has it.
     """
     first = next(stored_schemas(folder), None) if folder is not None else None
     if first is not None:
@@ -112,9 +109,6 @@ def fit_to_files(frame: DataFrame, stored: StructType, output: str) -> DataFrame
     """Return the frame with the columns of the stored files, in their order and of their types.
 
     A narrower type is widened, as in tables: an `int` becomes the `bigint` of the files.
-
-    Raises:
-        IllegalStateError: A column is new or missing, or its type does not fit.
     """
     schema = frame.schema
     refuse_misfits(schema, stored, output)
@@ -124,11 +118,7 @@ def fit_to_files(frame: DataFrame, stored: StructType, output: str) -> DataFrame
 
 
 def refuse_misfits(schema: StructType, stored: StructType, output: str) -> None:
-    """Refuse a schema that does not fit the files of an output.
-
-    Raises:
-        IllegalStateError: A column is new or missing, or its type does not fit.
-    """
+    """Refuse a schema that does not fit the files of an output."""
     differences = list(_differences(schema, stored))
     if not differences:
         return
@@ -146,11 +136,7 @@ def refuse_misfits(schema: StructType, stored: StructType, output: str) -> None:
 def refuse_concurrent_schemas(
     session: SparkSession, schema: StructType, folder: Path, written: Collection[Path]
 ) -> None:
-    """Compare a schema with the files of others that also found the output empty.
-
-    Raises:
-        IllegalStateError: Another writer wrote another schema at the same moment.
-    """
+    """Compare a schema with the files of others that also found the output empty."""
     for file, noted in stored_schemas(folder):
         if file not in written:
             try:

@@ -126,17 +126,9 @@ def spark_kafka_options(librdkafka_config: Config) -> dict[str, str]:
     mask them there with the regular expression `REDACTION`, or let clients name the secrets by a
     config provider of Kafka (docs/security.md has both).
 
-    Args:
-        librdkafka_config: The member's configuration. Keys that start with `kafka.` are options of
-            Spark and win: with `kafka.sasl.jaas.config` no part of the login is translated, with
-            `kafka.ssl.keystore.key` or `kafka.ssl.keystore.location` no part of the client's key.
-
-    Returns:
-        The options, each with the prefix `kafka.`.
-
-    Raises:
-        ConfigurationError: A setting about the connection has no counterpart, contradicts another
-            one, has no effect with the security protocol, or names a file that cannot be read.
+    Keys that start with `kafka.` are options of Spark and win: with `kafka.sasl.jaas.config` no
+    part of the login is translated, with `kafka.ssl.keystore.key` or `kafka.ssl.keystore.location`
+    no part of the client's key.
     """
     own = {
         key: _text(value)

@@ -53,9 +53,9 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     record_run_event,
     run_events_of,
 )
-from dagster_rebalance.orchestration.streaming.provenance import Provenance
+from dagster_rebalance.orchestration.streaming.versions import Provenance
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
-from dagster_rebalance.spark.session.jobs import jvm_has_died, settle_batch
+from dagster_rebalance.spark.spark_jobs import jvm_has_died, settle_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,8 +68,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
     from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
-    from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall
-    from dagster_rebalance.orchestration.streaming.asset_results import Made
+    from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall, Made
 
 logger = logging.getLogger(__name__)
 _WAIT_S = 1.0
@@ -104,16 +103,7 @@ class Progress:
 
 
 class StreamRun:
-    """The work of one streaming run.
-
-    Args:
-        context: The step of the run.
-        kafka: The group.
-        spark: The Spark session of the assets, if they use one.
-        calls: The calls of the assets that process a batch, in order.
-        lag_limit: The limit of the check `lag_within`.
-        stopper: Stops the external work of the assets; None if they have none.
-    """
+    """The work of one streaming run."""
 
     def __init__(
         self,
@@ -173,13 +163,9 @@ class StreamRun:
         self._heartbeat.on_cancel = partial(self._ask_to_leave, "its run is cancelled")
 
     def work(self) -> None:
-        """Process batches until the member has left.
+        """Process batches until the member has left; raise the failure that ended the run.
 
-        Raises:
-            ConfigurationError: This is a branch deployment without its own group.
-            DagsterExecutionInterruptedError: The run was cancelled, or others may take its work
-                over.
-            DagsterRebalanceError: The member failed; the message says why and what to do.
+        A run that was cancelled, or whose work others may take over, is interrupted.
         """
         if self._kafka.why_not_to_join:
             raise ConfigurationError(self._kafka.why_not_to_join)

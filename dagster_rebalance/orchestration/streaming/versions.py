@@ -1,0 +1,143 @@
+"""Versions of a streaming run: of its code, and of the code and inputs of its materializations.
+
+The sensor replaces runs with old code by the code version. It is a digest of the source files of
+the assets, this package, the settings without secrets, and the image that Dagster runs, so the same
+code has the same version when it is loaded again. Other changes of a deployment (a library, a
+secret) need an explicit version.
+
+Dagster writes the tags of provenance when a step stores an output, which a streaming run does once
+in its life. It shows an asset as unsynced by them, and `AutomationCondition.data_version_changed()`
+fires.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import time
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import dagster as dg
+
+_IMAGE_VARIABLE = "DAGSTER_CURRENT_IMAGE"
+_CHARACTERS = 12
+_CODE_VERSION = "dagster/code_version"
+_DATA_VERSION = "dagster/data_version"
+_IS_OF_USER = "dagster/data_version_is_user_provided"
+_INPUT_VERSION = "dagster/input_data_version"
+_INPUT_EVENT = "dagster/input_event_pointer"
+_NEVER_RECORDED = ("INITIAL", "NULL")
+"""Dagster's data version and event of an input without a record."""
+_LOOK_S = 1.0
+"""Maximum age of input versions. With many batches a second, reading them would cost more than a
+batch. An outdated version shows the asset as unsynced until the next batch."""
+
+
+def code_version(functions: Iterable[Callable[..., object]], settings: str) -> str:
+    """Return the version of some functions and of `settings`, which must have no secrets."""
+    digest = hashlib.sha256(settings.encode())
+    digest.update(os.environ.get(_IMAGE_VARIABLE, "").encode())
+    files = {file for function in (*functions, code_version) for file in _files(function)}
+    for name, file in sorted(files):
+        digest.update(name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:_CHARACTERS]
+
+
+def _written(function: object) -> Any:  # noqa: ANN401 - a function or a class
+    """Return the function or class in a source file behind a partial or a callable object."""
+    found = inspect.unwrap(function) if callable(function) else function
+    if isinstance(found, partial):
+        return _written(found.func)
+    has_source = inspect.isfunction(found) or inspect.ismethod(found) or inspect.isclass(found)
+    return found if has_source else type(found)
+
+
+def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
+    """Yield all source files of the package of a function, or of its folder, by relative name.
+
+    A deployment may put the same files elsewhere.
+    """
+    found = _written(function)
+    source = inspect.getsourcefile(found)
+    if source is None or not Path(source).is_file():
+        return
+    own = Path(source).resolve()
+    # What `dg scaffold` writes are folders without an __init__.py, inside of a package: the name of
+    # the module tells how deep they are.
+    names = tuple(found.__module__.split("."))
+    is_named = len(names) > 1 and own.with_suffix("").parts[-len(names) :] == names
+    folder = own.parents[len(names) - 2] if is_named else own.parent
+    while (folder.parent / "__init__.py").exists():
+        folder = folder.parent
+    is_package = is_named or (folder / "__init__.py").exists()
+    for file in {own, *(folder.rglob("*.py") if is_package else folder.glob("*.py"))}:
+        yield str(file.relative_to(folder)), file
+
+
+class Provenance:
+    """The tags of the materializations of one run.
+
+    The run id is the code version of assets without one, as in Dagster.
+    """
+
+    def __init__(
+        self, instance: dg.DagsterInstance, run_id: str, specs: Iterable[dg.AssetSpec]
+    ) -> None:
+        self._instance = instance
+        self._run_id = run_id
+        self._specs = {spec.key: spec for spec in specs}
+        self._inputs: dict[dg.AssetKey, tuple[str, str]] = {}
+        self._looked_at = 0.0
+        self._made: dict[dg.AssetKey, tuple[str, str]] = {}
+
+    def look(self) -> None:
+        """Read the versions of the inputs of a batch, before its assets are called."""
+        if self._inputs and time.monotonic() - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        outside = {
+            dep.asset_key
+            for spec in self._specs.values()
+            for dep in spec.deps
+            if dep.asset_key not in self._made
+        }
+        self._inputs = {key: self._recorded(key) for key in outside}
+
+    def tags(
+        self, key: dg.AssetKey, version: dg.DataVersion | None, batch_id: str
+    ) -> dict[str, str]:
+        """Return the tags of a materialization, with the data version from its function.
+
+        No asset represents the records of a batch, so its id is part of the data version.
+        """
+        spec = self._specs[key]
+        code = spec.code_version or self._run_id
+        inputs = {dep.asset_key: self._input(dep.asset_key) for dep in spec.deps}
+        texts = [code, batch_id, *(inputs[one][0] for one in sorted(inputs))]
+        made = version.value if version else sha256("".join(texts).encode()).hexdigest()
+        self._made[key] = (made, _NEVER_RECORDED[1])
+        return {
+            _CODE_VERSION: code,
+            _DATA_VERSION: made,
+            **({_IS_OF_USER: "true"} if version else {}),
+            **{f"{_INPUT_VERSION}/{one.to_user_string()}": inputs[one][0] for one in inputs},
+            **{f"{_INPUT_EVENT}/{one.to_user_string()}": inputs[one][1] for one in inputs},
+        }
+
+    def _input(self, key: dg.AssetKey) -> tuple[str, str]:
+        return self._made.get(key) or self._inputs.get(key, _NEVER_RECORDED)
+
+    def _recorded(self, key: dg.AssetKey) -> tuple[str, str]:
+        record = self._instance.get_latest_data_version_record(key)
+        if record is None:
+            return _NEVER_RECORDED
+        tags = record.event_log_entry.tags or {}
+        return tags.get(_DATA_VERSION, _NEVER_RECORDED[0]), str(record.storage_id)

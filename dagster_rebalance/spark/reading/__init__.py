@@ -1,1 +1,0 @@
-"""DataFrames over exact offset ranges, and their decoded columns."""

@@ -1,1 +1,0 @@
-"""Spark sessions: the connector, their start, and the interruption of their work."""

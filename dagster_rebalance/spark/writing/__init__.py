@@ -1,1 +1,0 @@
-"""Output by range: Parquet files, and tables of Delta Lake and Iceberg."""
