@@ -20,11 +20,12 @@ PAGE = "docs/component.md"
 
 def attributes_table(model: type[BaseModel]) -> str:
     """The attributes of a model as a Markdown table."""
-    rows = [
-        f"| `{name}` | {'required' if field.is_required() else ''} | {field.description or ''} |"
-        for name, field in model.model_fields.items()
-    ]
-    return "\n".join(["| attribute | | |", "|---|---|---|", *rows])
+    names: dict[str, list[str]] = {}
+    for name, field in model.model_fields.items():
+        shown = f"`{name}` (required)" if field.is_required() else f"`{name}`"
+        names.setdefault(field.description or "", []).append(shown)
+    rows = [f"| {', '.join(those)} | {description} |" for description, those in names.items()]
+    return "\n".join(["| attribute | |", "|---|---|", *rows])
 
 
 @pytest.mark.parametrize("model", [KafkaBatchComponent.model(), BatchAsset.model()])
