@@ -141,7 +141,7 @@ def _tell(report: Report, console: Console) -> None:
         ("doubled", len(report.output.doubled) + report.twice_succeeded),
         ("commits by a member without the partition", len(report.unowned)),
         ("stalls over 2 s that nothing explains", len(report.stalls.stalls)),
-        ("partition-seconds in which a stall would have been told", round(report.stalls.watched_s)),
+        ("partition-seconds in which a stall would be reported", round(report.stalls.watched_s)),
         ("commits, each shown once by Dagster", report.commits),
     ):
         figures.add_row(name, f"{value:,}")

@@ -44,7 +44,7 @@ class Draw(Generic[_T]):
         return None
 
     def pause_s(self) -> float:
-        """Return the pause before the next fault; sometimes almost none, so that faults overlap."""
+        """Return the pause before the next fault; sometimes almost none, to overlap faults."""
         return self._chance.uniform(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
 
     def waits_for_work(self) -> bool:

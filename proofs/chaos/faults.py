@@ -176,7 +176,7 @@ class Faults:
         if one.mend is nothing and one.is_due is at_once:
             one.fault.mended_at = one.fault.began_at
         else:
-            # In a thread of its own: a strike may hang for as long as this fault lasts.
+            # In a separate thread: a strike may hang for as long as this fault lasts.
             threading.Thread(target=_mend_in_time, args=(one,), daemon=True).start()
             self.under_way.append(one)
         return one.fault

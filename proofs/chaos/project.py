@@ -82,14 +82,14 @@ def step(run_id: str, batch: KafkaBatch, *, is_last: bool) -> Iterator[None]:
 
 @contextmanager
 def at_work(run_id: str) -> Iterator[None]:
-    """Register a run as working, longer than its work takes, so that faults can hit it.
+    """Register a run as working, longer than its work takes, to let faults hit it.
 
     A streaming run is also registered between its batches.
     """
     with nullcontext() if ROLE == STREAMING else EXCHANGE.at_work(run_id):
         yield
         chance = random.random()  # noqa: S311 - no secret
-        # Most batches of a streaming run are short, so that many of them meet each other.
+        # Most batches of a streaming run are short: many of them overlap in time.
         work_s = (
             chance**4 * LONGEST_STREAMED_WORK_S if ROLE == STREAMING else chance * LONGEST_WORK_S
         )

@@ -3,7 +3,7 @@
 Owns when a batch counts as at work: from its first line in the journal to its last one, but not
 while its process was frozen, and no longer than its process lived. Owns the violations: two
 batches at work on one offset at the same time, a claim by a run that did not have the partition,
-and an offset that was done twice without a fault to whoever did it first.
+and an offset that was processed twice without a fault of its first run.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class ClassicGroup(Coordinator):
             if holder is None or holder == member_id:
                 self.seats[member_id].owned.add(partition)
             else:
-                # It is taken from its owner in this generation; until that one has joined without
-                # it, it is nobody else's.
+                # Its owner loses it in this generation. Until the owner has rejoined without the
+                # partition, it is assigned to no other member.
                 self.seats[holder].owned.add(partition)
                 self.seats[holder].revoking |= {partition}

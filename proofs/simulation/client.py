@@ -111,7 +111,9 @@ class SimulatedMember:
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Commit, unless the coordinator refuses or the request or its answer is lost."""
         for partition in sorted(offsets.keys() - self._owned):
-            msg = f"{self._process} asks for a commit of {partition}, which it was told not to own"
+            msg = (
+                f"{self._process} asks for a commit of {partition}, which it has learned not to own"
+            )
             raise Violation(msg)
         if not self._process.reaches("kafka", wait=not self.is_superseded):
             return _failed(offsets, BrokerError("no connection", retriable=True))

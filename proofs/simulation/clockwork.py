@@ -35,7 +35,7 @@ class Clockwork:
     """
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)  # noqa: S311 - nobody is to be surprised: it must give the same again
+        self.chance = random.Random(seed)  # noqa: S311 - must be reproducible
         self.now = 1_000.0
         self.trace: deque[str] = deque(maxlen=_LINES_KEPT)
         self.steps = 0

@@ -47,7 +47,7 @@ def simulate(
                 "\n".join(
                     [
                         *played.trace[-_SHOWN:],
-                        f"see all of it with: python -m proofs life --seed {played.seed}",
+                        f"for the whole trace: python -m proofs life --seed {played.seed}",
                     ]
                 )
             )

@@ -1,8 +1,8 @@
 """The wait of an owned partition with lag: its explanation, compared with the facts.
 
-If a run works, an operator must act, or there is no free run, the member may wait, and must say so.
-Everything else is its own duty, with a deadline. The facts come from the simulated Dagster and
-Kafka.
+If a run works, an operator must act, or there is no free run, the member may wait, and must name
+the reason. In any other state it must act itself, within a deadline. The facts come from the
+simulated Dagster and Kafka.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Progress:
 
     def _of_backlog(self, engine: Engine, owned: OwnedPartition, now: float) -> Wait:
         if owned.bounds is None or owned.bounds.until < self._group.ends[owned.partition]:
-            # Until it has heard of the new end, it may well believe to be idle.
+            # Until the member has read the new end offset, it may count as idle.
             return Wait("", self._slack_s)
         has_room = (
             len(

@@ -354,7 +354,7 @@ class RunLife:
     def _must_be_alone(self, me: RunSnapshot) -> None:
         for other in self.working():
             if self._is_out_of_sight(other) and other.batch_id != me.batch_id:
-                continue  # docs/limits.md says so
+                continue  # a documented limit, see docs/limits.md
             if any(mine.overlaps(theirs) for mine in me.ranges for theirs in other.ranges):
                 msg = (
                     f"{me.run_id} works on what {other.run_id} works on: "

@@ -31,7 +31,7 @@ class RunProcess:
         has_finished: It has reported its end.
         is_over: It refused itself, or a member has ended it.
         has_signed: It was killed between its first heartbeat and the event of its start.
-        has_refused: Its start check failed, whether or not its tags say so.
+        has_refused: Its start check failed, even if its tags do not record it.
         signs_from: Number of the heartbeat at time 0, as each process has its own clock.
     """
 

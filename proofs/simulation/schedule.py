@@ -116,8 +116,8 @@ def _play(world: World, rough_s: float) -> None:
     world.calm()
     since: dict[tuple[TopicPartition, int] | None, float] = {}
     while not world.is_settled():
-        # A long backlog may take its time, as long as each partition of it moves, and what follows
-        # the last commit comes in time too.
+        # A long backlog has no deadline while each of its partitions progresses. The work after the
+        # last commit has the same deadline.
         since = {
             standing: since.get(standing, clockwork.now)
             for standing in world.standing().items() or [None]

@@ -1,7 +1,7 @@
 """The weather: how rough a schedule is, drawn from its seed.
 
 It has the protocol, the settings, and the rates and durations of failures. `calm` ends all
-failures, so that the backlog must be processed.
+failures; the backlog must then be processed.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def spread(
     pool = ProcessPoolExecutor(workers, context, _watch, (lifeline,))
     try:
         with _children_deaf_to_ctrl_c():
-            # Not with `map`: on Ctrl-C it cancels the rest, in this thread, and the thread of
-            # the pool has an error for what is cancelled when its workers end.
+            # Not with `map`: on Ctrl-C it cancels the remaining futures in this thread, and the
+            # thread of the pool fails on cancelled futures when its workers end.
             shown = deque(pool.submit(play, chunk) for chunk in chunks)
         while shown:
             yield shown.popleft().result()

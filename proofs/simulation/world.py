@@ -328,7 +328,7 @@ class World:
         since = now if process.ignorant_since is None else process.ignorant_since
         process.ignorant_since = since
         if now - max(since, process.awake_since) > ORDERS_KNOWN_WITHIN_S:
-            msg = f"{process} does not know what people have ordered {now - since:.0f} s ago"
+            msg = f"{process} has not read directives that are {now - since:.0f} s old"
             raise Violation(msg)
 
     def _check_stops_are_shown(self) -> None:

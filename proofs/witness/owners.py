@@ -30,8 +30,8 @@ class Owners:
         if isinstance(record, MemberAssigned):
             self._take_member(record)
         elif isinstance(record, GenerationAssigned):
-            # Between the two rebalances of a cooperative hand-over the partition is assigned to
-            # nobody: the old owner still has it.
+            # Between the two rebalances of a cooperative hand-over the partition is in no
+            # assignment: the old owner still has it.
             kept = {
                 number: member
                 for number, member in self._generation.items()

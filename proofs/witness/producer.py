@@ -76,7 +76,7 @@ class NumberedProducer:
         wait_until(
             lambda: self._knows(partitions),
             timeout_s=_FLUSH_LIMIT_S,
-            what=f"the producer to hear of {partitions} partitions",
+            what=f"the metadata of {partitions} partitions",
         )
         self._ends += [0] * (partitions - len(self._ends))
 

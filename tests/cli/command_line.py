@@ -9,7 +9,7 @@ from dagster_rebalance.core.model.errors import DagsterRebalanceError
 
 
 def invoke(*arguments: str) -> Result:
-    """What a command says; an error of the package is raised, as the console script gets it."""
+    """Run a command; an error of the package is raised, as the console script receives it."""
     result = CliRunner().invoke(build_app(COMMANDS, arguments), list(arguments))
     if isinstance(result.exception, DagsterRebalanceError):
         raise result.exception

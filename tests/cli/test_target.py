@@ -126,7 +126,7 @@ def test_login_file_may_name_a_token_function(command: tuple[str, ...], tmp_path
     ("arguments", "problem"),
     [
         (["status"], "several consumer groups: give --group with one of older, shop_eu"),
-        (["explain", "--group", "nobody"], "no member of group nobody has had a partition yet"),
+        (["explain", "--group", "orphan"], "no member of group orphan has had a partition yet"),
         (["status", "--group", "older"], "have not published their brokers: give --bootstrap-s"),
         (["produce", "orders", "5"], "give --bootstrap-server; the command broker prints"),
         (["reset", "--all", "orders", "--to-latest"], "name the partitions to move"),

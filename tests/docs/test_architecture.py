@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md says what the code says."""
+"""ARCHITECTURE.md agrees with the code."""
 
 from __future__ import annotations
 

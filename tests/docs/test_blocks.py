@@ -121,7 +121,7 @@ def test_shell_block_is_parsed_and_its_commands_exist(
             case "pip":
                 check_extras(words)
             case _:
-                assert program in OTHERS, f"{block}: nobody knows {program}"
+                assert program in OTHERS, f"{block}: unknown program {program}"
 
 
 def parse(programs: Mapping[str, str], words: list[str]) -> None:

@@ -236,9 +236,9 @@ def test_frozen_write_is_ended_by_postgres_for_other_writers_of_the_run(
     ):
         run = instance.create_run_for_job(nothing)
         frozen.cursor().execute("UPDATE runs SET status = status WHERE run_id = %s", [run.run_id])
-        instance.add_run_tags(run.run_id, {"who": "another process"})
+        instance.add_run_tags(run.run_id, {"writer": "another process"})
         written = instance.get_run_by_id(run.run_id)
         assert written is not None
-        assert written.tags["who"] == "another process"
+        assert written.tags["writer"] == "another process"
         with pytest.raises(psycopg2.Error, match=r"idle-in-transaction|closed"):
             frozen.cursor().execute("SELECT 1")

@@ -48,7 +48,7 @@ class NoSpark(KafkaSparkResource):
 
     @property
     def spark_session(self) -> SparkSession:
-        """Nobody works with it."""
+        """Return no session; the tests run no Spark job."""
         return None  # type: ignore[return-value]
 
 

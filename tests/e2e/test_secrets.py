@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
-PASSWORD = "swordfish-of-the-etl-user"  # noqa: S105 - what is looked for
-WRONG_PASSWORD = "guess-of-somebody-else"  # noqa: S105 - likewise
+PASSWORD = "swordfish-of-the-etl-user"  # noqa: S105 - searched for
+WRONG_PASSWORD = "guess-of-another-user"  # noqa: S105 - searched for
 SNAPSHOT = b"ResourceDefSnap"
-"""Stands in each snapshot of a job; Dagster stores them compressed."""
+"""Part of each snapshot of a job; Dagster stores snapshots compressed."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def test_the_project_loads_without_a_broker_or_a_spark() -> None:
     assert keys == {"orders", "kafka_topics/orders"} | group
 
 
-def test_a_missing_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KAFKA_GROUP")
     with pytest.raises(Exception, match="KAFKA_GROUP, which is not set"):
         _load()

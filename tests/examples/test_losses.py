@@ -141,7 +141,7 @@ def test_threads_that_finish_late_do_not_commit_older_offsets(stage: Stage) -> N
         ThreadPoolExecutor=lambda _: pool,
         RebalanceAwareConsumer=lambda config: Scripted(config, **stage.options()),
         work_on=lambda _: None,
-    )("nobody:9092", "orders")
+    )("unreachable:9092", "orders")
     assert seen == [0, 0, 5000]
     assert stage.committed == 5005
     assert not stage.group.members
@@ -199,7 +199,7 @@ def test_tasks_that_finish_late_do_not_commit_older_offsets(stage: Stage) -> Non
             "asyncio_workers.py",
             AsyncRebalanceAwareConsumer=scripted(stage, {2: lose, 3: stop}),
             work_on=tasks.work_on,
-        )("nobody:9092", "orders")
+        )("unreachable:9092", "orders")
     )
     assert seen == [5000]
     assert stage.committed == 5005
@@ -223,7 +223,7 @@ def test_tasks_continue_after_a_commit_during_a_rebalance(stage: Stage) -> None:
             "asyncio_workers.py",
             AsyncRebalanceAwareConsumer=scripted(stage, {2: refuse, 4: stop}),
             work_on=tasks.work_on,
-        )("nobody:9092", "orders")
+        )("unreachable:9092", "orders")
     )
 
 
@@ -283,6 +283,6 @@ def test_copies_of_returned_partitions_start_after_the_other_owner(
         "transactions.py",
         RebalanceAwareConsumer=lambda config: Scripted(config, **stage.options()),
         TRANSACTION_S=60.0,
-    )("nobody:9092", "orders", "copies")
+    )("unreachable:9092", "orders", "copies")
     assert producer.copies == [f"orders 0 {offset}" for offset in range(5000, 5005)]
     assert stage.committed == 5005

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
     from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
-CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl", "auto.offset.reset": "earliest"}
+CONFIG = {
+    "bootstrap.servers": "unreachable:9092",
+    "group.id": "etl",
+    "auto.offset.reset": "earliest",
+}
 P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))
 
 

@@ -216,7 +216,7 @@ def test_find_leaves_out_unreadable_topics() -> None:
     assert found[tp(0)].bounds == Bounds(0, 10)
 
 
-def test_allowed_raises_if_everything_is_refused() -> None:
+def test_allowed_raises_if_all_partitions_are_refused() -> None:
 
     def ask(_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         msg = "the group may not be read"

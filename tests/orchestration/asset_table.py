@@ -5,7 +5,7 @@ tests.orchestration.asset_table` writes the table of docs/assets.md from it.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of assets.
-# ruff: noqa: ANN001, ANN201, ANN401, ARG001, FBT003 - a row says what it is
+# ruff: noqa: ANN001, ANN201, ANN401, ARG001, FBT003 - rows of a table
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import asyncio
@@ -32,7 +32,7 @@ _WRAPPED: dict[str, Any] = {"width": 120, "subsequent_indent": "  ", "break_on_h
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 os.environ["RATE_OF_TABLE"] = "9"
 SEEN: dict[str, list[Any]] = {}
-"""What the functions have noted, by their own names."""
+"""Values recorded by the functions, by function name."""
 
 
 def note(name: str, what: object) -> None:
@@ -41,7 +41,7 @@ def note(name: str, what: object) -> None:
 
 @dataclass
 class Outcome:
-    """What a run has left in Dagster, and what its assets have noted."""
+    """Events of a run in Dagster, and the values that its assets recorded."""
 
     made: dict[str, list[dg.AssetMaterialization]] = field(default_factory=dict)
     observed: dict[str, list[dg.AssetObservation]] = field(default_factory=dict)
@@ -68,11 +68,11 @@ class Form:
     Attributes:
         area: The heading.
         name: The form, as Dagster names it.
-        given: What stands in `assets=`.
-        resources: What the assets need.
-        batch: Why a run for each batch refuses it: a part of the sentence.
-        stream: Why a streaming run refuses it.
-        named: What both sentences must name; by default the key of the asset.
+        given: The value of `assets=`.
+        resources: Resources of the assets.
+        batch: Part of the message with which per-batch runs refuse the form.
+        stream: Part of the message with which streaming runs refuse it.
+        named: Text that both messages must contain; by default the key of the asset.
         makes: The assets that a run materializes once; by default all that are given.
         absent: An asset that it does not materialize.
         key: The asset that has the metadata and tags; by default the first that is made.
@@ -122,7 +122,7 @@ class Form:
         self.works(outcome)
 
     def shown(self) -> str:
-        """What a refusal must name."""
+        """Return the text that a refusal must contain."""
         return self.named or ", ".join(self.keys)
 
 

@@ -258,7 +258,7 @@ class Bench:
     def only_note_cancels(self) -> list[tuple[str, bool]]:
         """Let no run be cancelled from now on.
 
-        Returns what is asked for, each entry with its `only_unstarted`.
+        Returns the list of the requested run ids, each with its `only_unstarted`.
         """
         asked: list[tuple[str, bool]] = []
 

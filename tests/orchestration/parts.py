@@ -1,6 +1,6 @@
-"""What the tests of the Dagster side share.
+"""Helpers of the tests of the Dagster side.
 
-They share a group in memory behind a real resource, and runs in any state in a real instance.
+They build a group in memory behind a real resource, and runs in any state in a real instance.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.postgres import Postgres
 
 EACH_STORAGE = ("on_sqlite", pytest.param("on_postgres", marks=pytest.mark.postgres))
-"""The fixtures with an instance on each kind of storage: their code differs, and so does what they
-do with types and with races."""
+"""Fixtures with an instance on each kind of storage, which differ in their code, their types and
+their locks."""
 GROUPS: dict[str, FakeGroup] = {}
 """The groups in memory, by id."""
 
@@ -123,7 +123,7 @@ def nothing() -> None:
 
 
 def _any_batch(_context: dg.InitResourceContext) -> None:
-    """Takes what a `KafkaBatch` takes, and checks nothing."""
+    """Accept the config of a `KafkaBatch` without any check."""
 
 
 @dg.job(resource_defs={"kafka_batch": dg.ResourceDefinition(_any_batch, config_schema=dict)})

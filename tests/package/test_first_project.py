@@ -157,7 +157,7 @@ def test_first_project_page_uses_the_tested_dagster() -> None:
 
 
 def wait_for(server: ChildProcess, text: str) -> None:
-    """Wait until a server has said that it serves."""
+    """Wait until a server has logged that it is ready."""
     server.wait_until_ready(lambda: text in server.log.read_text(), timeout_s=START_LIMIT_S)
 
 

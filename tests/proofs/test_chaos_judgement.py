@@ -222,7 +222,7 @@ def test_classic_rebalance_that_waits_for_one_member_explains_stalls_of_others()
     frozen = Fault(Kind.MEMBER_FROZEN, "green", 40.0, frozenset({1}), 60.0)
     assigned = Event("assigned", "purple", "", ("numbers-1",), {"member_id": "id-3"}, 50.0)
     assert _reasons(frozen, holds=(hold,), assigned=(assigned,)) == ["held: 20 to 24"], (
-        "that of its own partition"
+        "the hold of the same partition"
     )
     waits = "a classic rebalance waits for a member"
     found = _reasons(frozen, holds=(hold,), assigned=(assigned,), is_classic=True)

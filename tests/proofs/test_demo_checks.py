@@ -142,7 +142,7 @@ def test_drained_holds_with_progress_elsewhere_pass() -> None:
     )
     leave = replace(HOLD, cause="leave", retained_records=0)
     assert check_holds([HOLD, leave]).passed, (
-        "who leaves retains nothing, and the batches of others end when they end"
+        "a member that leaves retains no partition, so the batches of others do not count"
     )
 
 

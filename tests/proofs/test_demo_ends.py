@@ -56,7 +56,7 @@ def test_demo_ends_all_its_processes_after_ctrl_c(
     assert not list((tmp_path / "tmp").glob("dagster-rebalance-*")), "its folders are gone too"
 
 
-def test_demo_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     with _started(tmp_path, "starting Kafka, Dagster") as demo:
         wait_until(
             lambda: [*(tmp_path / "tmp").glob("dagster-rebalance-*/home/*.log")] or None,

@@ -25,7 +25,7 @@ def test_producer_receives_no_offsets_of_a_duplicate_batch(monkeypatch: pytest.M
 
     made = SimpleNamespace(produce=produce)
     monkeypatch.setattr(producer_module, "Producer", lambda _settings: made)
-    producer = NumberedProducer("nobody:9092", "numbers", partitions=1, per_second=1)
+    producer = NumberedProducer("unreachable:9092", "numbers", partitions=1, per_second=1)
     for number in range(6):
         producer._send(number)
     assert [offset for _, offset in producer.confirmed.values()] == [0, 1, None, None, None, 5]

@@ -108,7 +108,7 @@ def test_run_of_an_earlier_ownership_is_adopted_when_its_partition_returns() -> 
     assign(member, 0)
     world.kafka.produce(tp(0), 50)
     world.wait(5, member)
-    assert member.tick() == [], "neither its range nor what is behind it"
+    assert member.tick() == [], "neither its range nor later records"
     world.succeed(run_id)
     world.wait(2, member)
     assert world.kafka.commits == [(tp(0), 100)]

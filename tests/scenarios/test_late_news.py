@@ -49,7 +49,7 @@ def test_success_read_ten_minutes_late_is_committed_once() -> None:
     world.succeed(run_id)
     world.wait(TEN_MINUTES_S, member, step=1)
     assert world.kafka.commits == []
-    assert member.tick() == [], "what is not known to have failed is not asked for again"
+    assert member.tick() == [], "a run without a known failure is not requested again"
     member.fails.clear()
     world.wait(3, member)
     assert world.kafka.commits == [(tp(0), 100)]

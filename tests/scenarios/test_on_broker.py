@@ -149,7 +149,7 @@ def test_commit_right_after_a_suspension_in_a_hold_is_refused(
     late = blue.member.commit(dict.fromkeys(owned, OffsetAndMetadata(5)))
     assert {type(error) for error in late.failed.values()} == {PartitionLostError}
     assert late.failed.keys() == owned
-    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be told")
+    play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be reported")
     assert set(green.member.committed(owned, 5.0).values()) == {OffsetAndMetadata(9)}
 
 
@@ -343,19 +343,23 @@ def test_holds_and_pauses_affect_only_their_own_partitions(group: Readers) -> No
     )
     blue.poll()
     assert read() == [50, 50, 50, 100]
-    group.play(lambda: green.count == 100, green, blue, what="the next owner to read what was held")
+    group.play(
+        lambda: green.count == 100, green, blue, what="the next owner to read the held partitions"
+    )
     green.consumer.close()
     group.produce(50)
     group.play(
         lambda: read()[1] == 100 and read()[3] == 150,
         blue,
-        what="what was held to be back and read on",
+        what="the held partitions to return and to be read again",
     )
     blue.poll()
     assert read() == [50, 100, 50, 150]
     assert blue.consumer.paused() == {paused_held, paused_retained}
     blue.consumer.resume([paused_held, paused_retained])
-    group.play(lambda: read() == [100, 100, 150, 150], blue, what="what was paused to read on")
+    group.play(
+        lambda: read() == [100, 100, 150, 150], blue, what="the paused partitions to be read again"
+    )
 
 
 class BeginAndPause(CommitOnRevoke):

@@ -160,7 +160,7 @@ def test_all_readers_see_the_names_of_topics(session: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.parametrize("topic", ["007", "2024-01-01", "__HIVE_DEFAULT_PARTITION__", "1e3"])
-def test_single_topic_that_looks_like_a_number_stays_text(
+def test_single_topic_with_a_numeric_name_stays_text(
     session: SparkSession, tmp_path: Path, topic: str
 ) -> None:
     write_parquet_by_range(records(session, topic), str(tmp_path / "out"))

@@ -324,7 +324,7 @@ def expected_of_columns(*spans: tuple[int, int, str]) -> list[tuple[object, ...]
 
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("name", TABLES)
-def test_odd_names_work_in_writes_reruns_and_compactions(
+def test_unusual_names_work_in_writes_reruns_and_compactions(
     session: SparkSession, warehouse: Path, tmp_path: Path, format_: str, name: str
 ) -> None:
     """A name that SQL misreads fails the first rerun of a range, not its first write."""
@@ -347,7 +347,7 @@ def test_odd_names_work_in_writes_reruns_and_compactions(
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_odd_names_work_in_a_parquet_rerun(
+def test_unusual_names_work_in_a_parquet_rerun(
     session: SparkSession, tmp_path: Path, name: str
 ) -> None:
     out = str(tmp_path / name)

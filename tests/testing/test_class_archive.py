@@ -24,7 +24,7 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def java(tmp_path: Path) -> Java:
-    """Return a Java with an archive of its own classes."""
+    """Return a Java with an archive of its standard classes."""
     home = tmp_path / "java"
     for file in ("bin/java", "lib/modules", "lib/server/classes.jsa"):
         (home / file).parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def test_class_archive_is_written_by_the_first_process_and_used_by_the_next(
     assert following.using == [f"-XX:SharedArchiveFile={archive.path}", "-Xshare:auto"]
     assert following.making() == []
     assert not following.is_being_made
-    assert not older.exists(), "nobody needs it any more"
+    assert not older.exists(), "the older archive is unused"
 
 
 def test_killed_process_writes_no_class_archive(java: Java, jars: list[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Child processes end when they are told to, and with their parent, including descendants."""
+"""Child processes and their descendants end on request, and with their parent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dagster_rebalance.testing.processes import ChildProcess
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
-# A child whose own child is in a session of its own, as a daemon's would be: a signal to the
-# process group does not reach it.
+# A child whose own child is in a separate session, like a daemon: a signal to the process group
+# does not reach it.
 FAMILY_CODE = """
 import subprocess, sys, time
 grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], \

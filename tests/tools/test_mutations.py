@@ -1,4 +1,4 @@
-"""What a mutation run would change, and which edits it draws."""
+"""Edits of the mutation runs, and their draw."""
 
 from __future__ import annotations
 
@@ -67,13 +67,11 @@ def _edited(line: str) -> set[str]:
         ("    from queue import Queue", set()),
     ],
 )
-def test_each_place_is_edited_in_every_way_and_words_and_types_in_none(
-    line: str, becomes: set[str]
-) -> None:
+def test_every_expression_is_edited_except_texts_and_types(line: str, becomes: set[str]) -> None:
     assert _edited(line) == becomes
 
 
-def test_an_edit_has_the_lines_of_its_statement_without_the_body() -> None:
+def test_edit_has_the_lines_of_its_statement_without_the_body() -> None:
     lines = {
         one.lines
         for one in mutations("a.py", MODULE)
@@ -82,7 +80,7 @@ def test_an_edit_has_the_lines_of_its_statement_without_the_body() -> None:
     assert lines == {range(13, 14)}
 
 
-def test_an_edit_is_known_again_where_lines_were_added_above_it() -> None:
+def test_edit_is_recognized_after_lines_were_added_above_it() -> None:
     earlier, later = (
         mutations("a.py", MODULE),
         mutations("a.py", MODULE.replace("LIMIT_S =", "\nFIRST = None\nLIMIT_S =")),
@@ -90,7 +88,7 @@ def test_an_edit_is_known_again_where_lines_were_added_above_it() -> None:
     assert [one.key for one in earlier] == [one.key for one in later]
 
 
-def test_a_seed_draws_the_same_edits_again_and_of_each_kind() -> None:
+def test_seed_draws_the_same_edits_of_each_kind() -> None:
     """A survivor is reproduced with its seed."""
     pool = mutations("a.py", MODULE)
     sample = drawn(pool, 7, seed=3)
@@ -115,6 +113,6 @@ def test_the_tests_of_the_module_come_first_and_slow_ones_last() -> None:
     ]
 
 
-def test_an_edit_that_no_test_reaches_is_left_to_the_other_tests_of_its_module() -> None:
+def test_edit_without_a_reaching_test_is_run_with_the_other_tests_of_its_module() -> None:
     reach = Reach({"a.py": {15: frozenset({"tests/test_a.py::test_own"})}}, {})
     assert all(reach.of(one) == ["tests/test_a.py::test_own"] for one in mutations("a.py", MODULE))

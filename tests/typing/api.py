@@ -1,4 +1,4 @@
-"""What a type checker must make of the public surface. Checked by `make types`, and never run."""
+"""Expected types of the public surface. Checked by `make types`, and never run."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def committed(
 def use_operations(
     consumer: RebalanceConsumer | RebalanceAwareConsumer, partitions: Collection[TopicPartition]
 ) -> None:
-    """What the view and the consumer offer alike."""
+    """Use the operations that the view and the consumer have in common."""
     consumer.commit_sync()
     consumer.commit_sync(OFFSETS)
     consumer.commit_sync(OFFSETS, timeout_s=5.0)
@@ -189,7 +189,7 @@ def use_consumer() -> None:
 
 
 def use_batch(batch: KafkaBatch) -> None:
-    """What an asset does with its batch, without Spark."""
+    """Use a batch as an asset does, without Spark."""
     for message in batch.messages():
         assert_type(message, Message)
     message = next(batch.messages(batch.offset_ranges[:2], timeout_s=5.0))

@@ -89,8 +89,8 @@ class Play:
         """Both members work on their partitions."""
         self.view.act(
             "Act 3",
-            f"{painted(GREEN)} takes over what was drained, from the offsets that {painted(BLUE)} "
-            "committed",
+            f"{painted(GREEN)} takes over the drained partitions, from the offsets that "
+            f"{painted(BLUE)} committed",
         )
         self._until("green to commit", lambda _: self._commits_of(GREEN) >= _TAKEN_OVER_COMMITS)
         # A server that is shut down starts no runs: only those that have begun can be drained.

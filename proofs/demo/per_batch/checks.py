@@ -47,8 +47,8 @@ def check_materialisations(
 def check_holds(holds: Sequence[HoldSeen]) -> Check:
     """Holds were drained, and the retained partitions progressed during them."""
     drained = [hold for hold in holds if hold.outcome == DRAINED]
-    # Who leaves retains nothing; that no batch of another member happens to end meanwhile says
-    # nothing about the hold.
+    # A member that leaves retains no partition: the batches of others during its hold are no
+    # evidence for or against the hold.
     still = [
         hold
         for hold in drained

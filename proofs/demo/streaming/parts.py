@@ -114,7 +114,7 @@ def all_parts(
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
             session_ms = str(SESSION_TIMEOUT_S * 1000)
-            # The port is chosen here, so that Dagster can be told before Kafka is up.
+            # The port is chosen here: the config of Dagster is written before Kafka is up.
             port = free_port()
             kafka = KafkaCluster(
                 port=port, settings={"group.consumer.session.timeout.ms": session_ms}, tell=step
@@ -182,7 +182,7 @@ def start_together(stack: ExitStack, parts: Sequence[_Startable], interrupts: In
     # Before the first one is stopped it waits for all of them, also when one fails, or a person
     # interrupts this: none may start after it was stopped.
     stack.callback(threads.shutdown)
-    with interrupts.deferred():  # the pool would not know of a thread that it was just starting
+    with interrupts.deferred():  # the pool would lose a thread that is just starting
         starts = [threads.submit(part.start) for part in parts]
     for start in starts:
         start.result()

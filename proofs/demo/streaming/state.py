@@ -163,7 +163,7 @@ class Watcher:
                 owner=self._owner(number),
                 is_asked_back=self.work.owners.is_asked_back(number),
                 committed=self.work.committed(number),
-                # Kafka may have told of a commit before the producer heard of its records.
+                # The commit may be visible before the producer has the confirmation of its records.
                 lag=max(0, ends[number] - self.work.committed(number)),
                 per_second=recent[number] / RATE_OVER_S,
                 last=self.work.last(number),

@@ -56,7 +56,7 @@ class StreamingStage:
             ("the streaming runs", f"{url}/locations/__repository__@{LOCATION}/jobs/{JOB}/runs"),
             ("the batches", f"{url}/assets/orders?view=events"),
             ("the commits", f"{url}/assets/kafka/{GROUP}/offsets?view=events"),
-            ("who joined, held and left", f"{url}/assets/kafka/{GROUP}/group?view=events"),
+            ("joins, holds and leaves", f"{url}/assets/kafka/{GROUP}/group?view=events"),
         ]
 
     def play(self, view: View, interrupts: Interrupts) -> Report:  # noqa: ARG002 - it asks nothing that a signal may not interrupt

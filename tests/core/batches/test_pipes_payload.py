@@ -26,7 +26,7 @@ def test_batch_survives_extras_and_json() -> None:
 
 
 @pytest.mark.parametrize(("batch_id", "is_rerun"), [("b-1", False), ("r.x7.12", True)])
-def test_batch_id_tells_reruns_apart(batch_id: str, is_rerun: bool) -> None:  # noqa: FBT001 - a table
+def test_batch_id_distinguishes_reruns(batch_id: str, is_rerun: bool) -> None:  # noqa: FBT001 - a table
     assert SentBatch(batch_id, "etl", BATCH.offset_ranges).is_rerun is is_rerun
 
 

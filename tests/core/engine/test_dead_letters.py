@@ -138,7 +138,7 @@ def test_letter_names_the_failed_runs_and_comes_before_the_commit() -> None:
     assert order[order.index("StoreDeadLetter") :].startswith(" ".join(kinds))
 
 
-def test_letter_is_wanted_until_it_is_stored_or_its_partition_drains() -> None:
+def test_letter_is_requested_until_it_is_stored_or_its_partition_drains() -> None:
     """The error of the last run is read before the letter is sent, which may take long."""
     letter = commands.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
     assert not is_wanted(play(JOIN, SETTINGS).owned(), letter)

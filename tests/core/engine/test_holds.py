@@ -358,7 +358,7 @@ def test_hold_that_lasts_a_second_is_shown_once() -> None:
 
 
 @pytest.mark.parametrize(("runs", "what"), [((), "the commit"), (("a", "b"), "2 runs")])
-def test_show_hold_names_what_the_hold_waits_for(runs: tuple[str, ...], what: str) -> None:
+def test_show_hold_names_the_runs_that_the_hold_waits_for(runs: tuple[str, ...], what: str) -> None:
     assert f"waiting for {what}" in str(commands.ShowHold(Cause.LEAVE, (tp(0),), runs, 10.0))
 
 

@@ -130,7 +130,7 @@ def commands_of(seed: int, settings: EngineSettings, kind: type[Engine]) -> tupl
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("seed", range(3))
-def test_quiet_engine_gives_the_commands_of_one_that_always_decides(
+def test_quiet_engine_returns_the_commands_of_an_engine_that_always_decides(
     seed: int, settings: EngineSettings
 ) -> None:
     engine, given = commands_of(seed, settings, WatchedEngine)

@@ -37,7 +37,7 @@ def sealed(body: str) -> str:
 
 
 def read(text: str) -> StoredPartition | None:
-    """What is read; None for a refusal, whose reason can be logged and shown."""
+    """Decode a text, or return None if it is refused; the reason must be printable."""
     try:
         stored = decode(OffsetAndMetadata(OFFSET, text))
     except ClaimError as error:

@@ -28,7 +28,7 @@ SELECTORS = ("*", "orders", "orders:1", "pay:0", "o*", "*:1", "orders:1*")
 
 
 def order(action: Action, partitions: str = EVERYTHING) -> Directive:
-    """An order of somebody."""
+    """Return a directive of the operator Ada."""
     return Directive(action, partitions, "ada", 1_700_000_000.0, "the warehouse is away")
 
 

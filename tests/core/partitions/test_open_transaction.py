@@ -22,7 +22,7 @@ def behind_a_transaction() -> tuple[World, Member]:
 
 
 def said(world: World, member: Member) -> str:
-    """What the member says of orders-0."""
+    """Return the member's explanation of orders-0."""
     return explain_partition(member.engine.partitions[tp(0)], world.now)
 
 

@@ -427,7 +427,7 @@ def test_summary_of_a_working_member_is_one_line() -> None:
     assert headline(member.engine) == "4 owned, lag 340, 4 runs"
 
 
-def test_summary_names_everything_out_of_the_ordinary() -> None:
+def test_summary_names_every_anomaly() -> None:
     world = World(records=85, partitions=4)
     assert summary(world.member().engine, world.now) == ("owns no partitions",)
     assert headline(world.member().engine) == "0 owned"

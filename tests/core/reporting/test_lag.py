@@ -150,7 +150,7 @@ FUTURE = FirstSince(1, at_s=9e9)
 """Offset 1 has a timestamp in the future, so it is the first record since any time."""
 
 
-def test_records_behind_a_future_timestamp_are_late_by_earlier_scans() -> None:
+def test_records_after_a_future_timestamp_are_late_by_earlier_scans() -> None:
     waiting = Waiting().observe([row(3, 10)], 100.0)
     for at, late in ((130.0, False), (130.1, True)):
         waiting = waiting.observe([row(4, 12)], at)
@@ -213,7 +213,7 @@ def test_unknown_lag_exceeds_every_limit() -> None:
     assert NO_LIMIT.exceeded(lag) == ()
 
 
-def test_limit_is_true_if_it_limits_anything() -> None:
+def test_limit_with_a_value_is_true() -> None:
     assert (bool(NO_LIMIT), bool(LagLimit(0)), bool(LagLimit(None, 1.0))) == (False, True, True)
 
 

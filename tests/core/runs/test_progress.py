@@ -313,8 +313,8 @@ FIRST = replace(part("r1", S.FAILED, done="a", undone="b"), parent_id="")
             ],
             "",
         ),
-        # The newest run that tried an asset decides: a later failure may have spoilt what was
-        # there.
+        # The newest run that tried an asset decides: a later failure may have damaged the
+        # output of an earlier success.
         (
             [
                 FIRST,

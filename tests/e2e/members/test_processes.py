@@ -89,7 +89,7 @@ def test_ctrl_c_waits_for_the_run_and_commits_it(stage: Stage) -> None:
     server.wait(TAKE_OVER_S)
     for group in groups:
         assert group.is_done(), (
-            f"what was in flight is committed before the process ends: {group.state()}"
+            f"batches in flight are committed before the process ends: {group.state()}"
         )
         assert group.events("left", "blue")
         group.check_exactly_once()

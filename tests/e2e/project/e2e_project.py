@@ -1,10 +1,10 @@
-"""The code location of the end-to-end tests, with assets that do what the test says.
+"""The code location of the end-to-end tests, with assets that the test controls.
 
-There is a consumer group for each scenario and the protocols that it is played in.
+Each scenario has one consumer group per rebalance protocol.
 
-A run works until the test opens the gate of its group, and fails as often as the test wants. What
-it did is one line in a file for each range. While it works on a range, a file has its process id; a
-run that finds the file of a process that exists says so.
+A run works until the test opens the gate of its group, and fails as often as the test requests. It
+appends one line per range to a file. While it works on a range, another file contains its process
+id; a run that finds such a file of a live process reports an overlap.
 """
 
 import os

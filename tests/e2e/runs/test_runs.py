@@ -92,7 +92,7 @@ def test_stopped_and_paused_partitions_continue_after_resume(stage: Stage) -> No
     group.wait("the free one to go on", lambda group: group.committed().get(2) == 15)
     assert group.committed() == {0: 0, 1: 10, 2: 15}
     assert len(group.in_state(_STATUS.CANCELED)) == 1
-    group.wait("a tick to say so", lambda group: "stopped by ada" in str(group.ticks("blue")))
+    group.wait("a tick to name it", lambda group: "stopped by ada" in str(group.ticks("blue")))
     group.wait("the check to warn", lambda group: _check_state(stage, group.name) is False)
     issue_directive(stage.instance, group.name, DirectiveRequest(Action.RESUME, ("*",), "ada"))
     group.wait("all records to be committed", lambda group: group.is_done(15))

@@ -179,7 +179,7 @@ def test_unknown_setting_is_named(fetch: bool) -> None:  # noqa: FBT001
 
 
 @pytest.mark.parametrize("reason", ["pause_marks", "the fetcher's client"])
-def test_consumer_that_cannot_be_created_leaves_no_member_behind(
+def test_failed_creation_of_a_consumer_leaves_no_member(
     monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     group_id = unique_name("group")

@@ -118,7 +118,7 @@ def test_topic_ids_change_when_a_topic_is_created_again(
     assert after != before
 
 
-def test_high_watermark_lies_behind_an_open_transaction(
+def test_high_watermark_is_after_an_open_transaction(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     topic = kafka_topic()

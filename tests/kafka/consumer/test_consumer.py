@@ -110,7 +110,7 @@ def test_loss_is_reported_by_one_poll_and_denies_delays(group: FakeGroup) -> Non
 
 
 def test_superseded_hold_is_lost_and_never_released(group: FakeGroup) -> None:
-    """A late release would give away what the new owner was assigned."""
+    """A late release would revoke the assignment of the new owner."""
     blue, green = revoke_requested(group)
     blue.delay_revoke([P2, P3])
     group.supersede(member_of(blue))
@@ -320,7 +320,7 @@ def test_client_error_is_raised_once_after_the_events_of_its_poll(group: FakeGro
     poll(blue)
 
 
-def test_close_calls_the_listener_and_hands_everything_over(group: FakeGroup) -> None:
+def test_close_calls_the_listener_and_revokes_all_partitions(group: FakeGroup) -> None:
     """A last commit works in `on_partitions_revoked`; held partitions are revoked with the rest."""
     listener = Listener(
         revoked=lambda _, consumer: consumer.commit_sync({P0: OffsetAndMetadata(4)})
@@ -344,7 +344,7 @@ def test_close_leaves_the_group_although_the_listener_fails(group: FakeGroup) ->
     assert not group.members
 
 
-def test_unsubscribe_revokes_everything_and_subscribe_rejoins(group: FakeGroup) -> None:
+def test_unsubscribe_revokes_all_partitions_and_subscribe_rejoins(group: FakeGroup) -> None:
     listener = Listener()
     blue = owner(group, listener)
     blue.unsubscribe()

@@ -211,7 +211,7 @@ def test_loss_of_a_failed_poll_is_reported_by_the_next_one(blue: Side) -> None:
     assert not blue.consumer.get_lost_partitions()
 
 
-def test_group_metadata_is_refused_after_a_loss_behind_an_interrupted_callback(blue: Side) -> None:
+def test_group_metadata_is_refused_after_a_loss_and_an_interrupted_callback(blue: Side) -> None:
     blue.member.deliver(PartitionsAssigned(()))
     blue.member.deliver(LOST)
     interrupted_poll(blue)

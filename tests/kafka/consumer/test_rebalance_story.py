@@ -45,7 +45,7 @@ class Moment:
 
 
 class StoryListener(RebalanceListener):
-    """Uses in each callback what the proposal allows, and records the results."""
+    """Listener that calls the allowed operations in each callback and records the results."""
 
     def __init__(self, *, fails_on_revoke: bool = False) -> None:
         self.assigned: list[Moment] = []
@@ -413,6 +413,6 @@ def test_lost_partition_cannot_be_delayed(story: Story) -> None:
     assert not story.delay_when_lost
 
 
-def test_member_that_lost_everything_rejoins(story: Story) -> None:
+def test_member_that_lost_all_partitions_rejoins(story: Story) -> None:
     """KAFKA-20385: "the consumer remains in a usable state"."""
     assert story.came_back

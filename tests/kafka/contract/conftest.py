@@ -32,7 +32,7 @@ STAGES = [
 # The mock takes three seconds for each rebalance, so it runs the most important tests only. It
 # stores metadata of any length, so probes do not work where nothing is committed.
 PLAYED_ON_THE_MOCK = {
-    "test_single_member_is_assigned_everything": ("mock-classic", "mock-consumer"),
+    "test_single_member_is_assigned_all_partitions": ("mock-classic", "mock-consumer"),
     "test_held_partitions_stay_assigned_while_polling": ("mock-classic", "mock-consumer"),
     "test_probe_detects_fencing_during_a_hold": (
         "mock-classic",
@@ -57,7 +57,7 @@ PLAYED_ON_THE_MOCK = {
 PLAYED_EAGERLY = {
     "test_fenced_member_rejoins",
     "test_probe_detects_fencing_during_a_hold",
-    "test_close_during_a_hold_hands_everything_over",
+    "test_close_during_a_hold_revokes_all_partitions",
     "test_unsubscribe_during_a_hold_leaves_the_group",
 }
 

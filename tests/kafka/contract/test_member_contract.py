@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     NewActor = Callable[[], Actor]
 
 
-def test_single_member_is_assigned_everything(blue: Actor) -> None:
+def test_single_member_is_assigned_all_partitions(blue: Actor) -> None:
     assert sorted(blue.partitions_of(PartitionsAssigned)) == sorted(blue.everything)
     assert blue.member.member_id
 
@@ -221,7 +221,7 @@ def test_fencing_without_a_hold_is_reported_once(stage: Stage, blue: Actor) -> N
     ]
 
 
-def test_close_during_a_hold_hands_everything_over(blue: Actor, green: Actor) -> None:
+def test_close_during_a_hold_revokes_all_partitions(blue: Actor, green: Actor) -> None:
     blue.member.close(5.0)
     play(lambda: green.owns == blue.everything, green, what="green to own everything")
 

@@ -141,7 +141,7 @@ def test_split_commit_stops_after_a_failed_request(
     assert {tp: error.retriable for tp, error in result.failed.items()} == {P0: True, P1: True}
 
 
-def test_split_commit_goes_on_after_a_refused_partition(
+def test_split_commit_continues_after_a_refused_partition(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_requests, "MAX_REQUEST_BYTES", 150)

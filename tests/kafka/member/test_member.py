@@ -145,7 +145,9 @@ def ask(scene: ScriptedMember, question: str) -> object:
 
 
 @pytest.mark.parametrize("question", ["committed", "group_metadata"])
-def test_query_behind_a_fenced_commit_is_retriable(scene: ScriptedMember, question: str) -> None:
+def test_query_queued_after_a_fenced_commit_is_retriable(
+    scene: ScriptedMember, question: str
+) -> None:
     scene.client.may_answer.clear()
     scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
     scene.member.commit_async({P0: OffsetAndMetadata(1)})
@@ -165,7 +167,7 @@ def test_query_behind_a_fenced_commit_is_retriable(scene: ScriptedMember, questi
     assert ask(scene, question) is not None
 
 
-def test_group_metadata_times_out_behind_a_commit(
+def test_group_metadata_queued_after_a_commit_times_out(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_rebalance.kafka.member.member._READ_TIMEOUT_S", 0.01)
@@ -272,7 +274,7 @@ def test_commits_are_sent_during_a_hold(scene: ScriptedMember) -> None:
     assert scene.session.hold is not None
 
 
-def test_release_goes_out_after_earlier_commits(scene: ScriptedMember) -> None:
+def test_release_is_sent_after_earlier_commits(scene: ScriptedMember) -> None:
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the revoke request")
     scene.client.may_answer.clear()

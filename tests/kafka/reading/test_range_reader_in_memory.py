@@ -120,7 +120,7 @@ def test_end_of_partition_counts_after_the_records_of_its_batch(script: Script) 
     assert not client.is_closed
 
 
-def test_records_behind_a_range_end_it_and_are_left_out(script: Script) -> None:
+def test_records_after_a_range_end_it_and_are_omitted(script: Script) -> None:
     reader, _ = script([record(0, 2), record(1, 0), record(0, 7)], [record(1, 9)])
     assert offsets(reader, *BOTH) == [(0, 2), (1, 0)]
 
@@ -152,7 +152,7 @@ def test_timeout_blames_a_transaction_only_at_the_last_stable_offset(
         offsets(reader, *BOTH)
 
 
-def test_unreadable_batch_behind_the_range_is_ignored(script: Script) -> None:
+def test_unreadable_batch_after_the_range_is_ignored(script: Script) -> None:
     damaged = trouble(KafkaError._BAD_MSG, "failed CRC32C check")
     reader, _ = script([record(0, 0), record(0, 2), damaged])
     assert offsets(reader, OffsetRange("orders", 0, 0, 3)) == [(0, 0), (0, 2)]

@@ -271,7 +271,7 @@ def run(
 
 @dg.asset
 def reference() -> str:
-    return "of its own key"
+    return "of another asset"
 
 
 @dg.asset
@@ -311,14 +311,14 @@ def graph(high: int) -> str:
 def test_values_are_stored_by_batch_with_defaults(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    Path(tmp_path, "reference").write_bytes(pickle.dumps("of its own key"))
+    Path(tmp_path, "reference").write_bytes(pickle.dumps("of another asset"))
     result = run(
         instance,
         [raw, doubled, two, graph],
         {"io_manager": dg.FilesystemIOManager(base_dir=str(tmp_path))},
         [reference],
     )
-    assert result.output_for_node("doubled") == "20 of its own key"
+    assert result.output_for_node("doubled") == "20 of another asset"
     assert result.output_for_node("two", "low") == 0
     assert result.output_for_node("graph") == "10 of a graph"
     kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("**/*__batch_*")}

@@ -115,7 +115,7 @@ def test_client_that_suppresses_an_interrupt_does_not_succeed(
 
     @dg.asset
     def orders(kafka_batch: KafkaBatch) -> None:
-        for _ in range(2):  # a second client must not hide what the first one has heard
+        for _ in range(2):  # a second client must not hide the signal to the first one
             Polite(number).run(kafka_batch.pipes_extras())
         returned.append("yes")
 
@@ -199,7 +199,7 @@ def test_batch_with_suppressed_interrupt_is_repeated(
     assert stage.committed() == 3
     assert jobs.asked == [run_id], "a batch that succeeded has nothing left"
     shown = {said.get("batch") for said in stage.shown(dg.AssetKey("orders"))}
-    assert shown & set(stage.ids) == {stage.ids[1]}, "what was cancelled is not shown as made"
+    assert shown & set(stage.ids) == {stage.ids[1]}, "a cancelled batch has no materialization"
 
 
 def test_client_that_cannot_end_its_job_is_no_failed_attempt(

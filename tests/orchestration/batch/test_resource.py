@@ -212,7 +212,7 @@ def test_run_that_lost_its_lease_after_its_assets_fails(
     monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 1)
     leave = Heartbeat.__exit__
 
-    def leave_late(heartbeat: Heartbeat, *error: Any) -> None:  # noqa: ANN401 - what a context manager gets
+    def leave_late(heartbeat: Heartbeat, *error: Any) -> None:  # noqa: ANN401 - as for any context manager
         heartbeat._beaten_at -= 1000.0
         leave(heartbeat, *error)
 

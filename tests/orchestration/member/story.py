@@ -317,7 +317,7 @@ class BenchScript(ScriptBase):
     # Dagster
 
     def do_catalogue(self, fault: str, times: str = "0") -> None:
-        """The storage fails reads, what is shown, or the next records of a kind, or nothing."""
+        """Make the storage fail reads, shown assets, the next records of a kind, or nothing."""
         self.bench.catalogue.reads_fail = fault == "unreadable"
         self.bench.catalogue.shows_fail = fault == "unshown"
         self.bench.catalogue.stops_fail = int(times) if fault == "stops" else 0

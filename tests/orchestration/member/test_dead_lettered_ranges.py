@@ -1,6 +1,6 @@
-"""A dead letter comes back, and anybody may have written it.
+"""Redelivered dead letters, which any producer with WRITE on the topic can forge.
 
-Who may write to the dead-letter topic must not decide what is read, or done twice.
+A forged letter must neither select the records that a run reads nor repeat a range.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def found(instance: dg.DagsterInstance, **changed: Any) -> OffsetRange:  # noqa:
     return dead_lettered_range(instance, kafka, json.dumps(letter))
 
 
-def test_dead_lettered_range_is_found_behind_many_commits(instance: dg.DagsterInstance) -> None:
+def test_dead_letter_older_than_many_commits_is_found(instance: dg.DagsterInstance) -> None:
     assert found(instance) == span(0, 0, 10)
 
 

@@ -31,7 +31,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The records as JSON, as a formatter writes what a record has beside its own attributes."""
+    """Return the extra attributes of the log records, as a JSON formatter writes them."""
     return [
         json.loads(
             json.dumps(

@@ -300,7 +300,7 @@ def test_answers_of_the_storage_are_applied_in_their_order(
         return lambda: events.DirectivesRead(orders, 0)
 
     def handled(event: events.Event, now: float) -> tuple[commands.Command, ...]:
-        """The first answer has a command that takes long: a newer one comes meanwhile."""
+        """Return a slow command for the first answer; a newer answer arrives during it."""
         if isinstance(event, events.TickArrived):
             answers.put(given(PAUSE, RESUME))
             return (commands.Note("takes long"),)
@@ -341,7 +341,7 @@ def test_endless_answers_of_the_storage_do_not_prevent_polls(
         pytest.param(2, [0.1, 2.0, 1.5, 1.0], id="woken"),
     ],
 )
-def test_member_polls_for_its_loss_after_a_standstill(
+def test_member_polls_for_its_loss_after_a_suspension(
     instance: dg.DagsterInstance, woken: int, asked_s: list[float]
 ) -> None:
     """Otherwise it takes the commit of its successor for its own. Wake-ups end polls early."""
@@ -399,7 +399,7 @@ def test_suspended_machine_is_a_standstill(
 
 
 class SlowStorage:
-    """Starts what needs Dagster's storage at once, until a commit is to be recorded."""
+    """Storage worker that runs each job at once, until a commit has to be recorded."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.waiting: list[Callable[[], None]] = []

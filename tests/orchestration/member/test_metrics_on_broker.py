@@ -24,13 +24,13 @@ from tests.orchestration.scrape import Scrape, everything, series, value
 pytestmark = pytest.mark.broker
 
 
-def test_a_streaming_run_is_scraped_while_it_works(
+def test_streaming_run_is_scraped_while_it_works(
     instance: dg.DagsterInstance,
     kafka_broker: KafkaCluster,
     kafka_topic: TopicFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its counters are what it has committed, and its names are those of the documentation."""
+    """The counters equal its commits, and the metric names are those of the documentation."""
     topic = kafka_topic(2)
     prometheus = Scrape()
     monkeypatch.setattr(opentelemetry, "METERS", prometheus.meters)

@@ -1,6 +1,6 @@
-"""What the words of the settings do.
+"""Policies of a member.
 
-They decide about runs at a deadline, runs of lost partitions, and ranges that fail too often.
+They cover runs at a deadline, runs of lost partitions, and ranges that fail too often.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def test_letter_is_stored_before_its_offset_is_committed(
     bench.until(lambda: bench.producer.sent)
     bench.turn(50)
     assert bench.offset() == 0, "not confirmed yet"
-    bench.catalogue.show_stopped(GroupState({tp(0): "as another member has seen it meanwhile"}), {})
+    bench.catalogue.show_stopped(GroupState({tp(0): "as another member has published it"}), {})
     ((topic, key, value),) = bench.producer.sent
     assert (topic, key) == ("dead", "orders-0-0-10")
     letter = json.loads(value)

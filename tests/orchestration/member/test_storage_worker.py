@@ -1,6 +1,6 @@
-"""The thread that does what needs Dagster's storage.
+"""The thread that calls Dagster's storage.
 
-The storage may hang, fail or be slow, and the member goes on.
+If the storage hangs, fails or is slow, the member continues.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def test_finish_waits_for_the_queue_but_not_for_a_hanging_storage(desk: Desk) ->
     assert "dropped" not in desk.done
 
 
-def test_a_cancelled_job_is_dropped_unless_it_runs(desk: Desk) -> None:
+def test_cancelled_job_is_dropped_unless_it_runs(desk: Desk) -> None:
     desk.hang("running")
     desk.worker.ask(desk.job("waiting", slot="record"))
     desk.worker.ask(desk.job("next"))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.broker
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_a_topic_that_is_created_later_is_read(
+def test_topic_created_later_is_read(
     instance: dg.DagsterInstance,
     kafka_broker: KafkaCluster,
     protocol: Literal["consumer", "classic"],

@@ -1,4 +1,4 @@
-"""What people order: how it is kept, given, shown, and obeyed by runs and members."""
+"""Directives of operators: issue, storage, display, and effect on runs and members."""
 
 from __future__ import annotations
 
@@ -191,8 +191,8 @@ def test_unknown_group_is_refused_with_the_known_ones(
 ) -> None:
     Catalogue(instance, GroupAssets.of(group_id), NO_MEMBER).record_left("it ends")
     assert group_id in groups_of(instance)
-    with pytest.raises(ConfigurationError, match=f"group nobody has had .*{group_id}"):
-        issue_directive(instance, "nobody", wanted(Action.PAUSE, "*"))
+    with pytest.raises(ConfigurationError, match=f"group orphan has had .*{group_id}"):
+        issue_directive(instance, "orphan", wanted(Action.PAUSE, "*"))
 
 
 def test_unrelated_assets_and_keys_do_not_disturb_directives(
@@ -267,7 +267,7 @@ def test_form_reads_no_environment_variable(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever may launch runs could read each secret of a run."""
+    """Otherwise a user with the right to launch runs could read each secret of a run."""
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     job = dg.Definitions(jobs=[build(name="form")], resources={"kafka": kafka_in_memory()})
     variable = {"env": "KAFKA_PASSWORD"}
@@ -284,7 +284,7 @@ def test_form_reads_no_environment_variable(
 
 @pytest.fixture(scope="module")
 def of_members() -> Iterator[dg.DagsterInstance]:
-    """An instance of their own: other tests leave runs at work on the same partitions."""
+    """A separate instance: other tests leave live runs on the same partitions."""
     with dg.instance_for_test() as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""Reruns: what is recorded of the past, how they are asked for, kept, started and shown."""
+"""Reruns: selection from the recorded history, request, storage, start and display."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ class Ground:
             self.catalogue.record_commit(wanted)
             self.group.committed[range_.topic_partition] = OffsetAndMetadata(range_.until)
 
-    def wanted(self, meant: Span = ALL, *partitions: str, **more: Any) -> RerunRequest:  # noqa: ANN401 - likewise
+    def wanted(self, meant: Span = ALL, *partitions: str, **more: Any) -> RerunRequest:  # noqa: ANN401 - as above
         return RerunRequest(partitions or ("*",), meant, "ada", "the fix", **more)
 
-    def begin(self, meant: Span = ALL, **more: Any) -> str:  # noqa: ANN401 - likewise
+    def begin(self, meant: Span = ALL, **more: Any) -> str:  # noqa: ANN401 - as above
         planned = self.reruns.plan(self.wanted(meant, "orders:0", **more))
         said = self.reruns.begin(planned)
         assert planned.rerun.rerun_id in said
@@ -147,7 +147,7 @@ class Ground:
         return result
 
     def run(self, wanted: BatchRequest) -> tuple[bool, str, str]:
-        """Execute a run of the group's job; whether it succeeded, what it said, and its id."""
+        """Execute a run of the group's job. Returns its success, its messages and its id."""
         result = self.defs.resolve_job_def(self.name).execute_in_process(
             instance=self.instance,
             tags=run_tags(wanted, self.group_id),
@@ -232,7 +232,7 @@ def test_only_the_needed_part_of_the_history_is_read(
     assert past(ground, 0, since=newest.at + 2.0) == []
 
 
-def test_materializations_by_people_are_no_history(ground: Ground) -> None:
+def test_manual_materializations_are_no_history(ground: Ground) -> None:
     reported: list[dict[str, Any]] = [
         {},
         {"start": 9, "until": 3, "run": "x"},

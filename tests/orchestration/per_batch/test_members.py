@@ -118,17 +118,17 @@ def test_first_tick_has_the_first_assignment(farm: Farm) -> None:
 
 
 def test_first_tick_fails_with_its_member(farm: Farm) -> None:
-    farm.fails = [BrokerError("nobody answers at kafka:9092")]
-    with pytest.raises(BrokerError, match="nobody answers at kafka:9092"):
+    farm.fails = [BrokerError("no answer from kafka:9092")]
+    with pytest.raises(BrokerError, match="no answer from kafka:9092"):
         Members(patience_s=30).tick("key", farm.make)
 
 
 def test_failed_member_fails_the_next_tick_and_is_replaced(farm: Farm) -> None:
     members = Members()
-    farm.fails = [BrokerError("nobody answers at kafka:9092")]
+    farm.fails = [BrokerError("no answer from kafka:9092")]
     failed = farm.make()
     wait_until(lambda: failed.is_over, timeout_s=30, what="the failure")
-    with pytest.raises(BrokerError, match="nobody answers at kafka:9092"):
+    with pytest.raises(BrokerError, match="no answer from kafka:9092"):
         members.tick("key", lambda: failed)
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="a new member to join")
     assert members.get("key") is not failed
@@ -231,7 +231,7 @@ def test_signal_lets_members_leave_and_prevents_others(
     told_to_end()
     for member in farm.made:
         member.join(time.monotonic() + 30)
-        assert member.is_over, "nobody waited for a tick, or for the end of the process"
+        assert member.is_over, "the member ends without a tick and before the process"
     for key in ("key", "another", "a third"):
         members.tick(key, farm.make)
         mail, _ = members.tick(key, farm.make)
@@ -257,7 +257,9 @@ def test_replaced_member_stays_out_while_its_successor_lives(farm: Farm) -> None
         mail, _ = members.tick("key", farm.make, seat.read)
         assert "run one replica of the code server" in mail.summary[0]
     assert len(farm.made) == 1
-    assert seat.read().startswith("replica "), "who makes way does not free the seat of the other"
+    assert seat.read().startswith("replica "), (
+        "a replica that yields does not release the other's lease"
+    )
     other.release_lease()
     members.tick("key", farm.make, seat.read)
     assert len(farm.made) == 2
@@ -303,7 +305,7 @@ def test_hanging_member_fails_its_ticks_and_is_replaced(
     assert not farm.made[0].is_over
     wakes.set()
     farm.made[0].join(time.monotonic() + 30)
-    assert farm.made[0].is_over, "nobody asked it to leave, and it did"
+    assert farm.made[0].is_over, "the superseded member leaves without a request"
     assert len(farm.group.members) == 1
     assert members.get("key") is farm.made[1]
 

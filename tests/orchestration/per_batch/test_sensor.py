@@ -1,6 +1,6 @@
-"""The sensor: what a tick returns, and what a preview does not do.
+"""The sensor: results of ticks, and previews without side effects.
 
-The member is a stand-in; real ones are in test_members.
+The member is a stand-in; test_members has real ones.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class StandIn:
 class Sensor:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:  # noqa: ANN401 - settings of all kinds
         self.kafka: KafkaInMemory = kafka_in_memory(**settings)
-        # What cannot work reaches a tick by variables only: it is no part of what is loaded.
+        # Settings that cannot work reach a tick only through environment variables: the loaded
+        # definitions have others.
         self.defs = build_kafka_batch_defs(kafka=kafka_in_memory(), assets=[work], name="orders")
         self.members = Members()
         self.instance: dg.DagsterInstance | None = None

@@ -1,6 +1,6 @@
-"""A code server is told to end.
+"""Shutdown of a code server.
 
-Its members hear of it at once, not only when its runs are over.
+Its members receive the request at once, not only when its runs are over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a member shows in Dagster's catalogue, read back from a real instance."""
+"""Events of a member in Dagster's catalogue, read back from a real instance."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_last_recorded_commit_is_found_for_each_partition(shown: Shown) -> None:
     }
 
 
-def test_materialization_by_a_person_hides_no_recorded_commit(shown: Shown) -> None:
+def test_manual_materialization_hides_no_recorded_commit(shown: Shown) -> None:
     shown.catalogue.record_commit(replace(COMMIT, range=span(1)))
     shown.instance.report_runless_asset_event(
         dg.AssetMaterialization(shown.assets.offsets, partition="orders-1")
@@ -358,7 +358,7 @@ def test_older_process_is_no_successor_of_a_member_that_could_not_record_its_joi
     assert shown.catalogue.leave_request() is not None
 
 
-def test_successor_is_found_behind_many_other_events(shown: Shown) -> None:
+def test_successor_is_found_among_many_other_events(shown: Shown) -> None:
     shown.catalogue.record_joined()
     for _ in range(120):
         shown.catalogue.record_left("test")

@@ -1,4 +1,4 @@
-"""A look at a whole group by somebody who is no member."""
+"""Snapshot of a whole group, without membership."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of what is recorded of a group, reported by members and executed by hand."""
+"""Checks of the recorded history of a group, reported by members or executed manually."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_gap_fails_the_check_and_links_the_runs_beside_it(
     assert said.metadata["run 9a0f22c1"] == dg.MetadataValue.dagster_run("9a0f22c1-2")
 
 
-def test_gap_behind_many_commits_of_other_partitions_is_found(
+def test_gap_older_than_many_commits_of_other_partitions_is_found(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "_COMMITS_READ", 5)
@@ -197,10 +197,10 @@ def test_many_events_remove_no_member_from_the_member_table(
     assert owners() == ["blue", "green"]
 
 
-def test_materializations_by_people_are_no_commits(instance: dg.DagsterInstance) -> None:
+def test_manual_materializations_are_no_commits(instance: dg.DagsterInstance) -> None:
     assets = GroupAssets.of("etl")
     member(instance, assets).record_commit(COMMIT)
-    for partition in ("orders-0", "a key of their own", None):
+    for partition in ("orders-0", "a custom partition key", None):
         reported: tuple[dict[str, Any], ...] = ({}, {"start": 5, "until": 5, "run": "r"})
         for metadata in reported:
             made = dg.AssetMaterialization(assets.offsets, partition=partition, metadata=metadata)

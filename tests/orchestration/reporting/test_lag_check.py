@@ -202,7 +202,7 @@ def test_lag_check_fails_once_while_the_lag_is_unknown(
         patch.setattr(bench.consumer, question, silent)
         bench.until(lambda: len(evaluations(instance, bench.assets.lag)) > 1)
         assert bench.group.clock() - silent_at > 60
-        # A real member has lost its partitions by then: the observer goes on asking all the same.
+        # A real member would have lost its partitions; the observer continues to query Kafka.
         bench.group.fence(bench.member)
         bench.turn(800)
         assert evaluations(instance, bench.assets.lag) == [True, False]
@@ -342,7 +342,7 @@ def test_timestamp_in_the_future_hides_no_waiting_record(instance: dg.DagsterIns
     assert evaluations(instance, bench.assets.lag) == [True, False]
 
 
-def test_manual_lag_check_fails_behind_a_timestamp_in_the_future(
+def test_manual_lag_check_fails_despite_a_timestamp_in_the_future(
     instance: dg.DagsterInstance,
 ) -> None:
     kafka = kafka_in_memory()

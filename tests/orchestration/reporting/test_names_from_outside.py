@@ -1,8 +1,8 @@
-"""Names that other people choose: group ids and topics.
+"""Group ids and topic names, which users choose.
 
-A group id may be anything; Kafka decides what a topic may be called.
+Kafka accepts any group id and restricts the names of topics.
 
-They reach asset keys, tags, logs and definitions of Dagster, each of which has rules of its own.
+Both reach asset keys, tags, logs and definitions of Dagster, each of which has its own rules.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def test_foreign_metadata_stops_partition_with_reason(
 ) -> None:
     topic, group_id = kafka_topic(), unique_name("g")
     produce(kafka_broker, topic, 5)
-    commit(kafka_broker, group_id, topic, 2, "checkpoint of somebody else")
+    commit(kafka_broker, group_id, topic, 2, "checkpoint of another client")
     location = Location(
         instance,
         members,
@@ -217,16 +217,14 @@ def test_foreign_metadata_stops_partition_with_reason(
     )
     reason = location.stopped()
     assert reason.startswith(
-        f"{topic}-0: the metadata 'checkpoint of somebody else' was not written by "
+        f"{topic}-0: the metadata 'checkpoint of another client' was not written by "
         "dagster_rebalance"
     )
     assert f"dagster-rebalance reset {topic}:0 --to-current --yes" in reason
     with location.kafka.connect() as reader:
         (stored,) = reader.committed([OurPartition(topic, 0)]).values()
     assert stored is not None
-    assert (stored.offset, stored.metadata) == (2, "checkpoint of somebody else"), (
-        "it was left as it is"
-    )
+    assert (stored.offset, stored.metadata) == (2, "checkpoint of another client")
 
 
 def test_offset_deleted_by_retention_stops_partition_with_reason(

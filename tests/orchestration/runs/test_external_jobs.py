@@ -76,7 +76,7 @@ def test_slow_stop_times_out_and_is_not_called_twice() -> None:
     go_on.set()
     for thread in threads:
         thread.join()
-    stopper("run-1")  # what was answered meanwhile counts
+    stopper("run-1")  # the answer of the other call counts
     assert jobs.asked == ["run-1"]
 
 
@@ -195,7 +195,7 @@ def orders(kafka_batch: KafkaBatch) -> None:
 )
 def test_object_without_stop_is_refused(
     build: Callable[..., dg.Definitions],
-    given: Any,  # noqa: ANN401 - what a user may give
+    given: Any,  # noqa: ANN401 - any value of a user
     says: str,
 ) -> None:
     with pytest.raises(ConfigurationError, match=says):

@@ -428,7 +428,7 @@ def test_run_ended_by_a_signal_is_no_failed_attempt(
     assert (seen.is_interrupted, failure_kind(seen)) == (True, FailureKind.INTERRUPTED)
 
 
-def test_run_cancelled_by_a_person_is_not_interrupted(
+def test_run_cancelled_by_a_user_is_not_interrupted(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     """Dagster sends the same signal."""

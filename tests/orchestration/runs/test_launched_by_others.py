@@ -22,7 +22,7 @@ from tests.orchestration.parts import GROUPS, batch_request, claimed, kafka_in_m
 if TYPE_CHECKING:
     from tests.orchestration.parts import KafkaInMemory
 
-SECRET = "hunter2-of-the-environment"  # noqa: S105 - what is looked for
+SECRET = "hunter2-of-the-environment"  # noqa: S105 - searched for
 JAVA_AGENT = "-javaagent:/tmp/evil.jar"
 RESOURCE_OVERRIDES: list[dict[str, Any]] = [
     {"spark": {"remote": "sc://attacker:1"}},

@@ -184,7 +184,7 @@ def test_queries_have_at_most_one_tag(runs: Runs) -> None:
     assert [len(filters.tags) for filters in watched.filters] == [1, 0], "live runs by their status"
 
 
-def test_live_too_adds_live_runs_of_the_group(runs: Runs) -> None:
+def test_read_with_live_adds_live_runs_of_the_group(runs: Runs) -> None:
     group = unique_name("group")
     other = Runs(runs.instance, unique_name("b"))
     old = other.make(Status.STARTED, group_id=group).run_id
@@ -200,7 +200,7 @@ def test_live_too_adds_live_runs_of_the_group(runs: Runs) -> None:
         assert [run.run_id for run in ledger.read(batch_ids, with_live=with_live)] == found
 
 
-def test_live_too_reads_no_ended_runs(runs: Runs) -> None:
+def test_read_with_live_omits_ended_runs(runs: Runs) -> None:
     ended = [runs.make(Status.SUCCESS).run_id for _ in range(5)]
     live = runs.make(Status.STARTED)
     give_sign(runs.instance, live, "0 ?another machine")
@@ -323,8 +323,8 @@ def test_heartbeat_of_run_is_read_and_adds_no_tag_and_no_event(runs: Runs) -> No
     run = runs.make(Status.STARTED)
     assert not runs.look().has_begun
     before = len(runs.instance.all_logs(run.run_id))
-    give_sign(runs.instance, run, "7 ?somebody")
-    assert runs.look().heartbeat == "7 ?somebody"
+    give_sign(runs.instance, run, "7 ?other")
+    assert runs.look().heartbeat == "7 ?other"
     assert tags_of(runs.instance, run) == run.tags
     assert len(runs.instance.all_logs(run.run_id)) == before
 
@@ -546,7 +546,7 @@ def test_failure_with_existing_retry_is_over(retrying: Runs) -> None:
     assert (before.awaits_retry, after.is_retry, after.is_live) == (False, True, True)
 
 
-def test_retry_that_never_comes_is_not_awaited_forever(
+def test_missing_retry_is_not_awaited_forever(
     retrying: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_failure(retrying)

@@ -167,7 +167,7 @@ def test_refusal_in_tags_is_read(instance: dg.DagsterInstance) -> None:
 
 
 @pytest.mark.parametrize(("word", "event"), RUN_EVENTS.items())
-def test_run_event_is_read_and_written_by_its_word(
+def test_run_event_is_read_and_written_by_its_name(
     instance: dg.DagsterInstance, word: str, event: RunEvent
 ) -> None:
     read = instance.create_run_for_job(idle_job)

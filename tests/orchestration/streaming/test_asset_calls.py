@@ -1,4 +1,4 @@
-"""Assets of streaming runs over several batches: what they keep, and what is noted of each."""
+"""Assets of streaming runs over several batches: retained state, and the events of each."""
 
 # ruff: noqa: ARG001 - an asset must take its batch
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of assets.
@@ -149,7 +149,7 @@ def test_materialization_has_data_versions_of_itself_and_its_inputs(
     assert of_sum["dagster/input_data_version/priced"] == first["dagster/data_version"]
 
 
-def test_condition_on_data_versions_fires_behind_each_batch(
+def test_condition_on_data_versions_fires_after_each_batch(
     instance: dg.DagsterInstance,
 ) -> None:
     kafka = kafka_in_memory()
@@ -179,7 +179,7 @@ def test_batch_without_an_annotation_is_no_upstream_asset() -> None:
     """Dagster takes such a parameter for the value of an asset."""
 
     @dg.asset(deps=["rates"])
-    def priced(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - this is what is tested
+    def priced(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - the tested form
         """Never called."""
 
     defs = build_kafka_stream_defs(kafka=kafka_in_memory(), assets=[priced], name="stream")

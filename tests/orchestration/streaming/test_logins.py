@@ -48,7 +48,7 @@ def resource(
     )
 
 
-def test_a_streaming_run_goes_on_with_a_new_password(
+def test_streaming_run_continues_with_a_new_password(
     instance: dg.DagsterInstance, secured_kafka: SecuredKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka takes the old one no more, and a restart has ended all connections."""
@@ -87,7 +87,7 @@ def test_a_streaming_run_goes_on_with_a_new_password(
     assert values == [b"before", b"after"]
 
 
-def test_a_streaming_run_logs_in_with_the_tokens_of_a_function(
+def test_streaming_run_logs_in_with_the_tokens_of_a_function(
     instance: dg.DagsterInstance,
     secured_kafka: KafkaWithTokens,
     monkeypatch: pytest.MonkeyPatch,

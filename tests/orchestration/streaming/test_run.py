@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import LeaveRequested
 
 MANY = 300
-"""Batches: a run that has begun so many does not leave by itself."""
+"""Number of batches after which a run has to be asked to leave."""
 FIRST = (span(0, 0, 3),)
 
 
@@ -324,7 +324,7 @@ def wrapped(error: Exception) -> Exception:
         pytest.param(12, sqlalchemy.exc.TimeoutError("QueuePool limit"), None, id="full pool"),
     ],
 )
-def test_storage_that_is_away_fails_no_batch(
+def test_unavailable_storage_fails_no_batch(
     instance: dg.DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
     times: int,
@@ -366,7 +366,7 @@ class NamelessError(Exception):
 
 
 class PanicError(BaseException):
-    """What extensions in Rust raise: it is no `Exception`, so that nothing catches it."""
+    """Error of extensions in Rust: it is no `Exception`, so `except Exception` misses it."""
 
 
 @pytest.mark.parametrize(

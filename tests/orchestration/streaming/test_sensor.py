@@ -1,4 +1,4 @@
-"""The sensor of streaming runs: what it reads of Dagster's runs, requests, and asks to leave."""
+"""The sensor of streaming runs: the runs that it counts, requests and asks to leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member finds when a claim names a streaming run of somebody else."""
+"""Claims that name a streaming run of another owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker of a streaming run tells others what they have to know, in an order they rely on."""
+"""The worker of a streaming run reports its work to others in an order they rely on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLAIM = ("s.r1.1.1", span(0, 0, 5))
 
 
 class Others:
-    """What others were told, in order: how work ended, and on what the run may work."""
+    """Reports to others, in order: outcomes of work, and the partitions of the run."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []

@@ -97,7 +97,7 @@ def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
     """On assignment only the committed offset is taken over."""
     real = restoring_module.restore
 
-    def restore(*arguments, **options):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202 - likewise
+    def restore(*arguments, **options):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202 - as above
         taken = real(*arguments, **options)
         if not isinstance(taken, OwnedPartition) or taken.ledger is None:
             return taken
@@ -200,7 +200,7 @@ def ask_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_a_word(patch: pytest.MonkeyPatch) -> None:
-    """A partition that is stopped does not say so."""
+    """The explanation of a stopped partition omits the stop."""
     real = explain_module._state
     patch.setattr(
         explain_module,
@@ -234,7 +234,7 @@ def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_dagster(patch: pytest.MonkeyPatch) -> None:
-    """A run is over as soon as Dagster shows it as ended, whoever said so."""
+    """A run counts as over as soon as Dagster shows it as ended."""
     patch.setattr(RunSnapshot, "is_over", property(lambda _: True, lambda *_: None))
 
 

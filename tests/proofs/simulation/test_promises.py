@@ -56,11 +56,11 @@ def test_commit_for_a_partition_of_another_member_is_a_violation(world: World) -
 
 
 def test_commit_request_for_a_partition_that_is_not_owned_is_a_violation(world: World) -> None:
-    with pytest.raises(Violation, match="was told not to own"):
+    with pytest.raises(Violation, match="it has learned not to own"):
         owner(world).member.commit({TopicPartition(TOPIC, 99): OffsetAndMetadata(1)})
 
 
-def test_commit_that_goes_back_is_a_violation(world: World) -> None:
+def test_commit_of_an_earlier_offset_is_a_violation(world: World) -> None:
     with pytest.raises(Violation, match="goes back"):
         commit(
             world,

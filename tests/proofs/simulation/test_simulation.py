@@ -44,7 +44,7 @@ def test_new_schedules_break_no_promise() -> None:
     first = fresh_seed()
     played = [play_all_of(seed) for seed in range(first, first + FRESH)]
     assert [(one.seed, one.violation) for one in played if one.violation] == [], (
-        "see all of it with python -m proofs life --seed"
+        "for the whole trace: python -m proofs life --seed"
     )
 
 

@@ -47,6 +47,6 @@ kafka = KafkaConsumerResource(
 defs = build_kafka_stream_defs(
     kafka=kafka,
     assets=[orders],
-    # A text file beside this one: a person who scales out changes no code.
+    # The number is in a text file beside this one, to scale out without a change of code.
     runs=int(Path(__file__).with_name("runs").read_text()),
 )

@@ -47,12 +47,12 @@ kafka = KafkaConsumerResource(
 defs = build_kafka_stream_defs(
     kafka=kafka,
     assets=[orders],
-    # A Spark Connect server, or a cluster on which each run has an application of its own.
+    # A Spark Connect server, or a cluster with one application per run.
     spark=KafkaSparkResource(
         remote=os.environ.get("SPARK_CONNECT_URL"),
         master=os.environ.get("SPARK_MASTER"),
         spark_config=json.loads(os.environ.get("SPARK_CONFIG", "{}")),
     ),
-    # A text file beside this one: a person who scales out changes no code.
+    # The number is in a text file beside this one, to scale out without a change of code.
     runs=int(Path(__file__).with_name("runs").read_text()),
 )
