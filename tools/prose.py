@@ -28,7 +28,7 @@ CONSTRUCTIONS = {
     "connective": r"\bso that\b|\blikewise\b|\ball of (?:that|it|this)\b",
     "'a ... for each'": r"\b(?:a|one) (?:run|record|commit|file|job|row|member|client) for each\b",
 }
-LIMITS = {"pages": 0.5, "package": 0.6, "tests and proofs": 1.5}
+LIMITS = {"pages": 0.5, "package": 0.5, "tests and proofs": 0.5}
 """Occurrences of one construction per 1,000 words, by kind of text."""
 
 
