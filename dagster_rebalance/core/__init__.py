@@ -1,6 +1,6 @@
-"""The pure core: what to do on a rebalance, decided without any input or output.
+"""The pure core: every decision of the package, without input or output.
 
-Owns every decision of the package: who may write a partition's offset, what a hold waits for, what
-a claim says. Must never import dagster, confluent_kafka or pyspark, read a clock, sleep, or touch a
-file or a socket.
+The core decides which member may write the offset of a partition, what a hold waits for, and what a
+claim contains. It must never import dagster, confluent_kafka or pyspark, read a clock, sleep, or
+access a file or a socket.
 """

@@ -29,7 +29,7 @@ def insecurity(config: Mapping[str, object]) -> str | None:
         servers = config.get(name)
         if isinstance(servers, str) and "@" in servers:
             return (
-                f"'{name}' has an @ in it: write each broker as host:port, and give user and "
+                f"'{name}' contains an @: write each broker as host:port, and give user and "
                 "password with 'sasl.username' and 'sasl.password'"
             )
     protocol = str(config.get("security.protocol") or "PLAINTEXT").upper()

@@ -134,7 +134,7 @@ class Progress:
         is_first = entry == owned.entries[0]
         match entry.progress:
             case ToRequest(streak=FailureStreak()) if entry.due_at > now:
-                following = "; tried again (" if engine.settings.worker else "; next run ("
+                following = "; next try (" if engine.settings.worker else "; next run ("
                 yield Wait(following, self._weather.settings.backoff.limit_s + self._slack_s)
             case ToRequest(failures=failures) if failures and not _is_offered(engine, entry):
                 own = "next, after the current batch"

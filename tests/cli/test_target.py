@@ -130,7 +130,10 @@ def test_login_file_may_name_a_token_function(command: tuple[str, ...], tmp_path
         (["status", "--group", "older"], "have not published their brokers: give --bootstrap-s"),
         (["produce", "orders", "5"], "give --bootstrap-server; the command broker prints"),
         (["reset", "--all", "orders", "--to-latest"], "name the partitions to move"),
-        (["reset", "--all", "--to-latest", "-r", "x" * 301], "a reason may have 300 characters"),
+        (
+            ["reset", "--all", "--to-latest", "-r", "x" * 301],
+            "a reason may have at most 300 characters",
+        ),
     ],
 )
 def test_command_with_wrong_arguments_is_refused(arguments: list[str], problem: str) -> None:

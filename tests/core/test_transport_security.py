@@ -34,7 +34,7 @@ def test_login_in_the_broker_list_is_refused_without_being_shown(name: str) -> N
     """Error messages contain the broker list."""
     problem = insecurity({name: "kafka:9092,me:hunter2@kafka:9092"})
     assert problem is not None
-    assert problem.startswith(f"'{name}' has an @ in it: write each broker as host:port")
+    assert problem.startswith(f"'{name}' contains an @: write each broker as host:port")
     assert "hunter2" not in problem
 
 

@@ -88,7 +88,7 @@ def test_run_launched_after_its_range_was_committed_refuses_itself() -> None:
     world.wait(2, member)
     refused = world.start(late)
     assert refused is not None
-    assert "is committed already" in refused
+    assert "is already committed" in refused
     assert outputs(world) == {(0, 0, 100): 1}
 
 

@@ -90,7 +90,7 @@ class EngineSettings:
     """Settings of a member.
 
     Attributes:
-        max_attempts: Runs that may fail on a range, without Dagster's own retries.
+        max_attempts: Runs that may fail on a range. Dagster's own retries are not counted.
         dead_letter_topic: Where exhausted ranges are stored, after which the partition continues.
             None stops the partition instead.
         start_from: Where a group without a committed offset starts.
@@ -99,15 +99,15 @@ class EngineSettings:
         poll_s: Interval of reading runs; half of it while more can be claimed, a quarter during a
             hold.
         bounds_s: Interval of reading end offsets.
-        idle_bounds_s: The same after a while without new records.
+        idle_bounds_s: The same interval after some time without new records.
         directives_s: Interval of reading directives.
-        retry_s: Delay before a command without an answer is repeated.
+        retry_s: Delay before an unanswered command is repeated.
         recheck_s: Interval of checking a stopped partition.
         backoff: Backoff between runs on a range.
         record_every_s: Commits of a partition within this time share one record in Dagster.
         lag_every_s: Interval of observing the lag of the group; 0 for never.
-        stalled_after_s: When to report a requested run that does not start, or a dead run that
-            cannot be ended.
+        stalled_after_s: Delay before a requested run that does not start, or a dead run that cannot
+            be ended, is reported.
         worker: The streaming run of the member; empty for per-batch runs.
         code_version: The code version of the streaming run, if known.
     """

@@ -51,15 +51,15 @@ class SentBatch:
 
     @property
     def records(self) -> int:
-        """How many offsets the ranges cover.
+        """The number of offsets in the ranges.
 
-        With transactions or compaction there are fewer records.
+        With transactions or compaction, there are fewer records.
         """
         return sum(map(len, self.offset_ranges))
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The extras to send, in types that JSON has."""
+        """The extras to send, as JSON types."""
         return {
             EXTRAS_KEY: {
                 "form": _FORM,
@@ -75,7 +75,8 @@ class SentBatch:
         """Read the batch from the extras of a Pipes context (`open_dagster_pipes().extras`).
 
         Raises:
-            ConfigurationError: There is none, or another version of this package has sent it.
+            ConfigurationError: The extras have no batch, or another version of this package sent
+                it.
         """
         sent = extras.get(EXTRAS_KEY)
         if not isinstance(sent, Mapping):
@@ -86,8 +87,8 @@ class SentBatch:
             raise ConfigurationError(msg)
         if sent.get("form") != _FORM:
             msg = (
-                f"the Kafka batch in the extras has form {sent.get('form')!r}, and this side reads "
-                f"form {_FORM}: install the same version of dagster-rebalance on both sides"
+                f"the Kafka batch in the extras has format {sent.get('form')!r}, and this side "
+                f"reads format {_FORM}: install the same version of dagster-rebalance on both sides"
             )
             raise ConfigurationError(msg)
         try:
@@ -99,7 +100,7 @@ class SentBatch:
             )
         except (KeyError, TypeError, ValueError) as error:
             msg = (
-                f"the Kafka batch in the extras is damaged ({error}): hand over what "
-                "kafka_batch.pipes_extras() returns, unchanged"
+                f"the Kafka batch in the extras is damaged ({error}): pass the return value of "
+                "kafka_batch.pipes_extras() unchanged"
             )
             raise ConfigurationError(msg) from error

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 MOST_CLAIMS = 40
-"""This many claims of one partition fit the 4,095 bytes of its metadata, whatever their offsets and
+"""The number of claims that fit in the 4,095 bytes of a partition's metadata with any offsets and
 batch ids."""
 
 
@@ -28,11 +28,11 @@ class BatchLimits:
     Attributes:
         max_records_per_range: Offsets that one range may cover.
         max_records_per_batch: Offsets that the ranges of one batch may cover together.
-        max_ranges_per_run: Ranges that one run may process, each of another partition.
+        max_ranges_per_run: Ranges that one run may process, at most one per partition.
         max_runs_in_flight: Runs of this member that may be requested or live at the same time.
         max_claims_per_partition: Consecutive batches of one partition that may be in flight.
-        min_records: Offsets for which a partition waits before its next batch, for at most
-            `max_wait_s` after they were first seen.
+        min_records: Offsets that a partition waits for before its next batch, for at most
+            `max_wait_s` after the first one was seen.
 
     Raises:
         ConfigurationError: A limit is below 1 or too high, or `min_records` has no effect.
@@ -66,8 +66,8 @@ class BatchLimits:
             raise ConfigurationError(msg)
         if self.min_records > 1 and self.max_wait_s <= 0:
             msg = (
-                f"min_records={self.min_records} needs a max_wait_s above 0: how long a partition "
-                "may wait for that many records"
+                f"min_records={self.min_records} needs a max_wait_s above 0: the time that a "
+                "partition may wait for these records"
             )
             raise ConfigurationError(msg)
 
@@ -112,9 +112,9 @@ def plan(
     """Choose the next batches; a run is filled before the next one is opened.
 
     A run is full with `max_ranges_per_run` ranges, or with the records of one full range or batch:
-    the fixed cost of a run pays off for a backlog and not for a trickle. Partitions that still wait
-    for more records fill the remaining room. The partition with the longest wait comes first, so
-    none starves.
+    the fixed cost of a run pays off for a backlog, not for a few records. Partitions that still
+    wait for more records fill the remaining room. The partition with the longest wait comes first,
+    so none starves.
     """
     room = limits.max_runs_in_flight - runs_in_flight
     there = sorted(
@@ -177,7 +177,7 @@ def _cut(ranges: Sequence[OffsetRange], most: int) -> tuple[OffsetRange, ...]:
 def runs_at_once(max_runs_in_flight: int | None, *, has_local_spark: bool) -> int:
     """Return `max_runs_in_flight`, or its default.
 
-    With a local Spark for each run, runs compete for the cores and memory of one machine: four took
+    With a local Spark per run, runs compete for the cores and memory of one machine: four took
     100 s each for what one did in 30 s.
     """
     if max_runs_in_flight is not None:

@@ -62,7 +62,7 @@ def _spans(in_order: Sequence[OffsetRange]) -> Iterator[Span]:
 
 
 class UnreadOffsets:
-    """What is left to read of the spans of one round.
+    """The unread offsets of the spans of one round.
 
     Attributes:
         positions: The next offset of each unfinished partition.
@@ -87,7 +87,7 @@ class UnreadOffsets:
         return True
 
     def why_gone(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, str]:
-        """Return which partitions cannot be read to their end, and why.
+        """Return why partitions can no longer be read to the end of their span, by partition.
 
         The `until` of each bound is the high watermark.
         """
@@ -99,10 +99,10 @@ class UnreadOffsets:
             if log.start > position:
                 reasons[partition] = (
                     f"the log of {partition} begins at {log.start}: the offsets [{position}, "
-                    f"{min(log.start, end)}) were deleted (retention, or by hand) before they were "
-                    "processed. Nothing was committed. To continue without them, set the group's "
-                    "committed offset of this partition to where the log begins "
-                    "(dagster-rebalance reset). Against retention, set retention.ms "
+                    f"{min(log.start, end)}) were deleted (by retention or an operator) before "
+                    "they were processed. Nothing was committed. To continue without them, set the "
+                    "group's committed offset of this partition to the beginning of the log "
+                    "(dagster-rebalance reset). If retention deleted them, set retention.ms "
                     "above the longest backlog"
                 )
             elif log.until < end:

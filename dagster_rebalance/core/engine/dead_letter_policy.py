@@ -55,7 +55,7 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> DeadLetter 
 
 
 def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
-    """Whether a letter is still to be stored after the error of its last run was read."""
+    """Whether a letter must still be stored once the error of its last run has been read."""
     if (
         owned is None
         or owned.dead_letter is None

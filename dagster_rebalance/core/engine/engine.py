@@ -121,8 +121,8 @@ class Engine:
     def decide(self, now: float) -> tuple[commands.Command, ...]:
         """Return the commands that follow from all events so far.
 
-        As long as nothing changes and nothing is due, there are none: the cost of a turn of the
-        member loop does not grow with the number of partitions.
+        While nothing changes and nothing is due, there are no commands, and the cost of a turn of
+        the member loop does not grow with the number of partitions.
         """
         self._now = now
         if self._is_quiet(now):
@@ -158,7 +158,7 @@ class Engine:
         )
 
     def _quiet_until(self, now: float) -> tuple[int, float] | None:
-        """The version of the partitions without a decision, and until when; None if unknown."""
+        """The version of the partitions that needs no decision, and until when; None if unknown."""
         is_claiming_again = self._streaming.may_claim_again(self.partitions.busy)
         if self.holds or self.leaving is not None or (is_claiming_again and self._due_requests):
             return None
@@ -167,7 +167,7 @@ class Engine:
             self._directive_cancels.next_due,
             *(at for owned in self.partitions.busy for at in due_times(owned, self.settings)),
         )
-        # A decision may compare a difference of times instead of their sum.
+        # Some decisions compare `now - since` with a limit, which rounds differently.
         early = (at - _ROUNDING_S for at in times)
         return self.partitions.version, min(
             (at for at in early if at > now - 2 * _ROUNDING_S), default=float("inf")

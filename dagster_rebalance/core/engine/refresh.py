@@ -97,10 +97,10 @@ class Refresh:
             self._busy_at = now
 
     def next_due(self, now: float, *, directives_epoch: int) -> Iterable[float]:
-        """Yield when reads are due if no event changes the state, possibly too early.
+        """Yield the times at which reads are due if no event changes the state.
 
-        The member neither holds partitions nor leaves. A time that has passed means that a read
-        waits for an event.
+        A time may be too early. A time in the past stands for a read that waits for an event. The
+        member must neither hold partitions nor be leaving.
         """
         owned, settings = self._partitions.busy, self._settings
         if self._partitions:

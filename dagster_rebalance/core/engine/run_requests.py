@@ -34,12 +34,12 @@ def due_requests(
 ) -> tuple[BatchRequest, ...]:
     """Return the runs to request now.
 
-    One run processes the ranges of a batch that have the same attempt; a failed range gets a run
-    alone, and with a `worker` so does an interrupted one. A batch is not requested while one of its
-    claims is still being written, so it is not split over two runs.
+    One run processes the ranges of a batch that have the same attempt. A failed range gets a
+    separate run, as does an interrupted one with a `worker`. A batch is not requested while one of
+    its claims is still being written, so it is not split over two runs.
 
-    Failed ranges are requested while fewer than `max_runs` runs are working or requested, the one
-    that has waited longest first; with a `worker`, other runs do not count. A run that Dagster has
+    Failed ranges are requested while fewer than `max_runs` runs are working or requested, the range
+    with the longest wait first; with a `worker`, other runs do not count. A run that Dagster has
     created but not submitted is not requested again while `directives` pause one of its partitions,
     even one of another member.
     """
@@ -103,9 +103,9 @@ def batches_in_flight(
 ) -> frozenset[str]:
     """Return the batches that count towards the limit of runs in flight.
 
-    A run works on them, or is or will be requested. A batch whose delay is not over, or whose
-    partition is stopped or draining, does not count; with a `worker`, neither does the batch of
-    another run. Failed ranges that are due count only with `retries`.
+    A batch counts if a run works on it, or is or will be requested for it. It does not count while
+    it is delayed or its partition is stopped or draining, nor, with a `worker`, if it is the batch
+    of another run. Failed ranges that are due count only with `retries`.
     """
     batch_ids = set()
     for owned in partitions:
@@ -136,8 +136,8 @@ def _has_failed(entry: LedgerEntry) -> bool:
 def _requestable(owned: OwnedPartition, now: float) -> Iterable[LedgerEntry]:
     """The ranges of a partition for which a run may be requested.
 
-    A stopped partition has only its first undone range. A paused partition has none, and neither
-    has one whose write Kafka refuses: its results could not be committed.
+    A stopped partition has only its first undone range, and a paused one has none. A partition
+    whose write Kafka refuses has none either, because its results could not be committed.
     """
     if owned.directive is not None or (owned.pending is not None and owned.pending.refused):
         return []
@@ -150,9 +150,10 @@ def _requestable(owned: OwnedPartition, now: float) -> Iterable[LedgerEntry]:
 
 
 def _needs_run(entry: LedgerEntry) -> bool:
-    """A range taken from another batch waits until no run works on it for that batch.
+    """Whether a run must be requested for a claimed range.
 
-    Only an unsubmitted run of the other batch is requested: nothing else would end it.
+    A range taken from another batch waits until no run works on it for that batch. Only an
+    unsubmitted run of the other batch is requested: nothing else would end it.
     """
     if isinstance(entry.progress, InFlight):
         return entry.progress.unsubmitted is not None

@@ -130,8 +130,8 @@ def _due_at(
     """When a run may be requested.
 
     A new owner retries a failed range at once. If the process of a streaming run died, or too many
-    runs were interrupted, it waits, because its own process may end as well, unless its code is
-    newer.
+    runs were interrupted, a new owner waits unless its code is newer, because the range may end its
+    process too.
     """
     wait_s = settings.backoff.wait_s(
         progress, has_dead_letters=settings.dead_letter_topic is not None
@@ -155,5 +155,5 @@ def _since(entry: LedgerEntry, progress: Progress, now: float) -> float | None:
         return None
     if progress.working_s is not None:
         return now - progress.working_s
-    # A streaming run claims a range again right before it begins.
+    # A streaming run claims a range again right before it begins the range.
     return entry.claimed_at

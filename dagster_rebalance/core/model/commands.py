@@ -1,4 +1,4 @@
-"""Commands: what the engine asks its shell to do. A receipt tells how a hold ended.
+"""Commands: the actions that the engine requests from its shell, and the receipts of holds.
 
 The shell executes commands in order and answers each with the event that its docstring names, or
 not at all. The engine reissues a command without an answer. `doing` names a command in notes, such
@@ -251,9 +251,10 @@ class RecordCommit:
         return (*self.joined, (self.range.until, self.run_id))
 
     def without(self, recorded: Collection[tuple[int, int, str]]) -> RecordCommit | None:
-        """Return what is not among the recorded commits (see `recorded_commits`), or None.
+        """Return the part after the recorded commits (see `recorded_commits`), or None.
 
-        An answer may have been lost, and the next owner may have recorded the last commit.
+        The answer to an earlier command may have been lost, or the next owner may have recorded
+        the last commit.
         """
         start = self.range.start
         for index, (until, run_id) in reversed(list(enumerate(self.ends, 1))):
@@ -268,7 +269,7 @@ class RecordCommit:
 def recorded_commits(start: int, ends: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int, str]]:
     """Yield (start, end, run id) for each commit of a record.
 
-    A late owner may have found any of these ends in Kafka.
+    The next owner may have read the offset after any of these commits from Kafka.
     """
     return ((start, until, run_id) for until, run_id in ends)
 
@@ -401,8 +402,8 @@ class Note:
     """Log and show an event in one sentence.
 
     Attributes:
-        kind: Its name in logs and metrics.
-        fields: The fields of that name.
+        kind: The name of the event in logs and metrics.
+        fields: The fields that `EVENT_SPECS` lists for that name.
     """
 
     doing: ClassVar[str] = "noting an event"

@@ -75,7 +75,7 @@ class UnknownPartitions:
         self._since: dict[TopicPartition, float] = {}
 
     def refused(self, partitions: Collection[TopicPartition], now: float) -> None:
-        """Record that the broker refused a commit as unknown."""
+        """Record that the broker refused a commit because it does not know the partitions."""
         for tp in partitions:
             self._since.setdefault(tp, now)
 

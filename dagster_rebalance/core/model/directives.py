@@ -113,7 +113,7 @@ def check_lengths(by: str, reason: str) -> None:
         ("name", by, MOST_NAME_CHARACTERS),
     ):
         if len(text) > most:
-            msg = f"a {what} may have {most} characters, and this one has {len(text)}"
+            msg = f"a {what} may have at most {most} characters, and this one has {len(text)}"
             raise ConfigurationError(msg)
 
 
@@ -143,8 +143,8 @@ def resolve_selector(typed: str, partitions: Iterable[TopicPartition], group_id:
     shown = tuple(partition for partition in existing if str(partition) == typed)
     if covered and shown:
         msg = (
-            f"{typed} is a topic, and a partition of another one: write {typed}:* for the topic, "
-            f"or {selector_of(shown[0])} for the partition"
+            f"{typed} is both a topic and a partition of another topic: write {typed}:* for the "
+            f"topic, or {selector_of(shown[0])} for the partition"
         )
         raise ConfigurationError(msg)
     if shown:

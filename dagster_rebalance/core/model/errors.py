@@ -77,7 +77,7 @@ class PartitionLostError(BrokerError):
 class ClaimError(DagsterRebalanceError):
     """The metadata of a committed offset is not a claim that this version can read.
 
-    An operator must look at it.
+    An operator must inspect it.
     """
 
 

@@ -63,11 +63,11 @@ _RANGE = ("topic", "partition", "start", "until")
 EVENT_SPECS: Mapping[EventKind, EventSpec] = {
     EventKind.MEMBER_JOINED: EventSpec(logging.INFO, ("topics",), "The member joins its group."),
     EventKind.MEMBER_LEAVING: EventSpec(
-        logging.INFO, ("reason",), "It releases all partitions, and leaves when they are drained."
+        logging.INFO, ("reason",), "The member drains its partitions, releases them and leaves."
     ),
-    EventKind.MEMBER_LEFT: EventSpec(logging.INFO, ("reason",), "It has left the group."),
+    EventKind.MEMBER_LEFT: EventSpec(logging.INFO, ("reason",), "The member has left its group."),
     EventKind.MEMBER_FAILED: EventSpec(
-        logging.ERROR, ("error",), "It ended with a permanent error."
+        logging.ERROR, ("error",), "The member ended with a permanent error."
     ),
     EventKind.PARTITIONS_ASSIGNED: EventSpec(
         logging.INFO, ("partitions",), "Kafka assigned partitions to the member."
@@ -115,7 +115,7 @@ EVENT_SPECS: Mapping[EventKind, EventSpec] = {
     EventKind.ATTEMPT_ENDED: EventSpec(
         logging.INFO,
         ("batch_id", "attempt_run_id", "ranges", "outcome"),
-        "The run no longer works on it. Outcomes: `succeeded` (at the level DEBUG), `failed`, "
+        "The run no longer works on the batch. Outcomes: `succeeded` (level DEBUG), `failed`, "
         "`not_started`, `refused`, `interrupted`, `taken_back`.",
     ),
     EventKind.OFFSETS_COMMITTED: EventSpec(
@@ -154,7 +154,7 @@ EVENT_SPECS: Mapping[EventKind, EventSpec] = {
     EventKind.PARTITION_RESUMED: EventSpec(
         logging.INFO,
         ("topic", "partition", "is_released"),
-        "It continues, or was released while it was stopped (`is_released`).",
+        "The partition continues, or was released while it was stopped (`is_released`).",
     ),
     EventKind.DIRECTIVES_CHANGED: EventSpec(
         logging.INFO, ("partitions", "order"), "A directive paused, stopped or resumed partitions."
@@ -167,7 +167,7 @@ EVENT_SPECS: Mapping[EventKind, EventSpec] = {
     EventKind.DEAD_LETTER_FAILED: EventSpec(
         logging.WARNING,
         (*_RANGE, "batch_id", "attempt_run_id", "reason"),
-        "Storing it may have failed, and is retried.",
+        "A range may not have been stored in the dead-letter topic. Storing it is retried.",
     ),
     EventKind.RUNS_CANCELLED: EventSpec(
         logging.INFO,
@@ -205,7 +205,7 @@ SUCCEEDED = "succeeded"
 
 
 def json_value(value: object) -> object:
-    """Return the value of a field in types of JSON."""
+    """Return the value of a field as a JSON type."""
     if isinstance(value, enum.Enum):
         return value.value
     if value is None or isinstance(value, bool | int | float | str):

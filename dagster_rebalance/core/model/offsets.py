@@ -96,7 +96,7 @@ def is_same_commit(one: OffsetAndMetadata | None, other: OffsetAndMetadata | Non
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Offsets that Kafka has of a partition.
+    """Bounds of the log of a partition.
 
     Attributes:
         start: The first offset.

@@ -49,10 +49,10 @@ class RunSnapshot:
     """One run as Dagster shows it.
 
     Attributes:
-        attempt: The attempt that it was requested as; 0 if unknown.
-        parent_id: The run that this one re-executes, for Dagster or a user; empty for a first run.
-            Only first runs count as attempts.
-        is_automatic: Whether Dagster re-executed that run by its own retry settings.
+        attempt: The number of the attempt for which it was requested; 0 if unknown.
+        parent_id: The run that it re-executes; empty for a first run. Only first runs count as
+            attempts.
+        is_automatic: Whether it is a re-execution that Dagster's own run retries created.
         has_started: Whether its process reached its start check. If not, it has written nothing.
         awaits_retry: Whether it failed and Dagster will retry it.
         is_refused: Whether its start check refused it. It does not work, and is not an attempt.
@@ -63,16 +63,15 @@ class RunSnapshot:
         heartbeat_timeout_s: The time-out that it was started with; 0 if unknown.
         is_gone: Whether its process reported its end or no longer exists. Its external work may
             continue.
-        is_over: Whether all of its work has ended. An end status in Dagster alone does not prove
-            that.
+        is_over: Whether all of its work has ended. An end status in Dagster alone is no proof.
         is_written_off: Whether a member ended it as dead. A later success does not count, because
             another run may already work on the range.
         refusal: Why the start check refused it.
-        left_out: The assets (or steps) of its job that it was not asked for.
-        done: The requested assets that succeeded. Known, as `undone`, only if a run of the batch
+        left_out: The assets (or steps) of its job that were not selected for it.
+        done: The selected assets that succeeded. Like `undone`, known only if a run of the batch
             left something out.
-        undone: The requested assets that it began and that did not succeed.
-        active_partitions: The partitions of a streaming run; None if unknown, so any.
+        undone: The selected assets that it began and that did not succeed.
+        active_partitions: The partitions of a streaming run; None if unknown: it may be any.
         ended_at: Seconds since 1970; None if it has not ended or the time is unknown.
         working_s: Working time on the batch; None if unknown.
         has_died: Whether the process of a streaming run ended while it worked on the batch.
@@ -151,8 +150,8 @@ class BatchRequest:
     Attributes:
         attempt: The number of this request, starting at 1.
         ranges: The ranges to process: after a rebalance, perhaps a part of the batch.
-        failures: The failed attempts on the ranges.
-        interruptions: The runs in a row that were interrupted since.
+        failures: The number of failed attempts on the ranges.
+        interruptions: The number of consecutive interrupted runs since the last failed attempt.
         unsubmitted: The run that Dagster has created but not submitted; empty for none.
         is_own: Whether this member has written the claims.
     """

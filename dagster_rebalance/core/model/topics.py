@@ -38,7 +38,7 @@ class Topics:
         """Parse names and patterns.
 
         Raises:
-            ConfigurationError: There are none, or one is invalid.
+            ConfigurationError: There are no texts, or one is invalid.
         """
         names: list[str] = []
         patterns: list[re.Pattern[str]] = []
@@ -49,25 +49,25 @@ class Topics:
                 names.append(text)
             else:
                 msg = (
-                    f"topics has {text[:_LONGEST_NAME]!r}, which cannot be the name of a topic: "
-                    f"Kafka takes up to {_LONGEST_NAME} letters, digits, dots, dashes and "
+                    f"{text[:_LONGEST_NAME]!r} in topics cannot be the name of a topic: "
+                    f"Kafka allows up to {_LONGEST_NAME} letters, digits, dots, dashes and "
                     "underscores. A pattern begins with ^"
                 )
                 raise ConfigurationError(msg)
         if not names and not patterns:
-            msg = "there are no topics: name at least one in topics"
+            msg = "topics is empty: name at least one topic"
             raise ConfigurationError(msg)
         topics = cls(tuple(names), tuple(patterns))
         try:
             _ = topics.subscription
         except re.error as error:
-            msg = f"the patterns in topics cannot be used together: {error}"
+            msg = f"the patterns in topics cannot be combined into one: {error}"
             raise ConfigurationError(msg) from error
         return topics
 
     @property
     def subscription(self) -> Sequence[str] | re.Pattern[str]:
-        """What a consumer subscribes to: the names, or one pattern for whole names."""
+        """The subscription of a consumer: the names, or one pattern that matches whole names."""
         if not self.patterns:
             return self.names
         parts = [*map(re.escape, self.names), *(f"(?:{one.pattern}).*" for one in self.patterns)]
@@ -95,7 +95,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        msg = f"topics has the pattern {text!r}, which cannot be read: {error}"
+        msg = f"the pattern {text!r} in topics is invalid: {error}"
         raise ConfigurationError(msg) from error
 
 
@@ -103,7 +103,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class StartFrom(enum.Enum):
-    """An end of the log."""
+    """Start at the beginning or at the end of the log."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -143,13 +143,13 @@ def parse_start(text: str) -> Start:
         msg = f"{setting} has no time zone: give the time with one, {example}"
         raise ConfigurationError(msg)
     if at < _EPOCH:
-        msg = f"{setting} is before 1970, where the times of Kafka begin: write earliest"
+        msg = f"{setting} is before 1970, and Kafka's timestamps begin in 1970: write earliest"
         raise ConfigurationError(msg)
     return StartTime((at - _EPOCH) // timedelta(milliseconds=1))
 
 
 def first_offset(start: Start, bounds: Bounds, offset_at_start_time: int | None) -> int:
-    """Return where the group starts; `offset_at_start_time` belongs to a start time."""
+    """Return the offset where the group starts; `offset_at_start_time` is for a start time only."""
     if isinstance(start, StartTime):
         # The leader answered both at different times.
         return (

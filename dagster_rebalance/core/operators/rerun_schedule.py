@@ -2,7 +2,7 @@
 
 The steps follow from the unfinished batches, the runs that Dagster shows, and the directives of
 operators. A failed run halts its rerun, because the next batch would most likely fail as well. The
-rerun continues when that run was re-executed with success.
+rerun continues once a re-execution of that run succeeds.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _note(states: Sequence[_BatchState], working: int) -> str:
     halted = [found.run_id for state in states if (found := blocking(state.progress)) is not None]
     if halted:
         texts.append(
-            f"halted, because {format_runs(halted)} did not succeed: re-execute what has failed, "
-            f"or cancel the rest with dagster-rebalance rerun --cancel {rerun.rerun_id}"
+            f"halted, because {format_runs(halted)} did not succeed: re-execute failed runs, or "
+            f"cancel the rest with dagster-rebalance rerun --cancel {rerun.rerun_id}"
         )
     texts += dict.fromkeys(
         f"{directive.partitions} is {directive}: {resume_command(directive.partitions)}"

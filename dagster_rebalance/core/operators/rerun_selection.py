@@ -245,7 +245,7 @@ def _replaced(range_: OffsetRange, newer: Sequence[OffsetRange]) -> LeftOut:
     named = ", ".join(map(str, newer[:_MAX_NAMED]))
     more = f" and {len(newer) - _MAX_NAMED} more" if len(newer) > _MAX_NAMED else ""
     return LeftOut(
-        range_, f"offsets of it were processed again later, with other bounds: {named}{more}"
+        range_, f"some of its offsets were processed again later with other bounds: {named}{more}"
     )
 
 
@@ -256,8 +256,8 @@ def _why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[Run
         return f"the group is at offset {committed}, so it will process these offsets itself"
     if not one.is_whole:
         return (
-            "its commit was recorded late, when its member was gone, and may stand for several "
-            "ranges whose bounds are not known"
+            "its commit was recorded late, by the next owner, and may cover several ranges with "
+            "unknown bounds"
         )
     working = [run.run_id for run in live if any(one.range.overlaps(r) for r in run.ranges)]
     return f"{format_runs(working)} of the group may be working on it" if working else ""
@@ -305,7 +305,7 @@ def _refuse_shared(
 ) -> None:
     shared = next((one for other in others for one in known.overlapping(other)), None)
     if shared is not None:
-        msg = f"{rival} is to process {shared} already: wait for its end, or {how}"
+        msg = f"{rival} already includes {shared}: wait for its end, or {how}"
         raise ConfigurationError(msg)
 
 
@@ -327,13 +327,13 @@ def _refuse_deleted(
                 if r.topic_partition == range_.topic_partition and r.start >= bounds.start
             ]
             first = (
-                f"The first whole range that is there begins at {present[0]}: rerun "
+                f"The first complete range begins at {present[0]}: rerun "
                 f"{selector_of(range_.topic_partition)} --from-offset {present[0]}"
                 if present
-                else "None of its ranges is still there as a whole"
+                else "Kafka has none of its ranges completely"
             )
             msg = (
                 f"Kafka has deleted records of {range_}: its log begins at {bounds.start}. A rerun "
-                f"would replace its output by less, so nothing was started. {first}"
+                f"would replace its output with fewer records, so nothing was started. {first}"
             )
             raise ConfigurationError(msg)

@@ -50,7 +50,7 @@ class Move:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether offsets may be read again that the output has in ranges with other bounds."""
+        """Whether offsets may be read again that are in the output in ranges with other bounds."""
         return self.before is None or self.stored.offset <= self.before or self.claims > 0
 
     def __str__(self) -> str:
@@ -117,9 +117,9 @@ class GroupWork:
     """The members and runs of a group whose offsets are to be moved.
 
     Attributes:
-        written_off: Runs that ended in Dagster and whose process has not confirmed it.
+        written_off: Runs that ended in Dagster without a confirmation by their process.
         now_s: The time, in seconds since 1970.
-        heartbeat_timeout_s: When a run without a heartbeat counts as dead.
+        heartbeat_timeout_s: The time after which a run without a heartbeat counts as dead.
     """
 
     owners: Owners
@@ -135,9 +135,8 @@ class GroupWork:
             count = len(self.owners.members)
             yield (
                 f"the group has {count} member{'' if count == 1 else 's'} ({', '.join(names)}): "
-                "turn its sensor off, and cancel its streaming runs, if it has these. Members "
-                "leave when their work is done; one that was killed counts for up to a session "
-                "time-out"
+                "turn its sensor off, and cancel its streaming runs, if it has any. Members leave "
+                "when their work is done; a killed member counts for up to a session time-out"
             )
         for run, touched in _touching(partitions, (*self.runs, *self.written_off)):
             if self._is_dead(run):
@@ -170,7 +169,7 @@ class GroupWork:
             )
 
     def _is_dead(self, run: RunSnapshot) -> bool:
-        """Whether only external work can be left of a run that is not known to be over."""
+        """Whether a run counts as dead: only its external work may still be running."""
         return not (run.is_over or run.awaits_retry) and (
             run.is_gone or self.now_s >= self._dead_at(run)
         )

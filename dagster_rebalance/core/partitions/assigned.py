@@ -40,7 +40,7 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
         return self._sorted
 
     def known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
-        """Return the assigned ones of the partitions."""
+        """Return the given partitions that are assigned."""
         return [self._all[partition] for partition in partitions if partition in self._all]
 
     def next_idle(self, most: int) -> list[TopicPartition]:

@@ -34,7 +34,7 @@ class LedgerEntry:
             empty for none.
         progress_at_takeover: The progress when this member reassigned the range to the batch, if it
             did.
-        working_since: Since when a run works on it, if known.
+        working_since: When a run began to work on it, if known.
     """
 
     range: OffsetRange
@@ -67,7 +67,7 @@ class LedgerEntry:
 
     @property
     def is_takeover_open(self) -> bool:
-        """Whether it was taken from another batch whose runs were not read since."""
+        """Whether it was taken from another batch whose runs have not been read since."""
         return (
             self.taken_from != ""
             and self.completed_by is None
@@ -224,7 +224,7 @@ class OffsetLedger:
     def taken_over(
         self, range_: OffsetRange, progress_at_takeover: ToRequest | Exhausted
     ) -> OffsetLedger:
-        """Complete the takeover of a range: nothing works for its former batch any more.
+        """Complete the takeover of a range: no run of its former batch works any more.
 
         A done range does not change: until its commit is stored, the claim must name the batch of
         its run.
@@ -238,7 +238,7 @@ class OffsetLedger:
         return replace(self, entries=entries)
 
     def due_now(self, *, exhausted_too: bool) -> OffsetLedger:
-        """Make all ranges due that wait for their next run."""
+        """Make all ranges that wait for their next run due now."""
         tried = (ToRequest, Exhausted) if exhausted_too else ToRequest
         entries = tuple(
             replace(entry, due_at=float("-inf")) if isinstance(entry.progress, tried) else entry
@@ -250,7 +250,7 @@ class OffsetLedger:
         """Remove a committed range.
 
         Raises:
-            IllegalStateError: It is not `committable`, so an offset would be skipped.
+            IllegalStateError: The range is not `committable`: an offset would be skipped.
         """
         if entry != self.committable:
             msg = (

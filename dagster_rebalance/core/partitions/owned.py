@@ -73,10 +73,10 @@ class PendingWrite:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The partition cannot start or continue.
+    """The reason why a partition cannot start or continue.
 
     Attributes:
-        reason: Why, and what to do.
+        reason: The reason, and what to do.
         moved_from: The stop ends only when the committed offset differs from this one, because a
             log that has grown again no longer shows its truncation. None if the reason is evaluated
             on each read.
@@ -92,8 +92,8 @@ class DeadLetter:
 
     Attributes:
         command: The issued command.
-        due_at: When it is repeated.
-        is_stored: Whether the topic has it.
+        due_at: When the command is repeated.
+        is_stored: Whether the topic has the range.
         failures: Number of failures to store it.
         problem: The last failure; empty for none.
     """
@@ -153,8 +153,8 @@ class OwnedPartition:
         has_foreign_write: Whether a foreign write was found while draining; nothing more is
             committed.
         directive: The pause or stop directive in force.
-        previous: Its state before it is read again; None the first time, and if Kafka stores
-            something else by now.
+        previous: The state before it is read again; None for the first read, and if Kafka now
+            stores something else.
     """
 
     partition: TopicPartition
@@ -414,9 +414,9 @@ class OwnedPartition:
     def is_record_due(self, now: float) -> bool:
         """Return whether Dagster has to record `unrecorded` before the next commit.
 
-        A record that was issued must not grow, since Dagster may have it. The same holds for one
-        found in Kafka, which its earlier owner may still issue. A dead letter has its own
-        record.
+        A record that was issued must not grow, since Dagster may have it. The same holds for the
+        record of a commit found in Kafka, which the earlier owner may still issue. A dead letter
+        has its own record.
         """
         record = self.unrecorded
         if record is None or (self.pending is not None and self.pending.commit is not None):
@@ -534,7 +534,7 @@ def track_transaction(
 ) -> OpenTransaction | None:
     """Return the open transaction that bounds show, if any.
 
-    Without a high watermark, bounds only show whether the known one has ended.
+    Without a high watermark, bounds only show whether the known transaction has ended.
     """
     same = before if before is not None and before.offset == bounds.until else None
     if bounds.high_watermark is None:

@@ -1,7 +1,7 @@
 """Event recorder: apply events to the engine and derive member events.
 
-It compares the state of the engine before and after, so the decisions of the engine need no code
-for commits, claims and attempts. Member events never influence a decision.
+The recorder compares the state of the engine before and after, so the engine needs no code that
+reports commits, claims and attempts. Member events never influence a decision.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _MAX_PARTITIONS_EXPLAINED = 10
 
 @dataclass(frozen=True, slots=True)
 class _Viewpoint:
-    """The viewpoint of the member, or (`is_outside`) of a group snapshot without delays."""
+    """The viewpoint of the member, or of a group snapshot (`is_outside`), which has no delays."""
 
     now: float
     streams: bool
@@ -88,7 +88,8 @@ def explain_partition(
 ) -> str:
     """Return why a partition does or does not make progress now.
 
-    `streams`: the member is a streaming run. `is_outside`: a group snapshot without delays asks.
+    `streams`: the member is a streaming run. `is_outside`: for a group snapshot, which has no
+    delays.
     """
     state = _state(owned, _Viewpoint(now, streams, has_members, is_outside))
     if owned.directive is None:
@@ -207,7 +208,7 @@ def _explained(partitions: list[OwnedPartition], now: float, *, streams: bool) -
         restoring = sum(owned.phase is Phase.RESTORING for owned in more)
         retried = len(more) - stopped - restoring
         yield f"and {stopped} more stopped, {restoring} more starting" + (
-            f", {retried} more tried again" if retried else ""
+            f", {retried} more to be retried" if retried else ""
         )
 
 
@@ -233,11 +234,11 @@ def _state(owned: OwnedPartition, view: _Viewpoint) -> str:
             texts = (_retry_of_stopped(entry, owned, view) for entry in owned.entries)
             return "; ".join((reason, *filter(None, texts)))
         case Phase.DRAINING:
-            return f"to be released, waits for {named_waits(waits_of(owned))}"
+            return f"being released, waits for {named_waits(waits_of(owned))}"
         case Phase.DRAINED:
             return "drained, waits for the other partitions of the hold"
         case _:
-            return f"{owned.phase.value}: this member does not own it any more"
+            return f"{owned.phase.value}: this member no longer owns it"
 
 
 def _restoring(owned: OwnedPartition) -> str:
@@ -286,7 +287,7 @@ def _retry_of_stopped(entry: LedgerEntry, owned: OwnedPartition, view: _Viewpoin
         when = f" in {entry.due_at - view.now:.0f} s"
     else:
         when = " after the current batch" if view.streams else ": waits for a free run"
-    return f"{_span(entry.range)} is tried again{when}"
+    return f"{_span(entry.range)} is retried{when}"
 
 
 def _request(entry: LedgerEntry, wanted: ToRequest, view: _Viewpoint) -> str:
@@ -302,7 +303,7 @@ def _request(entry: LedgerEntry, wanted: ToRequest, view: _Viewpoint) -> str:
             else ""
         )
         ended = f"run {streak.run_id[:8]} for {span} {streak.kind.value}{why}{lacks}"
-        following = "tried again" if view.streams else "next run"
+        following = "next try" if view.streams else "next run"
         when = "" if view.is_outside else f" in {entry.due_at - view.now:.0f} s"
         return f"{ended}; {following} (attempt {wanted.attempt}){when}"
     if view.streams:
@@ -323,9 +324,9 @@ def _entry(entry: LedgerEntry, view: _Viewpoint) -> str:
                 return f"{_failures(exhausted.attempts)} on {span}"
             return f"{exhausted.failed_runs} run{_s(exhausted.failed_runs)} failed on {span}"
         case DeadLettered():
-            return f"{span} is in the dead-letter topic and is committed in its turn"
+            return f"{span} is in the dead-letter topic and is committed in order"
         case _:
-            return f"{span} has succeeded and is committed in its turn"
+            return f"{span} has succeeded and is committed in order"
 
 
 def _in_flight(entry: LedgerEntry, progress: InFlight, view: _Viewpoint) -> str:
@@ -385,8 +386,8 @@ def _write(pending: PendingWrite) -> str:
     if pending.reclaim is not None:
         return f"the claim of {_span(pending.reclaim[0])} for another batch"
     if pending.write.expected is None:
-        return f"the first position {pending.write.new.offset}"
-    return f"the note of the log of offset {pending.write.new.offset}"
+        return f"the start position {pending.write.new.offset}"
+    return f"the identity of the log at offset {pending.write.new.offset}"
 
 
 def _span(range_: OffsetRange) -> str:

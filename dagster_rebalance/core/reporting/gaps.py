@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded commit, or several joined ones, and the run of the last commit in it."""
+    """A recorded commit, or several joined ones, and the run of the last of them."""
 
     range: OffsetRange
     run_id: str
@@ -36,16 +36,16 @@ class Gap:
     def __str__(self) -> str:
         return (
             f"no commit covers {self.range}: run {self.before.run_id[:8]} ended before it, and run "
-            f"{self.after.run_id[:8]} began behind it"
+            f"{self.after.run_id[:8]} began after it"
         )
 
 
 def gaps(records: Iterable[Recorded], skips: Collection[OffsetRange] = ()) -> tuple[Gap, ...]:
     """Return the gaps between recorded commits, by partition.
 
-    Records of a partition may overlap and be out of order: a commit may be recorded late, or twice.
-    A record below all others means that the offset was moved back or the topic was recreated, so
-    the earlier records are ignored. The records are sorted by time, oldest first.
+    Pass the records by time, oldest first. Their offsets may overlap and be out of order, because a
+    commit may be recorded late, or twice. If a record is below all others, the offset was moved
+    back or the topic was recreated, and the earlier records are ignored.
     """
     by_partition: dict[TopicPartition, list[Recorded]] = {}
     for record in records:

@@ -1,11 +1,11 @@
-"""Group status: the partitions of a group as a client outside of the group sees them.
+"""Group status: the partitions of a group as a client outside the group sees them.
 
 Each row combines Kafka's members with an `OwnedPartition` in the state that its next owner would
 have. The sentences are those of `explain`, so commands and members report the same.
 
-The member table has the members, their partitions, open holds and last receipts. It is derived from
-the records of the members. A member that was killed leaves no record: its partitions move when
-another member records their assignment.
+The member table shows the members, their partitions, open holds and last receipts, derived from
+the records of the members. A killed member records nothing more: its partitions move when another
+member records their assignment.
 """
 
 from __future__ import annotations
@@ -100,15 +100,15 @@ class Owners:
         ids = {member.member_id for member in self.members} - {m.member_id for m in heirs}
         last = next((one for one in self.assigned if partition in one.partitions), None)
         holder = f"held by {last.name}" if last is not None and last.member_id in ids else ""
-        return ", ".join(filter(None, (holder, to))) or "no member has it"
+        return ", ".join(filter(None, (holder, to))) or "no member owns it"
 
 
 @dataclass(frozen=True, slots=True)
 class SensorState:
-    """A sensor that keeps members of a group, as Dagster shows it.
+    """A sensor that runs members of a group, as Dagster shows it.
 
     Attributes:
-        silent_for_s: The time since the begin of its last tick; None if there is none.
+        silent_for_s: The time since its last tick began; None if there is no tick.
         error: The error of its last tick.
     """
 
@@ -135,8 +135,8 @@ class SensorState:
         if self.error:
             return f"{on}and its last tick failed {self.silent_for_s:.0f} s ago: {self.error}"
         return (
-            f"{on}and its last tick was {self.silent_for_s:.0f} s ago. Read that tick: its member "
-            "is about to join, its runs wait in Dagster's queue, or it names the problem"
+            f"{on}and its last tick was {self.silent_for_s:.0f} s ago. Read that tick: the member "
+            "is about to join, its runs wait in Dagster's queue, or the tick names the problem"
         )
 
 
@@ -189,7 +189,7 @@ def status_of(
         is_outside=True,
     )
     if lag and not (owners.members or owned.entries or owned.stop_reason or owned.directive):
-        sentence = f"{owned.partition}: {lag} offsets to read wait for a member"
+        sentence = f"{owned.partition}: {lag} offsets wait for a member"
     return PartitionStatus(
         partition=owned.partition,
         owner=owners.owner(owned.partition),
@@ -208,7 +208,7 @@ def status_of(
 def why_no_member(sensors: Iterable[SensorState]) -> tuple[str, ...]:
     """Return why a group has no member, and what to do, from its sensors."""
     unknown = (
-        "Turn its sensor on. If it is on, see its last tick and whether its code location loads"
+        "Turn its sensor on. If it is on, check its last tick and whether its code location loads"
     )
     reasons = [sensor.why_no_member for sensor in sensors] or [unknown]
     return ("The group has no member, so no new batch starts", *reasons)

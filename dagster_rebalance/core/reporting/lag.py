@@ -30,7 +30,7 @@ class PartitionLag:
     Attributes:
         end: The end of the log, or the first open transaction.
         is_late: Whether a record waits for longer than the limit in seconds.
-        is_undated: Whether that is unknown, because a timestamp lies in the future.
+        is_undated: Whether `is_late` is unknown, because a timestamp lies in the future.
         state: Why the partition makes no progress, or that its leader did not answer.
         run_id: A run that works on it.
         failed_run: The last failed run, if it stopped the partition.
@@ -55,7 +55,7 @@ class GroupLag:
         partitions: The partitions with unknown lag, then the others by lag, largest first.
         stopped: The number of stopped partitions.
         paused: The number of partitions that operators have paused or stopped.
-        missing: The topics that Kafka does not have.
+        missing: The topics that do not exist.
     """
 
     partitions: tuple[PartitionLag, ...]
@@ -111,7 +111,7 @@ class GroupState:
         working: A run that works on each partition.
         failed: For stopped partitions, the last failed run, its batch, and its error (empty if
             unknown).
-        missing: The topics of the group that Kafka does not have.
+        missing: The topics of the group that do not exist.
         reported: The stopped partitions whose owners have reported the stop.
     """
 
@@ -127,7 +127,7 @@ def why_missing(topic: str) -> str:
     """Return why no record of a topic is read, and what to do."""
     return (
         f"topic {topic} does not exist, or the principal may not see it, so it is not read; other "
-        "topics continue. Create it, grant the ACL READ on it, or take it out of `topics`"
+        "topics continue. Create it, grant the ACL READ on it, or remove it from `topics`"
     )
 
 
@@ -270,7 +270,7 @@ def _is_late(row: PartitionLag, first: FirstSince | None) -> bool:
 class LagLimit:
     """The largest accepted lag: offsets of all partitions together, and seconds of a record.
 
-    None stands for no limit.
+    None means no limit.
 
     Raises:
         ConfigurationError: A limit is negative, or the seconds are 0 or infinite.
@@ -301,8 +301,8 @@ class LagLimit:
         undated = [row.partition for row in lag.partitions if row.is_undated]
         if self.seconds is not None and undated:
             texts.append(
-                f"how long records of {names_of(undated)} wait is not known: a timestamp in the "
-                "log lies in the future"
+                f"the waiting time of records of {names_of(undated)} is not known: a timestamp in "
+                "the log lies in the future"
             )
         if self and lag.unknown:
             texts.append(f"the lag of {names_of(lag.unknown)} is not known: no leader answered")
@@ -324,7 +324,7 @@ def is_lag_observer(owned: Collection[TopicPartition], topics: Sequence[str]) ->
 
 
 def watches_topics(owned: Collection[TopicPartition], topics: Iterable[str]) -> bool:
-    """Whether the owner of these partitions reads from time to time which topics exist.
+    """Whether the owner of these partitions periodically lists the existing topics.
 
     These are the members that may become the lag observer, and those without partitions, because
     all topics may have been deleted.

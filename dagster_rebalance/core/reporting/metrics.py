@@ -98,7 +98,7 @@ class Metric(enum.Enum):
         *(TOPIC, REASON),
     )
     HOLD_DURATION = _seconds(
-        "hold", "From the request of a revoke or leave to its end.", _HOLD_S, CAUSE, OUTCOME
+        "hold", "Time from the request of a revoke or leave to its end.", _HOLD_S, CAUSE, OUTCOME
     )
     BATCHES = _counter("batches.claimed", "{batch}", "Batches whose claims Kafka has stored.")
     ATTEMPTS = _counter(
@@ -117,7 +117,7 @@ class Metric(enum.Enum):
     COMMITS = _counter("commits", "{commit}", "Commits of ranges.", TOPIC)
     CLAIM_TO_COMMIT = _seconds(
         "claim_to_commit",
-        "From the claim of a range to its commit, without claims of earlier owners.",
+        "Time from the claim of a range to its commit, without claims of earlier owners.",
         _WORK_S,
         TOPIC,
     )
@@ -140,8 +140,8 @@ class Metric(enum.Enum):
     SILENCE = _gauge(
         "member.silence",
         "s",
-        "Since the last turn of the member loop, usually below 1 s. A member is abandoned after "
-        "120 s.",
+        "Time since the last turn of the member loop, usually below 1 s. A member is abandoned "
+        "after 120 s.",
     )
     PARTITIONS = _gauge(
         "partitions",
@@ -168,7 +168,9 @@ class Metric(enum.Enum):
     )
     BATCH_AGE = _gauge("batch.age", "s", "Age of the oldest running batch; none while none runs.")
     HOLDS = _gauge("holds", "{hold}", "Open holds.", CAUSE)
-    HOLD_REMAINING = _gauge("hold.remaining", "s", "Until the earliest limit of a hold.", CAUSE)
+    HOLD_REMAINING = _gauge(
+        "hold.remaining", "s", "Time until the earliest limit of a hold.", CAUSE
+    )
 
 
 class Measurement(NamedTuple):
@@ -301,7 +303,7 @@ def _claimed(state: MemberState) -> Iterator[tuple[TopicPartition, int]]:
 
 
 def _lags(state: MemberState) -> Iterator[tuple[TopicPartition, int]]:
-    """The lag of each partition where it is known: a restoring partition has none, and not 0."""
+    """The known lags: a restoring partition has no lag, rather than a lag of 0."""
     for owned in state.partitions:
         if owned.ledger is not None and owned.bounds is not None:
             yield owned.partition, owned.lag

@@ -184,7 +184,7 @@ class Forecast:
 
 
 class Wait(NamedTuple):
-    """A reason why a draining partition waits: live runs, or an answer (`answer`)."""
+    """A reason why a draining partition waits: live runs, or an outstanding `answer`."""
 
     where: OffsetRange | TopicPartition
     run_ids: tuple[str, ...] = ()
@@ -299,7 +299,7 @@ def _cancel(
     due = unwanted if is_due_again else unwanted - hold.cancelled
     if not due:
         return hold, ()
-    why = "the drain deadline has passed" if cancels_all else "they have not started"
+    why = "the drain deadline has passed" if cancels_all else "the runs have not started"
     cancel = CancelRuns(
         tuple(sorted(due)),
         f"{names_of(hold.epochs)} must be given up, and {why}",

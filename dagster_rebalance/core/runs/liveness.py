@@ -17,15 +17,15 @@ outage stops heartbeats as well. A deleted run is tracked until it is known to b
 #                       stops its Spark work
 #   run      2T/3+T/6   the process exits (`os._exit`), whatever its threads do
 #   member   T          the heartbeat has not changed for T on the member's own clock, in at least
-#                       four looks: the run is dead. The member ends its external work, marks the
+#                       four reads: the run is dead. The member ends its external work, marks the
 #                       run as over, and requests the batch again.
 #
 # The run measures T from before it wrote the heartbeat, and the member from when it first read it.
 # So the run ends at least T/6 before a member counts it as dead, and no two clocks are compared.
 # Time without an observation does not count: a storage outage stops heartbeats as well.
 #
-# A lease ends earlier in two cases, both of which are proofs and no time-outs: the process reports
-# that it is finished, or it ran on this machine and no longer exists (`is_gone`). A run that has
+# A lease ends earlier in two cases, which are proofs and not time-outs: the process reports that it
+# is finished, or it ran on this machine and no longer exists (`is_gone`). A run that has
 # not begun has touched nothing, and needs no lease: it refuses itself when it starts.
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class TrackedRun:
     """A run as last observed.
 
     Attributes:
-        age_s: How long its heartbeat, or its state before the first heartbeat, has not changed.
-        is_reported: Whether it was reported dead since.
+        age_s: The time since its heartbeat, or its state before the first heartbeat, last changed.
+        is_reported: Whether it was reported dead since that change.
         dead_since: When this member first reported it dead.
     """
 
@@ -139,7 +139,7 @@ class Liveness:
 
     @property
     def unconfirmed(self) -> dict[str, float]:
-        """Runs that ended in Dagster but are not known to be over, with the seconds until dead."""
+        """Runs that ended in Dagster without confirming it, with the seconds until dead."""
         return {
             run_id: max(0.0, self._heartbeat_limit_s(tracked_run.run) - tracked_run.age_s)
             for run_id, tracked_run in self.tracked.items()

@@ -97,7 +97,7 @@ class ToRequest:
 
     @property
     def next_attempt(self) -> ToRequest:
-        """The same with the attempt number derived from failed attempts only."""
+        """This progress with the attempt number derived from failed attempts only."""
         return replace(self, attempt=self.failures + 1)
 
 
@@ -113,7 +113,7 @@ class InFlight:
         unconfirmed: Ended in Dagster, but not known to be over.
         deleted: Deleted from Dagster.
         unsubmitted: The run to request again, if Dagster has created all and submitted none.
-        stop_cause: Why the range is stopped while it is tried again.
+        stop_cause: Why the range is stopped while it is retried.
         working_s: Working time of the longest running run; None if unknown.
     """
 
@@ -256,7 +256,7 @@ def _without_live(
 
 
 def failure_kind(run: RunSnapshot) -> FailureKind | None:
-    """Return how an unsuccessful run ended, or None if it says nothing about its range."""
+    """Return how an unsuccessful run ended, or None if the run does not count for its range."""
     if run.is_cancelled_by_member or run.has_succeeded:
         return None
     if run.is_refused:
@@ -291,7 +291,7 @@ def _streak(first_runs: list[RunSnapshot], failures: int) -> FailureStreak | Non
 
 
 def blocking(progress: Progress) -> Exhausted | FailureStreak | None:
-    """Return what stops the partition of a range, or None."""
+    """Return the failures that stop the partition of a range, or None."""
     match progress:
         case Exhausted():
             return progress

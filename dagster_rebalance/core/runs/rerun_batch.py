@@ -50,11 +50,11 @@ class Rerun:
     def __post_init__(self) -> None:
         for what, text in (("name", self.by), ("reason", self.reason)):
             if not text.strip():
-                msg = f"give a {what} for the rerun, for those who find its runs"
+                msg = f"give a {what} for the rerun, which other operators see on its runs"
                 raise ConfigurationError(msg)
         check_lengths(self.by, self.reason)
         if self.runs_at_once < 1:
-            msg = f"{self.runs_at_once} runs at once are not enough: give at least 1"
+            msg = f"a rerun cannot have {self.runs_at_once} runs at once: give at least 1"
             raise ConfigurationError(msg)
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def batches_of(
         ConfigurationError: There are too many batches, or `records_per_run` is not positive.
     """
     if records_per_run < 1:
-        msg = f"{records_per_run} records for each run are not enough: give at least 1"
+        msg = f"a rerun cannot have {records_per_run} records per run: give at least 1"
         raise ConfigurationError(msg)
     groups: list[list[OffsetRange]] = []
     for range_ in ranges:
@@ -94,7 +94,7 @@ def batches_of(
             groups.append([range_])
     if len(groups) > MOST_RUNS:
         msg = (
-            f"this would take {len(groups)} runs, and a rerun has {MOST_RUNS} at most: ask for a "
+            f"this rerun would have {len(groups)} runs, and {MOST_RUNS} is the maximum: select a "
             "shorter time or fewer partitions, or let each run process more records"
         )
         raise ConfigurationError(msg)

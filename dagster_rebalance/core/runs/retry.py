@@ -90,7 +90,7 @@ def describe_failures(exhausted: Exhausted, what: object) -> str:
 def why_blocked(range_: OffsetRange, blocked: Exhausted | FailureStreak, batch_id: str) -> str:
     """Return why the partition of a range is stopped, and what to do."""
     partition = range_.topic_partition
-    again = f"It is tried again; `{retry_command(partition)}` tries it now"
+    again = f"It is retried; `{retry_command(partition)}` retries it now"
     is_stream = StreamBatch.parse(batch_id) is not None
     if isinstance(blocked, Exhausted) and is_stream:
         why = f": {blocked.reason}" if blocked.reason else ", whose log has the error"
@@ -149,8 +149,8 @@ def why_not_started(range_: OffsetRange, run_key: str, after_s: float) -> str:
     """Return why Dagster does not start a requested run, and what to do."""
     return (
         f"{range_.topic_partition}: Dagster has not started the requested run for {range_} for "
-        f"more than {after_s:.0f} s. Its daemon may be behind: check the sensor's ticks. Or the "
-        f"other tags or the config of a run with the tag dagster/run_key={run_key} were changed: "
+        f"more than {after_s:.0f} s. Its daemon may be behind: check the sensor's ticks. If the "
+        f"config or other tags of a run with the tag dagster/run_key={run_key} were changed, "
         "delete that run"
     )
 

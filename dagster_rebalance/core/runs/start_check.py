@@ -1,7 +1,7 @@
 """Start check: whether a run may process its batch.
 
-The start and the first heartbeat of the run are visible to others before it checks. It may work
-only if all of its ranges are claimed by its batch, no other run of the batch has succeeded on them,
+The start and the first heartbeat of the run are visible to others before the check. The run may
+work only if its batch claims all of its ranges, no other run of the batch has succeeded on them,
 and no other run of the group may be working on them. *Any* such run causes a refusal, whichever
 started first: a tie-break by age or clock could let both work. If two runs refuse each other, the
 owner of the partition requests the batch again. The ranges of a rerun have no claim; they must be
@@ -64,8 +64,8 @@ def rerun_refusal(
         return _not_started(me)
     if planned is None or planned.ranges != me.ranges:
         return (
-            "no rerun has these ranges: it is finished or was cancelled. Request another one with "
-            "dagster-rebalance rerun"
+            "no rerun includes these ranges: it has finished or was cancelled. Request another one "
+            "with dagster-rebalance rerun"
         )
     for range_ in me.ranges:
         stored = committed.get(range_.topic_partition)
@@ -141,7 +141,5 @@ def _claim_problem(
     if (range_, batch_id) in claimed:
         return None
     if committed.offset >= range_.until:
-        return f"{range_} is committed already (the group is at {committed.offset})"
-    return (
-        f"{range_} is not claimed by batch {batch_id} any more (the group is at {committed.offset})"
-    )
+        return f"{range_} is already committed (the group is at {committed.offset})"
+    return f"{range_} is no longer claimed by batch {batch_id} (the group is at {committed.offset})"

@@ -1,7 +1,7 @@
 """Batches of streaming runs: a batch id names the run, the attempt and its interruptions.
 
-A streaming run is a member of the group and processes its own batches without a Dagster run for
-each. The batch id is stored in Kafka as the claim of the ranges, and is written before the work
+A streaming run is a member of the group and processes its own batches in one Dagster run. The batch
+id is stored in Kafka as the claim of the ranges, and is written before the work
 begins. So the next owner finds the run that has the claim, and a record that kills its process is
 not retried forever. The run stores a `BatchOutcome` only for claims that outlive its work.
 """
@@ -29,7 +29,7 @@ _ONE_INTERRUPTION = 1_000_000_000
 """Earlier versions, which count no interruptions, read both as one number."""
 _MOST_INTERRUPTIONS = 999
 _ATTEMPTS_SHOWN = 1_000
-"""Limit for batch ids that others forged."""
+"""Limit that protects against forged batch ids."""
 
 
 class BatchOutcome(enum.Enum):

@@ -29,11 +29,11 @@ class StreamingRun:
     """A streaming run as Dagster shows it. Times are in seconds since 1970.
 
     Attributes:
-        slot: The replica that it is; None if an operator launched it.
+        slot: The number of the replica; None if an operator launched it.
         created_at: Set by the database, perhaps in another time zone: use it for the order only.
         ended_at: None while it is live.
         has_joined: Whether Kafka has assigned partitions to it.
-        ready_since: Since when its member waits for partitions.
+        ready_since: When its member began to wait for partitions.
         leaving_since: When it was asked to leave, or cancelled.
     """
 
@@ -118,7 +118,7 @@ def reconcile(replicas: Replicas, runs: Iterable[StreamingRun], now: float) -> R
                 notes.append(f"slot {slot}: {wait}")
             else:
                 last = before[-1].run_id if before else "none"
-                # With the minute: if runs are deleted, the last run alone repeats a known key.
+                # The minute keeps the key new if newer runs were deleted: `last` then repeats.
                 starts.append(Start(slot, f"{replicas.version}.{slot}.{last}.{now // 60:.0f}"))
         elif _is_working(stays, now) or _is_stuck(stays, live, replicas, now):
             successor = format_runs([stays.run_id])
@@ -185,13 +185,13 @@ def _why_wait(before: Sequence[StreamingRun], replicas: Replicas, now: float) ->
     if left_s <= 0:
         return ""
     return (
-        f"{len(failed)} run{'s' * (len(failed) > 1)} in a row ended badly, the last one is "
-        f"{format_runs([failed[0].run_id])}; the next one is started in {left_s:.0f} s"
+        f"{len(failed)} run{'s' * (len(failed) > 1)} in a row failed, the last one is "
+        f"{format_runs([failed[0].run_id])}; the next one starts in {left_s:.0f} s"
     )
 
 
 def _has_worked(run: StreamingRun, replicas: Replicas) -> bool:
-    """Whether a run lived long enough to end the row of failed runs."""
+    """Whether a run lived long enough to end a series of failed runs."""
     return (
         run.started_at is not None
         and run.ended_at is not None

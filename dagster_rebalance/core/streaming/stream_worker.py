@@ -226,7 +226,7 @@ class Worker:
 
 
 class ReaderReuse:
-    """Whether the prefetched records of a cached reader are still those of the log.
+    """Check whether the prefetched records of a cached reader are still those of the log.
 
     A log changes if it is truncated (an unclean leader election) or its topic is recreated. Both
     show in the topic id and the leader epoch. Not thread-safe.

@@ -101,8 +101,13 @@ def test_dropping_superseded_directives_keeps_those_in_force(orders: list[Direct
         ("orders 3", "ada", "why", "'orders 3' cannot name partitions"),
         ("orders:3", " ", "why", "pause orders:3: give your name"),
         ("orders:3", "ada", " \n", "pause orders:3: give a reason"),
-        ("*", "ada", "w" * (MOST_REASON_CHARACTERS + 1), "a reason may have 300 characters"),
-        ("*", "a" * (MOST_NAME_CHARACTERS + 1), "why", "a name may have 60 characters"),
+        (
+            "*",
+            "ada",
+            "w" * (MOST_REASON_CHARACTERS + 1),
+            "a reason may have at most 300 characters",
+        ),
+        ("*", "a" * (MOST_NAME_CHARACTERS + 1), "why", "a name may have at most 60 characters"),
     ],
 )
 def test_incomplete_directive_is_refused(
@@ -140,6 +145,6 @@ def test_selector_accepts_partition_names_of_tables() -> None:
     both = [TopicPartition("orders", 3), TopicPartition("orders-3", 0)]
     with pytest.raises(
         ConfigurationError,
-        match=r"orders-3 is a topic, and .*write orders-3:\* for the topic, or orders:3 for the",
+        match=r"orders-3 is both a topic and .*write orders-3:\* for the topic, or orders:3",
     ):
         resolve_selector("orders-3", both, "shop")

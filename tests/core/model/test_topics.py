@@ -50,10 +50,10 @@ def test_subscription_without_pattern_is_unique_names() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "there are no topics: name at least one"),
-        (["a b"], r"'a b', which cannot be the name of a topic.*A pattern begins with \^"),
-        (["^(?P<a>x)", "^(?P<a>y)"], "cannot be used together: redefinition of group name 'a'"),
-        (["^orders("], r"pattern '\^orders\(', which cannot be read: missing \)"),
+        ([], "topics is empty: name at least one"),
+        (["a b"], r"'a b' in topics cannot be the name of a topic.*A pattern begins with \^"),
+        (["^(?P<a>x)", "^(?P<a>y)"], "cannot be combined into one: redefinition of group name 'a'"),
+        (["^orders("], r"pattern '\^orders\(' in topics is invalid: missing \)"),
     ],
 )
 def test_invalid_topics_are_refused(texts: list[str], message: str) -> None:

@@ -59,8 +59,8 @@ def test_failed_run_halts_its_rerun_until_it_is_re_executed() -> None:
     assert offered(found) == []
     (note,) = found.notes
     assert note == (
-        f"{SAID.format(0, 0)}; halted, because run failed-r did not succeed: re-execute what has "
-        "failed, or cancel the rest with dagster-rebalance rerun --cancel abc"
+        f"{SAID.format(0, 0)}; halted, because run failed-r did not succeed: re-execute "
+        "failed runs, or cancel the rest with dagster-rebalance rerun --cancel abc"
     )
     again = replace(run(1, S.STARTED, "again"), parent_id="failed-run")
     assert offered(steps(BATCHES, [failed, again], [])) == []

@@ -134,7 +134,7 @@ def test_replaced_range_is_left_out() -> None:
     again = [span(0, 10, 15), span(0, 15, 30)]
     selection = chosen(Span(0), past([*THREE, *again]))
     assert selection.ranges == (THREE[0], *again)
-    again_later = "offsets of it were processed again later, with other bounds"
+    again_later = "some of its offsets were processed again later with other bounds"
     assert left(selection) == [
         f"{THREE[1]}: {again_later}: {again[0]}, {again[1]}",
         f"{THREE[2]}: {again_later}: {again[1]}",
@@ -184,7 +184,7 @@ def test_unrecorded_offsets_are_left_out() -> None:
 
 def test_commit_with_unknown_ranges_is_left_out() -> None:
     late = replace(past(THREE), processed=[ProcessedRange(span(0, 0, 30), 1.0, is_whole=False)])
-    with pytest.raises(ConfigurationError, match="recorded late, when its member was gone"):
+    with pytest.raises(ConfigurationError, match="recorded late, by the next owner"):
         chosen(Span(0), late)
 
 
@@ -222,11 +222,11 @@ def test_joined_ranges_come_from_the_texts_of_the_run(
 @pytest.mark.parametrize(
     ("runs", "planned", "said"),
     [
-        ([], [RerunBatch(RERUN, 1, (span(0, 5, 12),))], "rerun abc is to process"),
+        ([], [RerunBatch(RERUN, 1, (span(0, 5, 12),))], "rerun abc already includes"),
         (
             [RunSnapshot("abcdef1234", "r.xyz.1", (span(0, 5, 12),), RunState.WAITING)],
             [],
-            "run abcdef12 of rerun xyz is to process",
+            "run abcdef12 of rerun xyz already includes",
         ),
     ],
 )
@@ -239,11 +239,11 @@ def test_range_of_another_rerun_is_refused(
 
 
 def test_deleted_records_are_refused() -> None:
-    there = "The first whole range that is there begins at 20: rerun orders:0 --from-offset 20"
+    there = "The first complete range begins at 20: rerun orders:0 --from-offset 20"
     with pytest.raises(ConfigurationError, match=rf"of orders-0 \[0, 10\).*begins at 15.*{there}"):
         chosen(Span(0), past(THREE, log=Bounds(15, 1_000)))
     assert chosen(Span(20), past(THREE, log=Bounds(15, 1_000))).ranges == (THREE[2],)
-    with pytest.raises(ConfigurationError, match="None of its ranges is still there as a whole"):
+    with pytest.raises(ConfigurationError, match="Kafka has none of its ranges completely"):
         chosen(Span(0), past(THREE, log=Bounds(25, 1_000)))
 
 
@@ -325,9 +325,9 @@ def _in_a_row(start: int, lengths: list[int]) -> list[OffsetRange]:
     [
         ({"by": " "}, "give a name for the rerun"),
         ({"reason": ""}, "give a reason for the rerun"),
-        ({"by": "x" * 61}, "a name may have 60 characters, and this one has 61"),
-        ({"reason": "x" * 301}, "a reason may have 300 characters"),
-        ({"runs_at_once": 0}, "0 runs at once are not enough"),
+        ({"by": "x" * 61}, "a name may have at most 60 characters, and this one has 61"),
+        ({"reason": "x" * 301}, "a reason may have at most 300 characters"),
+        ({"runs_at_once": 0}, "cannot have 0 runs at once"),
     ],
 )
 def test_rerun_as_text(parts: dict[str, Any], said: str) -> None:
@@ -363,7 +363,9 @@ def test_batch_fits_into_a_database_key() -> None:
 
 def test_rerun_with_too_many_runs_raises() -> None:
     ranges = _in_a_row(0, [1] * (MOST_RUNS + 1))
-    with pytest.raises(ConfigurationError, match="this would take 1001 runs, and a rerun has 1000"):
+    with pytest.raises(
+        ConfigurationError, match="this rerun would have 1001 runs, and 1000 is the maximum"
+    ):
         batches_of(RERUN, ranges, records_per_run=1)
 
 

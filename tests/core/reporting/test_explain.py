@@ -254,10 +254,10 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             ),
             "run ab12cd34 for [0, 9) is created but not submitted, and is requested again",
         ),
-        (stopped(due(35.0, Exhausted((RUN,)))), "stopped: no way; [0, 9) is tried again in 25 s"),
+        (stopped(due(35.0, Exhausted((RUN,)))), "stopped: no way; [0, 9) is retried in 25 s"),
         (
             stopped(due(10.0, Exhausted((RUN,)))),
-            "stopped: no way; [0, 9) is tried again: waits for a free run",
+            "stopped: no way; [0, 9) is retried: waits for a free run",
         ),
         (stopped(due(NEVER, Exhausted((RUN,)))), "stopped: no way"),
         (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
@@ -286,12 +286,12 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (
             owned(4, ("b", 9, InFlight((RUN,))), ("c", 12, Succeeded("s"))),
-            "run ab12cd34 works on [0, 9); [9, 12) has succeeded and is committed in its turn",
+            "run ab12cd34 works on [0, 9); [9, 12) has succeeded and is committed in order",
         ),
         (owned(4, ("b", 9, Exhausted(("r1", "r2", RUN)))), "3 runs failed on [0, 9)"),
         (
             owned(4, ("b", 9, DeadLettered(RUN))),
-            "[0, 9) is in the dead-letter topic and is committed in its turn",
+            "[0, 9) is in the dead-letter topic and is committed in order",
         ),
         (
             replace(owned(4), pending=owned(4, ("b", 9, Succeeded(RUN))).commit_write(7.5)),
@@ -303,11 +303,11 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (
             replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),
-            "the first position 0 has waited 2.5 s for Kafka's confirmation",
+            "the start position 0 has waited 2.5 s for Kafka's confirmation",
         ),
         (
             replace(owned(4), pending=replace(owned(4), log=Log("id", 3)).first_write(7.5)),
-            "the note of the log of offset 0 has waited 2.5 s for Kafka's confirmation",
+            "the identity of the log at offset 0 has waited 2.5 s for Kafka's confirmation",
         ),
         (
             replace(
@@ -326,13 +326,13 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (
             draining(4, ("b", 9, InFlight((RUN,)))),
-            "to be released, waits for run ab12cd34 on orders-4 [0, 9)",
+            "being released, waits for run ab12cd34 on orders-4 [0, 9)",
         ),
         (
             owned(4, phase=Phase.DRAINED),
             "drained, waits for the other partitions of the hold",
         ),
-        (owned(4, phase=Phase.LOST), "lost: this member does not own it any more"),
+        (owned(4, phase=Phase.LOST), "lost: this member no longer owns it"),
     ],
 )
 def test_explain_partition_in_each_state(partition: OwnedPartition, sentence: str) -> None:
@@ -348,11 +348,11 @@ def test_explain_partition_in_each_state(partition: OwnedPartition, sentence: st
         ),
         (
             due(35.0, ToRequest(2, 1, FAILED)),
-            "run ab12cd34 for [0, 9) failed; tried again (attempt 2) in 25 s",
+            "run ab12cd34 for [0, 9) failed; next try (attempt 2) in 25 s",
         ),
         (
             stopped(due(10.0, Exhausted((RUN,)))),
-            "stopped: no way; [0, 9) is tried again after the current batch",
+            "stopped: no way; [0, 9) is retried after the current batch",
         ),
         (
             replace(IDLE, bounds=Bounds(0, 7), backlog_since=4.0),
@@ -476,7 +476,7 @@ def test_summary_names_the_reason_of_a_leave() -> None:
 def test_explain_partition_without_a_member() -> None:
     exhausted = stopped(due(35.0, Exhausted((RUN,))))
     said = explain_partition(exhausted, 10.0, has_members=False)
-    assert said == "orders-4: stopped: no way; [0, 9) is tried again by the next member"
+    assert said == "orders-4: stopped: no way; [0, 9) is retried by the next member"
     created = RunSnapshot(RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1)
     partition = owned(4, ("b", 9, InFlight((RUN,), (RUN,), unsubmitted=created)))
     assert explain_partition(partition, 10.0, has_members=False) == (

@@ -23,7 +23,7 @@ def test_gap_names_its_offsets_and_runs() -> None:
     (gap,) = gaps(recorded((0, 10), (10, 20), (25, 30)))
     assert gap.range == span(0, 20, 25)
     assert str(gap) == (
-        "no commit covers orders-0 [20, 25): run run-1 ended before it, and run run-2 began behind "
+        "no commit covers orders-0 [20, 25): run run-1 ended before it, and run run-2 began after "
         "it"
     )
 

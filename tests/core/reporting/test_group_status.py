@@ -88,8 +88,8 @@ def test_partition_without_owner_is_held_by_its_last_owner() -> None:
     assert holds(BLUE, heir) == "held by blue, green waits for it"
     assert holds(BLUE) == "held by blue"
     assert holds(heir) == "green waits for it", "its last owner is gone"
-    assert holds(GREEN, number=3) == "no member has it"
-    assert holds(GREEN, number=2) == "no member has it"
+    assert holds(GREEN, number=3) == "no member owns it"
+    assert holds(GREEN, number=2) == "no member owns it"
     assert holds() == ""
 
 
@@ -127,7 +127,7 @@ def test_status_without_a_leader_has_no_lag() -> None:
 def test_lag_without_a_member_waits_for_one() -> None:
     found = PartitionLookup(OffsetAndMetadata(0), Bounds(0, 9))
     partition = owned(0)
-    assert row(partition, found).sentence == "orders-0: 9 offsets to read wait for a member"
+    assert row(partition, found).sentence == "orders-0: 9 offsets wait for a member"
     claimed = owned(0, ("b", 9, InFlight((RUN,))))
     assert row(claimed, found).sentence == "orders-0: run ab12cd34 works on [0, 9)"
     assert "wait for a member" not in row(partition, found, BLUE).sentence

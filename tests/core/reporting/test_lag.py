@@ -189,7 +189,7 @@ def test_future_timestamp_without_earlier_scans_is_undated() -> None:
         [tp(0)], {tp(0): found(3, 10)}, GroupState(), start_from=StartFrom.EARLIEST, late=late
     )
     (text,) = LagLimit(seconds=30.0).exceeded(lag)
-    assert "how long records of orders-0 wait is not known" in text
+    assert "the waiting time of records of orders-0 is not known" in text
 
 
 def test_exceeded_limits_are_named() -> None:
@@ -249,7 +249,7 @@ def test_missing_topic_exceeds_every_limit() -> None:
         [tp(0)], {tp(0): found(3, 9)}, GroupState(missing=("a",)), start_from=StartFrom.EARLIEST
     )
     assert str(lag).startswith("lag 6 in 1 partition; topic a does not exist, or the principal may")
-    assert "Create it, grant the ACL READ on it, or take it out of `topics`" in str(lag)
+    assert "Create it, grant the ACL READ on it, or remove it from `topics`" in str(lag)
     assert LagLimit(6).exceeded(lag) == ("the lag of a is not known",)
     assert NO_LIMIT.exceeded(lag) == ()
 

@@ -70,8 +70,8 @@ def test_failed_attempt_keeps_run_and_error_after_takeover() -> None:
     assert (progress.run_id, progress.reason) == (OLD, FAILED.error)
     assert why_blocked(RANGE, progress, str(batch)) == (
         f"orders-3: 2 attempts on orders-3 [0, 10) failed, the last one in streaming run {OLD}: "
-        f"{FAILED.error}. Fix the cause. It is tried again; `dagster-rebalance retry orders:3` "
-        "tries it now"
+        f"{FAILED.error}. Fix the cause. It is retried; `dagster-rebalance retry orders:3` "
+        "retries it now"
     )
 
 

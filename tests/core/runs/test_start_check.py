@@ -42,10 +42,10 @@ def test_run_that_is_not_started_is_refused(state: RunState) -> None:
     [
         (None, "orders-1 [0, 5) is not claimed: the group has no committed offset"),
         (OffsetAndMetadata(0, "hello"), "not written by dagster_rebalance"),
-        (OffsetAndMetadata(0), "is not claimed by batch b any more (the group is at 0)"),
-        (encode(StoredPartition(0, (Claim(5, "c"),))), "is not claimed by batch b any more"),
-        (encode(StoredPartition(0, (Claim(6, "b"),))), "is not claimed by batch b any more"),
-        (OffsetAndMetadata(5), "orders-1 [0, 5) is committed already (the group is at 5)"),
+        (OffsetAndMetadata(0), "is no longer claimed by batch b (the group is at 0)"),
+        (encode(StoredPartition(0, (Claim(5, "c"),))), "is no longer claimed by batch b"),
+        (encode(StoredPartition(0, (Claim(6, "b"),))), "is no longer claimed by batch b"),
+        (OffsetAndMetadata(5), "orders-1 [0, 5) is already committed (the group is at 5)"),
     ],
 )
 def test_run_without_claim_for_every_range_is_refused(
@@ -174,5 +174,5 @@ def test_rerun_of_uncommitted_ranges_is_refused(
 
 @pytest.mark.parametrize("planned", [None, replace(PLANNED, ranges=PLANNED.ranges[:1])])
 def test_rerun_without_plan_is_refused(planned: RerunBatch | None) -> None:
-    assert "no rerun has these ranges" in rerun_check(planned=planned)
+    assert "no rerun includes these ranges" in rerun_check(planned=planned)
     assert "could not see" in rerun_check(me=replace(RERUN_ME, state=S.CANCELING))

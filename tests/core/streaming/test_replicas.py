@@ -157,8 +157,7 @@ def test_slot_with_failed_runs_waits_longer_each_time() -> None:
     assert reconcile(one, two, NOW).starts == ()
     (note,) = reconcile(one, two, NOW).notes
     assert note == (
-        "slot 0: 2 runs in a row ended badly, the last one is run b; the next one is started in "
-        "10 s"
+        "slot 0: 2 runs in a row failed, the last one is run b; the next one starts in 10 s"
     )
 
 

@@ -247,10 +247,10 @@ def test_run_without_batch_explains_how_batches_start(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("committed", "reason"),
     [
-        ({tp(0): OffsetAndMetadata(0)}, "orders-0 [0, 10) is not claimed by batch"),
+        ({tp(0): OffsetAndMetadata(0)}, "orders-0 [0, 10) is no longer claimed by batch"),
         (
             {tp(0): OffsetAndMetadata(10)},
-            "orders-0 [0, 10) is committed already (the group is at 10)",
+            "orders-0 [0, 10) is already committed (the group is at 10)",
         ),
         ({}, "the group has no committed offset for orders-0"),
     ],
@@ -396,7 +396,7 @@ def test_run_with_invalid_ranges_refuses_itself(stage: Stage, ranges: list[str])
 
 def test_run_with_other_ranges_than_claimed_refuses_itself(stage: Stage) -> None:
     stage.is_refused(
-        "is not claimed by batch", batch_request(stage.batch_request.batch_id, span(0, 0, 5))
+        "is no longer claimed by batch", batch_request(stage.batch_request.batch_id, span(0, 0, 5))
     )
 
 

@@ -285,7 +285,7 @@ def test_rerun_without_matching_ranges_is_refused(
 
 def test_rerun_of_deleted_records_or_of_a_running_rerun_is_refused(ground: Ground) -> None:
     ground.begin(Span(20))
-    with pytest.raises(ConfigurationError, match="is to process orders-0"):
+    with pytest.raises(ConfigurationError, match="already includes orders-0"):
         ground.reruns.plan(ground.wanted())
     ground.group.delete_before(tp(0), 5)
     with pytest.raises(ConfigurationError, match="begins at 10: rerun orders:0 --from-offset 10"):
@@ -507,7 +507,7 @@ def test_run_of_a_cancelled_rerun_refuses_itself(ground: Ground) -> None:
     ground.reruns.cancel(rerun_id)
     succeeded, said, run_id = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert not succeeded
-    assert "no rerun has these ranges" in said
+    assert "no rerun includes these ranges" in said
     assert "dagster_rebalance/refused" in tags_of(ground.instance, run_id)
     assert ground.worked == []
 

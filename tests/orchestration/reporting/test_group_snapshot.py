@@ -86,7 +86,7 @@ def test_snapshot_writes_nothing(scene: Scene, batch_id: str) -> None:
     seen = scene.look().statuses
     assert scene.group.committed == before
     assert scene.group.members == ()
-    assert seen[tp(0)].sentence == "orders-0: [0, 10) has succeeded and is committed in its turn"
+    assert seen[tp(0)].sentence == "orders-0: [0, 10) has succeeded and is committed in order"
     assert seen[tp(1)].committed is None
     assert seen[tp(1)].lag == 20
 

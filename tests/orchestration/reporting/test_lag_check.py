@@ -352,7 +352,7 @@ def test_manual_lag_check_fails_despite_a_timestamp_in_the_future(
     group.produce(tp(0), 3, timestamp=int(time.time() * 1000))
     result = by_hand(kafka, instance, LagLimit(None, 60))
     assert not result.passed
-    assert "how long records of orders-0 wait is not known" in str(result.description)
+    assert "the waiting time of records of orders-0 is not known" in str(result.description)
 
 
 def test_unknown_record_age_delays_no_report_of_a_stop(
