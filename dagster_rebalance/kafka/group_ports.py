@@ -134,7 +134,7 @@ class GroupMember(Protocol):
         Return early on an event, and after `wake`.
 
         Raises:
-            IllegalStateError: Called from inside itself.
+            IllegalStateError: Called recursively.
         """
 
     def wake(self) -> None:

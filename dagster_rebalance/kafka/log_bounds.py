@@ -1,4 +1,4 @@
-"""Read the bounds and committed offsets of partitions, and verify that they fit each other.
+"""Read the bounds and committed offsets of partitions, and verify that they are consistent.
 
 If a leader is unavailable, only its own partitions wait: the others have an answer at once, and
 that leader is retried a little later. `BrokerError` is raised if Kafka refuses, and waiting would
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
-"""How long a member waits at most for an answer that only some of its partitions need."""
+"""The longest wait of a member for an answer that only some of its partitions need."""
 _LONGEST_PATIENCE_S = 6.0
 """Verifying an offset takes about seven round trips, because it begins with a new connection."""
 _RETRY_AFTER_S = 1.5
@@ -36,7 +36,7 @@ _RETRY_PATIENCE_S = 0.5
 wait for it."""
 _SELDOM_S = 30.0
 """How often to query values that change slowly: the first offset, and the high watermark, which
-matters behind an open transaction."""
+matters while a transaction is open."""
 
 
 def read_bounds(
@@ -224,13 +224,13 @@ class BoundsReader:
     def read_beyond(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Return the same with cached first offsets and, every 30 s, with the high watermarks.
 
-        Only a high watermark shows the records behind an open transaction.
+        Only a high watermark shows the records after the start of an open transaction.
         """
         now = self._clock()
         due = [
             p for p in partitions if now >= self._seldom_at.get(p, now) and p not in self._retry_at
         ]
-        # First: a record that is produced in between must not look like one of an open transaction.
+        # First: a record that is produced in between must not count as one of an open transaction.
         marks = self._high_watermarks(due)
         self._seldom_at |= dict.fromkeys(due, now + _SELDOM_S)
         for partition in due:

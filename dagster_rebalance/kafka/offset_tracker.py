@@ -1,7 +1,7 @@
 """Offsets that may be committed when records are finished out of order.
 
 An offset may be committed when every tracked record before it is finished; offsets without a record
-(transactions, compaction) are skipped. The tracker keeps nothing of records before that offset.
+(transactions, compaction) are skipped. The tracker keeps no state of records before that offset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Record(Protocol):
 
 
 class _Committer(Protocol):
-    """The used method of `RebalanceAwareConsumer`."""
+    """The method of `RebalanceAwareConsumer` that the tracker calls."""
 
     def commit_offsets(self, offsets: Offsets) -> CommitResult: ...
 

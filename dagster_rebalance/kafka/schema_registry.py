@@ -49,7 +49,7 @@ class Registry:
 
     Args:
         settings: The settings of confluent-kafka's `SchemaRegistryClient`; numbers may be text.
-        limit_s: How long a whole answer may take.
+        limit_s: The time limit of a whole answer.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Registry:
             self._registry_client = None
 
     def _fetch(self, kind: SchemaType, schema_id: int, subject: str | None) -> SchemaText:
-        unknown = f"the registry knows no schema with the id {schema_id}"
+        unknown = f"the registry has no schema with the id {schema_id}"
         place = schema_id, subject
         if self._clock() < self._missing.get(place, float("-inf")):
             raise UndecodableError(unknown)
@@ -311,7 +311,7 @@ def _with_built_in(references: Mapping[str, str], text: str, what: str) -> dict[
         try:
             file = descriptor_pool.Default().FindFileByName(name)
         except KeyError as problem:
-            msg = f"{what} imports {name}, and has no reference to it"
+            msg = f"{what} imports {name} without a reference to it"
             raise _UnusableError(msg) from problem
         return base64.b64encode(file.serialized_pb).decode()
 

@@ -71,7 +71,7 @@ class KafkaCluster:
     Attributes:
         nodes: Number of nodes; they are numbered from 1.
         port: The first node's port; a free one by default.
-        settings: Broker settings; they override those of this kit, which make rebalances quick.
+        settings: Broker settings; they override those of this kit, which shorten rebalances.
         version: Version of Kafka; by default DAGSTER_REBALANCE_KAFKA_VERSION, or 4.1.1. Before 4.0
             only the classic protocol is enabled.
         heap: Memory of each node, in the format of Java's -Xmx.

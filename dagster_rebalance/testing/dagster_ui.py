@@ -97,7 +97,7 @@ class DagsterUi:
     ) -> str:
         """Re-execute a run or some of its steps ("Re-execute all"), and return the new run's id.
 
-        The new run also gets `tags`.
+        `tags` are added to the new run.
         """
         if not steps and not tags:
             answer = self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ManualClock:
-    """A monotonic clock that is advanced by hand."""
+    """A monotonic clock that tests advance explicitly."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -203,7 +203,7 @@ class FakeGroup:
             self._open[partition] = offset
 
     def silence(self, *partitions: TopicPartition) -> None:
-        """Let exactly the leaders of these partitions not answer, as in an outage of a broker."""
+        """Silence the leaders of exactly these partitions, as in an outage of a broker."""
         self._silent = frozenset(partitions)
 
     def _check_leaders(self, partitions: Collection[TopicPartition]) -> None:
@@ -317,7 +317,7 @@ class FakeGroup:
         self.rebalance()
 
     def rebalance(self) -> None:
-        """Revoke surplus partitions and assign free ones. A holding member gets no new revoke."""
+        """Revoke surplus partitions and assign free ones, without new revokes of a holding member."""
         target = {
             tp: member for topic in self._topics for tp, member in self._share_out(topic).items()
         }
@@ -443,7 +443,7 @@ class FakeMember:
     def release(self) -> None:
         """Release the held partitions, unless the hold is lost already."""
         if not self.held:
-            msg = "release without a held revoke: there is nothing to give up"
+            msg = "release without a held revoke"
             raise IllegalStateError(msg)
         self.settle()
         if self.pending_loss is not None:
@@ -557,7 +557,7 @@ class FakeMember:
 
     def _check_open(self, call: str) -> None:
         if self._closed:
-            msg = f"{call} on a closed consumer: make a new one"
+            msg = f"{call} on a closed consumer: create a new one"
             raise IllegalStateError(msg)
 
 

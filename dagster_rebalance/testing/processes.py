@@ -176,7 +176,7 @@ class ChildProcess:
         self.wait(10)
 
     def suspend(self) -> None:
-        """Suspend the program, as a long pause of its machine would, and wait until it is."""
+        """Suspend the program, like a long pause of its machine, and wait until it is suspended."""
         self.send(signal.SIGSTOP)
         wait_until(
             lambda: _is_stopped(self.pid) or not self.is_running,

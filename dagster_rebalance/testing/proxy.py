@@ -44,7 +44,7 @@ class Proxy:
         self._speaks.clear()
 
     def speak(self) -> None:
-        """Forward the kept bytes, and continue to forward."""
+        """Forward the buffered bytes, and continue to forward."""
         self._speaks.set()
 
     def __enter__(self) -> Self:

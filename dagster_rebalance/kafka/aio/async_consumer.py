@@ -1,7 +1,7 @@
 """`AsyncRebalanceAwareConsumer`, the consumer for asyncio.
 
-It owns a `RebalanceAwareConsumer` in a separate thread. Polls of several tasks take turns: the next
-one begins when the task before has its records, or has returned them.
+It owns a `RebalanceAwareConsumer` in a separate thread. Polls of several tasks run one at a time:
+the next poll starts when the previous task has received its records or returned them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ AnyListener: TypeAlias = AnyRebalanceListener | AsyncRebalanceListener
 class AsyncRebalanceAwareConsumer(AsyncOperations):
     """Consumer whose revokes can be delayed, for asyncio.
 
-    It takes the arguments of `RebalanceAwareConsumer` and has its methods as coroutines. Any task
-    may call any of them: operations run while a poll waits, and other polls wait for their turn. If
-    the task of a poll is cancelled, the next poll returns its records.
+    It takes the arguments of `RebalanceAwareConsumer`, and its methods are coroutines. Any task may
+    call any method: operations run while a poll waits, and polls run one at a time. If the task of
+    a poll is cancelled, the next poll returns its records.
 
     Example:
         ```python
@@ -125,8 +125,8 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
             return
         if not all(inspect.iscoroutinefunction(getattr(listener, name)) for name in CALLBACKS):
             msg = (
-                f"a callback of {listener!r} is no coroutine: write it with 'async def', "
-                "or derive from RebalanceListener"
+                f"a callback of {listener!r} is not a coroutine function: define it with "
+                "'async def', or derive the listener from RebalanceListener"
             )
             raise IllegalStateError(msg)
 
@@ -235,7 +235,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
 
     async def _take_turn(self, call: str, function: Callable[[], T]) -> T:
         refuse_in_callback(call)
-        # A poll may wait without end for something that only this call causes.
+        # A poll may wait indefinitely for an event that only this call causes.
         self._consumer.waiting += 1
         try:
             async with self._turn():

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class PollCaller:
-    """The task that waits for a poll; it may be cancelled at any moment.
+    """The task that waits for a poll; it can be cancelled at any time.
 
     Either it receives the result, or the result counts as undelivered.
     """
@@ -54,7 +54,7 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         self.owner = OwnerThread("consumer")
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiting = 0
-        """How many calls wait for the end of the running poll, which then returns early."""
+        """Number of calls that wait for the end of the running poll, which then returns early."""
         self._caller = PollCaller()
 
     @property
@@ -68,7 +68,7 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         return self._state.guard.is_forked
 
     def poll_for(self, caller: PollCaller, poll: Callable[[], T]) -> T:
-        """Poll for as long as the caller waits."""
+        """Poll until the time-out, or until the caller stops waiting."""
         self._caller = caller
         try:
             result = poll()

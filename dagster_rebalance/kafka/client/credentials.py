@@ -25,11 +25,11 @@ class Client(Protocol):
     """The part of a confluent-kafka client that changes its login."""
 
     def set_sasl_credentials(self, username: str, password: str, /) -> None:
-        """Log in with these from the next connection on."""
+        """Set the credentials of all later connections."""
 
 
 class Credentials:
-    """Calls the user's function every 30 s, in the background. Thread-safe."""
+    """User and password of the user's function, called each 30 s in the background. Thread-safe."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Credentials:
 
         Raises:
             BrokerError: The function failed.
-            ConfigurationError: It returned something else.
+            ConfigurationError: The function returned another value.
         """
         if self._known is None:
             self._known = self._call()

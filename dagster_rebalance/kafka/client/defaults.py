@@ -48,7 +48,7 @@ class ClientDefault:
 
     Attributes:
         name: The name of the setting in librdkafka.
-        clients: The clients that get it.
+        clients: The clients that receive it.
         reason: Why librdkafka's default does not fit.
         value: Its value, unless it is derived.
         derived: The documented value of a setting that `client_config` gets from its caller.

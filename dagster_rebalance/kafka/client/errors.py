@@ -211,8 +211,9 @@ _ADVICE: dict[int, str] = {
         "the group is full: run fewer members, or raise the broker's limit for the size of a group"
     ),
     KafkaError.INVALID_REQUEST: (
-        "the broker rejects the client's request, and its log says why: use a version of "
-        "confluent-kafka that fits the broker or, for a member, 'group.protocol' 'classic'"
+        "the broker rejects the client's request, and its log has the reason: use a version of "
+        "confluent-kafka that is compatible with the broker or, for a member, 'group.protocol' "
+        "'classic'"
     ),
     KafkaError.INVALID_SESSION_TIMEOUT: (
         "set 'session.timeout.ms' within the broker's limits (group.min/max.session.timeout.ms)"
@@ -221,7 +222,7 @@ _ADVICE: dict[int, str] = {
         "records were deleted by retention before they were read: commit an offset that exists"
     ),
     KafkaError._AUTO_OFFSET_RESET: (
-        "the log does not have this offset (any more) and 'auto.offset.reset' forbids to choose "
+        "the log does not have this offset (any more) and 'auto.offset.reset' forbids choosing "
         "one: seek to an offset that exists, or set it to 'earliest' or 'latest'"
     ),
     KafkaError.OFFSET_METADATA_TOO_LARGE: (
@@ -395,7 +396,7 @@ def root_cause(recent: Iterable[KafkaError], error: KafkaError) -> KafkaError:
         return error
     known = list(recent)
     refused = [one for one in known if one.code() in REFUSALS]
-    # "All brokers down" follows from the failure of the last broker, and says less.
+    # "All brokers down" follows from the failure of the last broker, and has less detail.
     failed = [one for one in known if one.code() in _UNREACHABLE - {ALL_BROKERS_DOWN}]
     return (refused or failed or [error])[-1]
 
@@ -424,8 +425,8 @@ def with_timeout(
 def without_frames(error: BrokerError) -> BrokerError:
     """Remove the tracebacks of an error that is kept, not raised.
 
-    A frame keeps its callers. If one of their variables has the error, or one of these frames
-    raises it, this cycle keeps a consumer that was dropped in its group until Python collects it.
+    A frame references its callers. If one of their variables has the error, or one of these frames
+    raises it, this reference cycle keeps a dropped consumer in its group until Python collects it.
     """
     inner: BaseException | None = error
     while inner is not None:
@@ -462,8 +463,8 @@ def _refused_topics(error: KafkaError, partitions: Iterable[TopicPartition]) -> 
 
 
 def _is_retriable(error: KafkaError) -> bool:
-    # A broker that has not learned of a new topic yet answers as if the topic did not exist. Kafka
-    # calls that retriable, librdkafka does not.
+    # A broker without the metadata of a new topic answers as if the topic did not exist. Kafka
+    # classifies this error as retriable, librdkafka does not.
     return error.code() in RETRIABLE | UNKNOWN_TOPIC or error.retriable()
 
 

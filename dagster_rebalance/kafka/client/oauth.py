@@ -34,7 +34,7 @@ _LONGEST_S = 10 * 365 * 86_400.0
 
 
 class Tokens:
-    """Calls the user's function and caches its last token. Thread-safe.
+    """Tokens of the user's function, of which the last one is cached. Thread-safe.
 
     Args:
         function: Takes the text of `sasl.oauthbearer.config`; returns the token and its expiry, in
@@ -109,7 +109,7 @@ def _why_no_token(token: Token, now: float) -> str | None:
 
 
 def _is_accepted(rest: tuple[object, ...]) -> bool:
-    """Return whether the client accepts the values after the expiry: others may end the process."""
+    """Return whether the client accepts the values after the expiry; others may end the process."""
     match rest:
         case () | (str(),):
             return True

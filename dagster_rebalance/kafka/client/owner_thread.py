@@ -52,13 +52,10 @@ class OwnerThread:
     def submit(self, function: Callable[[], T], *, nested: bool = True) -> Future[T]:
         """Run a function; a `nested` one also while a job that is not nested waits."""
         if os.getpid() != self._process:
-            msg = (
-                "the consumer was made by another process, of which this one is a fork: "
-                "make one here"
-            )
+            msg = "the consumer was created in the parent process of this fork: create one here"
             raise IllegalStateError(msg)
         if self._stopped:
-            msg = "the consumer is closed: make a new one"
+            msg = "the consumer is closed: create a new one"
             raise IllegalStateError(msg)
         job = _Job(function, nested=nested)
         self._jobs.put(job)

@@ -1,6 +1,6 @@
-"""Errors that a client reports about its connections and topics, kept as the reason of a silence.
+"""Errors that a client reports about its connections and topics, kept to explain missing records.
 
-An oversized response and a quota concern a connection, so no message of a partition carries them.
+An oversized response and a quota concern a connection, so no message of a partition reports them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 NO_REASON = (
     "the client reports no reason; the batch there is damaged, or in a format that it does not know"
 )
-"""The reason of a silent client that has reported no error."""
+"""The reason if a client returns no records and has reported no error."""
 _VALID_S = 60.0
 """librdkafka repeats an error that lasts every 30 s."""
 
@@ -67,7 +67,7 @@ class ConnectionErrors:
 
     @property
     def reason(self) -> str:
-        """Why the client may be silent; empty if it has reported nothing for a minute."""
+        """Possible reason for missing records; empty if no error was reported for a minute."""
         now = self._clock()
         if self._last is not None and now < self._recorded_at + _VALID_S:
             return f"{error_text(self._last)} ({self._last.name()})"
@@ -79,7 +79,7 @@ class ConnectionErrors:
         return ""
 
     def _record(self, error: KafkaError) -> None:
-        # "All brokers down" follows from the error before it, and says less.
+        # "All brokers down" follows from the previous error, and has less detail.
         if error.code() != ALL_BROKERS_DOWN or self._last is None:
             self._last, self._recorded_at = error, self._clock()
 

@@ -67,7 +67,7 @@ class Settings:
     """Validated settings; `user` is the user's mapping, secrets included.
 
     `strategy` is that of a classic group: `cooperative-sticky`, or eager ones, separated by commas.
-    `hold_limit_s` limits a hold by intention; the broker ends it at `max_poll_interval_s`.
+    `hold_limit_s` is the intended limit of a hold; the broker ends a hold at `max_poll_interval_s`.
     """
 
     user: Mapping[str, Any] = field(repr=False)
@@ -253,7 +253,7 @@ def _credentials_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return
     for name in ("sasl.username", "sasl.password"):
         if config.get(name):
-            yield (f"'{CREDENTIALS}' gives user and password, and '{name}' is set, too: remove one")
+            yield (f"'{CREDENTIALS}' gives user and password, and '{name}' is also set: remove one")
     protocol = str(config.get("security.protocol") or "PLAINTEXT").upper()
     if not protocol.startswith("SASL_"):
         yield (
@@ -315,8 +315,8 @@ def _max_poll_interval_s(config: Mapping[str, Any], protocol: str, hold_limit_s:
             msg = (
                 f"hold_limit_s={hold_limit_s:g} does not fit into "
                 f"'max.poll.interval.ms'={chosen * 1000:.0f}: the broker would fence "
-                "the member before the hold ends. Lower the one, raise the other, or leave "
-                "'max.poll.interval.ms' out to have it derived"
+                "the member before the hold ends. Lower the first, raise the second, or omit "
+                "'max.poll.interval.ms' to have it derived"
             )
             raise ConfigurationError(msg)
         return chosen
@@ -333,7 +333,7 @@ def _with_logger(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_on(value: object) -> bool:
-    """Return whether librdkafka takes a value for true; it refuses any other than true or false."""
+    """Return whether librdkafka parses a value as true; it accepts only forms of true and false."""
     return str(value).lower() in {"true", "t", "1"}
 
 

@@ -28,7 +28,7 @@ OPEN_TRANSACTION = KafkaError(
 
 
 def longest(timeout_s: float) -> float:
-    """Return the longest duration of a read: of the whole request, and then of its parts."""
+    """Return the longest duration of a read: the whole request, followed by those of its parts."""
     return 2 * (timeout_s + _PART_TIMEOUT_S)
 
 

@@ -60,14 +60,14 @@ _RETRY_PAUSE_S = 0.1
 _NEW_TOPIC_GRACE_S = 2.0
 _LEADER_PATIENCE_S = 2.0
 """How long to wait for a leader before it is looked up again: the client keeps sending requests to
-a leader that has gone."""
+a former leader."""
 _TOPIC_IDS_TIMEOUT_S = 5.0
 _CONTROLLER_PATIENCE_S = 0.25
 _LONGEST_CONTROLLER_PATIENCE_S = 1.0
 """Descriptions come from the node that the metadata names as controller, any broker with KRaft. If
-that node is away, the client looks for no other one: it reconnects without a pause (2.16: half a
-core) until the time-out. Kafka names a node for some seconds after it has gone, so new metadata is
-worth more than patience; a slow login needs the longer one."""
+that node is unavailable, the client tries no other one: it reconnects without a pause (2.16: half a
+core) until the time-out. The metadata contains a stopped node for some seconds, so the first limit
+is short and new metadata follows; the second one is long enough for a slow login."""
 _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
 
@@ -223,7 +223,7 @@ class Cluster(AdminConnection):
             if allowed and AclOperation.READ not in allowed:
                 error = KafkaError(
                     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-                    "the principal may see it and not read it",
+                    "the principal may describe it but not read it",
                 )
                 raise self._lookup_error(error, topic)
 
@@ -325,7 +325,7 @@ class Cluster(AdminConnection):
                 except KafkaException as problem:
                     refused[tp] = kafka_error(problem)
                     continue
-                if end.offset == OFFSET_INVALID:  # librdkafka's sign of a time-out
+                if end.offset == OFFSET_INVALID:  # librdkafka's value for a time-out
                     refused[tp] = KafkaError(NOT_ANSWERED, f"the leader of {tp} did not answer")
                 else:
                     found[tp] = end
@@ -337,7 +337,7 @@ class Cluster(AdminConnection):
             if refused:
                 self._pause(_RETRY_PAUSE_S)
                 # The client refreshes its metadata only on request: it finds no leader for newer
-                # partitions, and keeps sending requests to a leader that has gone.
+                # partitions, and keeps sending requests to a former leader.
                 self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
         # An earlier obstacle, such as an unavailable token issuer, explains no later time-out.
         self._recent_errors.clear()

@@ -71,7 +71,7 @@ def find_truncated(
                 partition = TopicPartition(str(message.topic()), int(message.partition() or 0))
                 if answer is not None and partition not in found:
                     fresh.setdefault(partition, answer)
-            # Records behind these positions would delay the answers of other partitions.
+            # Records after these positions would delay the answers of other partitions.
             consumer.incremental_unassign([to_confluent(partition) for partition in fresh])
             found |= fresh
     finally:

@@ -78,7 +78,7 @@ def parse_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMe
 def parse_times(call: str, values: object) -> dict[TopicPartition, int]:
     """Return times in milliseconds; a confluent-kafka partition has it in place of the offset.
 
-    Kafka would take some negative times for the ends of the log, so they are refused.
+    Kafka interprets some negative times as the ends of the log, so they are refused.
     """
     times = {
         tp: value.offset if isinstance(value, confluent_kafka.TopicPartition) else value
@@ -115,7 +115,7 @@ def parse_names(
 ) -> tuple[str, ...]:
     """Return names of topics; `topics` may be an iterator.
 
-    librdkafka would take `^...` for its own kind of pattern, so it is refused.
+    librdkafka would treat `^...` as a pattern in its own syntax, so it is refused.
     """
     if isinstance(topics, str | bytes) or not isinstance(topics, Iterable):
         raise _unexpected(call, expected, topics)
@@ -150,13 +150,13 @@ def parse_seconds(call: str, value: object) -> float:
 
 
 def parse_max_records(call: str, value: object) -> int:
-    """Return how many records a poll returns at most."""
+    """Return the maximum number of records of a poll."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _unexpected(call, "a whole number as max_records", value)
     if value < 1:
         msg = (
             f"max_records must be at least 1, not {value}; "
-            "pause_all() keeps the consumer in its group and reads nothing"
+            "pause_all() keeps the consumer in its group without reading"
         )
         raise ValueError(msg)
     return value

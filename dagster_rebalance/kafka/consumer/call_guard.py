@@ -79,7 +79,7 @@ class CallGuard:
         if self.is_forked:
             msg = (
                 f"{call} on a consumer of another process: this process is a fork without its "
-                "threads; make a consumer here"
+                "threads; create a consumer here"
             )
             raise IllegalStateError(msg)
 
@@ -108,7 +108,7 @@ class CallGuard:
         self.in_callback = False
         if self.is_closed:
             self._running.pop(_KEY, None)
-            msg = f"{call} on a closed consumer: make a new one"
+            msg = f"{call} on a closed consumer: create a new one"
             raise IllegalStateError(msg)
         return self
 
@@ -126,6 +126,6 @@ def _caller() -> FrameType | None:
         entering = frame.f_back if frame else None
         return entering.f_back if entering else None
     finally:
-        # A frame that refers to itself keeps its callers, with the records of their polls, until
-        # Python looks for cycles.
+        # A frame that references itself keeps its callers, with the records of their polls, until
+        # Python collects cycles.
         del frame

@@ -43,7 +43,7 @@ class Callbacks:
         self._listener = self._next
 
     def notify(self, callback: Callback, partitions: Collection[TopicPartition]) -> None:
-        """Call the listener with a consumer that expires when the callback returns."""
+        """Call the listener with a callback consumer, which expires when the callback returns."""
         listener = self._listener
         if listener is None:
             return

@@ -86,18 +86,18 @@ class CallerCommits:
             error = CommitResult(result.committed, {**result.failed, **refused}).worst_error()
             self._due.append(lambda: (callback or _log)(offsets, error))
 
-        # Also without an accepted partition: answers arrive in the order of the calls.
+        # Also if no partition is accepted: answers arrive in the order of the calls.
         self._unanswered[self._member.commit_async(accepted)] = (accepted, answered)
 
     def handle_answer(self, event: CommitAnswered) -> None:
-        """Deliver the result of a commit; a timed-out one has no receiver any more."""
+        """Deliver the result of a commit; the result of a timed-out commit is dropped."""
         _, answered = self._unanswered.pop(event.ticket, (None, None))
         if answered:
             answered(event.result)
 
     @property
     def lost(self) -> frozenset[TopicPartition]:
-        """Partitions that the member reported as lost and `poll` has not.
+        """Partitions that the member has reported as lost and `poll` has not reported yet.
 
         A later event may assign them again.
         """
@@ -183,7 +183,7 @@ class CallerCommits:
 def _timed_out(offsets: Offsets) -> CommitResult:
     message = (
         f"a commit of {len(offsets)} partitions was not answered in time, "
-        "and may yet be stored: commit again"
+        "and may still be stored: commit again"
     )
     return CommitResult(
         frozenset(),

@@ -60,9 +60,9 @@ class PollResult:
         to_be_revoked: The partitions that will be revoked in the next poll, unless they are
             delayed.
         lost: The partitions that were lost during this poll.
-        events: The changes of the assignment since the poll before, in their order. If a poll
-            raises an error, the next one returns its events. If you use both kinds of polls, each
-            returns only the events of its calls.
+        events: The changes of the assignment since the previous poll, in order. If a poll raises an
+            error, the next one returns its events. If you use both kinds of polls, each returns
+            only the events of its own calls.
     """
 
     records: list[Message]
@@ -166,7 +166,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
     def __reduce__(self) -> NoReturn:
         msg = (
-            "a consumer cannot be copied or pickled: it is one member of its group. Make another "
+            "a consumer cannot be copied or pickled: it is one member of its group. Create another "
             "consumer with the same settings"
         )
         raise TypeError(msg)
@@ -237,7 +237,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
         the process that created the consumer, nothing is given up.
 
         Args:
-            timeout_s: How long the network requests of the leave may take.
+            timeout_s: The time limit of the network requests of the leave.
         """
         guard = self._state.guard
         if guard.is_closed:
@@ -326,7 +326,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
             if not self._state.subscribes(name):
                 msg = (
                     f"pause_topics of '{name}': this consumer does not subscribe to it; "
-                    "use pause_pattern for topics that may come"
+                    "use pause_pattern for topics that do not exist yet"
                 )
                 raise IllegalStateError(msg)
         self._state.pauses.pause_topics(names)
@@ -382,13 +382,13 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
         Args:
             timeout_s: How long to wait for records, 1 s by default; values below 0 are infinite.
-            max_records: How many records are returned at most.
-            timeout: The same as `timeout_s`, by confluent-kafka's name.
+            max_records: The maximum number of records to return.
+            timeout: The same as `timeout_s`, under confluent-kafka's name.
 
         Raises:
-            BrokerError: An error that needs action; the message says which. The consumer stays
-                usable: after a fatal error of the client its partitions are lost, and it rejoins
-                the group.
+            BrokerError: An error that needs action; the message names the action. The consumer
+                stays usable: after a fatal error of the client its partitions are lost, and it
+                rejoins the group.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
         records = self._poll_once(poll_timeout_s(timeout_s, timeout), max_records)
@@ -462,7 +462,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
             records = self._poll_once(DEFAULT_POLL_S, 1)
             if records:
                 return records
-            # An iteration passes over the events of a poll.
+            # An iteration discards the events of a poll.
             self._state.is_delivered = True
             if self._state.fetcher:
                 self._state.fetcher.is_open = False

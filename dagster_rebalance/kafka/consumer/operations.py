@@ -94,9 +94,9 @@ class ConsumerOperations:
             offsets: The next offset of each partition; by default the current position of every
                 partition that was read.
             timeout_s: How long to wait for the result. By default, until the client gives up: after
-                46 s without a broker, and in the classic protocol as long as another member holds a
-                revoke that this one waits for in a rebalance. A commit that is not answered in time
-                may still be stored, before the partition is released.
+                46 s without a broker. In the classic protocol, a rebalance in which another member
+                holds a revoke extends the wait until the end of that hold. A commit that is not
+                answered in time may still be stored, before the partition is released.
 
         Raises:
             PartitionLostError: A partition is no longer assigned. Commit nothing for it.
@@ -281,8 +281,8 @@ class ConsumerOperations:
             lost |= state.revokes.lost
         if lost:
             msg = (
-                f"asking for the metadata of group '{state.group_id}' failed: {names_of(lost)} "
-                "lost, which no poll has reported yet: poll, then ask again"
+                f"reading the metadata of group '{state.group_id}' failed: {names_of(lost)} "
+                "lost, which no poll has reported yet: poll, then retry"
             )
             raise BrokerError(msg, retriable=True)
         return metadata
@@ -380,5 +380,5 @@ class RebalanceConsumer(ConsumerOperations):
 
 
 def parse_limit(call: str, timeout_s: float | None) -> float | None:
-    """Return how long a commit waits for its result; None for as long as the client does."""
+    """Return how long a commit waits for its result; None if only the client limits the wait."""
     return None if timeout_s is None else parse_seconds(call, timeout_s)

@@ -158,7 +158,7 @@ class CarriedPauses:
         # Without a commit there is no mark to remove.
         stored.update(dict.fromkeys(uncommitted - marked, False))
         refused = self._store(committed, deadline)
-        # After the others: an unavailable leader may use up the time.
+        # After the others: an unavailable leader may consume the whole timeout.
         refused.update(self._store(self._starts(uncommitted & marked, deadline), deadline))
         error = CommitResult(frozenset(), refused).worst_error()
         if error is not None:
@@ -199,8 +199,8 @@ class CarriedPauses:
             try:
                 starts[tp] = OffsetAndMetadata(self._position(tp, left_s))
             except BrokerError as error:
-                # Raised here, it would keep back the records of all partitions. The fetcher raises
-                # it for this one.
+                # Raised here, the error would withhold the records of all partitions. The fetcher
+                # raises it for this partition.
                 self._back_off()
                 logger.info("pause mark of %s not stored yet: %s", tp, error)
         return starts

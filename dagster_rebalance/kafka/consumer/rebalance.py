@@ -45,7 +45,7 @@ class RebalanceHandler:
     def start_poll(self) -> bool:
         """Complete due revokes; return whether the poll must return without delay.
 
-        It must if the caller did not receive the revokes and losses of the poll before.
+        It must if the caller did not receive the revokes and losses of the previous poll.
         """
         state = self._state
         if not state.is_delivered:

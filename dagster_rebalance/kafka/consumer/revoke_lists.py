@@ -25,8 +25,8 @@ class DueRevokes:
         completed: The completed partitions, of this poll and earlier ones, that are not released.
         release: The partitions to release to Kafka now, in one request. Each poll returns them
             until `released` is called.
-        has_undelivered: Whether the caller did not receive the result of the poll before, and must
-            receive it without delay.
+        has_undelivered: Whether the caller did not receive the result of the previous poll, and
+            must receive it without delay.
     """
 
     completed: frozenset[TopicPartition]
@@ -64,7 +64,7 @@ class RevokeLists:
     def start_poll(self) -> DueRevokes:
         """Complete the revoke-next list, clear the lost list, and move delayed partitions up.
 
-        If the result of the poll before was not delivered, complete and clear nothing of it.
+        If the result of the previous poll was not delivered, complete and clear nothing of it.
         """
         if not self._is_undelivered:
             self.lost = frozenset()
@@ -75,7 +75,7 @@ class RevokeLists:
         return DueRevokes(due.completed, due.release, bool(self._next or self.lost))
 
     def mark_undelivered(self) -> None:
-        """Note that the caller did not receive the result of the last poll."""
+        """Record that the caller did not receive the result of the last poll."""
         self._is_undelivered = True
 
     def complete(self) -> DueRevokes:
@@ -87,14 +87,14 @@ class RevokeLists:
         return DueRevokes(completed, frozenset() if self._next else unreleased)
 
     def released(self) -> None:
-        """Note that completed partitions were released, or need no release."""
+        """Record that completed partitions were released, or need no release."""
         self._unreleased -= self._unreleased - self._next - self._thereafter
 
     def request(self, partitions: Iterable[TopicPartition]) -> None:
         """Put partitions on the revoke-next list.
 
-        librdkafka sends no second request during a hold. A second one would join the first: delayed
-        partitions stay delayed, and all are released together.
+        librdkafka sends no second request during a hold. A second one would be merged into the
+        first: delayed partitions stay delayed, and all are released together.
         """
         requested = set(partitions)
         self._next |= requested - self._thereafter
@@ -128,5 +128,5 @@ class RevokeLists:
         self._assigned -= named
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Add partitions to the assignment; events of an earlier ownership deny no delay."""
+        """Add partitions to the assignment; events of an earlier ownership do not deny a delay."""
         self._assigned |= set(partitions)

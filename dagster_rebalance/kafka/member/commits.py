@@ -1,7 +1,7 @@
 """The commits of one membership: send them in order, and track the group's committed offsets.
 
-One request is in flight at a time, and the next one joins all offsets that arrive in between. The
-client itself would retry a failed commit behind newer ones, and overwrite a newer offset with an
+One request is in flight at a time, and the next one combines all offsets that arrive in between.
+The client itself would retry a failed commit after newer ones, and overwrite a newer offset with an
 older one. Must never commit a partition that is not owned: the broker checks only the member.
 """
 
@@ -222,8 +222,8 @@ class Commits:
     ) -> list[TopicPartition]:
         """Return the partitions where another member has committed.
 
-        A missing commit is no sign of another member: Kafka deletes the offsets together with their
-        topic.
+        A missing commit does not prove another member: Kafka deletes the offsets together with
+        their topic.
         """
         return [
             tp
@@ -253,8 +253,8 @@ class Commits:
         stored = {tp: offset for tp, offset in wanted.items() if tp not in errors}
         self._known.update(stored)
         self._unknown.forget(stored)
-        # A broker that does not know the member has given its partitions away. The client reports
-        # that some polls later; in a hold it does not, and no newer generation can arrive.
+        # If the broker does not know the member, its partitions have been reassigned. The client
+        # reports the loss some polls later, but not in a hold; no newer generation can arrive then.
         final = FENCED if self._session.hold is None else FENCED_IN_HOLD
         if any(error.code() in final for error in errors.values()):
             self._session.end(LostReason.FENCED)

@@ -1,8 +1,8 @@
-"""Find out during a hold whether the broker still knows the member, and owns the partitions.
+"""Detect during a hold whether the member was fenced or its partitions were taken over.
 
-The probe commits metadata above every limit. The broker checks the member first and then refuses
-the commit, so its error tells whether it knows the member, and it stores nothing. The probe must
-never commit an offset that it has read: a transaction of the caller may have moved it since.
+The probe commits metadata above every limit. The broker validates the member before it refuses the
+metadata, so the error shows whether the member is still valid, and no offset is stored. The probe
+must never commit an offset that it has read: a transaction of the caller may have moved it since.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Probe:
         prove another owner in that case."""
 
     def start(self) -> None:
-        """Begin with a hold: the first check comes an interval later."""
+        """Start probing a hold; the first check follows after one interval."""
         self._check_at = self._clock() + self._interval_s
         self._refused_topics.clear()
 
@@ -104,7 +104,7 @@ class Probe:
     ) -> list[TopicPartition]:
         """Return the partition to probe, none if every topic was refused in this hold.
 
-        A retained partition is preferred: it has no other owner, should a broker store the commit.
+        A retained partition is preferred: it has no other owner if a broker stores the commit.
         """
         candidates = [tp for tp in owned if tp.topic not in self._refused_topics]
         return sorted(candidates, key=lambda tp: (tp in held, tp))[:1]
@@ -127,8 +127,8 @@ class Probe:
     def _send(
         self, session: SessionView, partition: TopicPartition, found: OffsetAndMetadata | None
     ) -> None:
-        # If a broker stores it, reading still starts in the same place: at the same offset or, out
-        # of range, at the end that it is reset to.
+        # If a broker stores it, reading still starts at the same position: at the same offset or,
+        # if that is out of range, at the end of the log to which it is reset.
         nothing = 0 if self._settings.offset_reset == "earliest" else _BEYOND_EVERY_OFFSET
         probe = OffsetAndMetadata(found.offset if found else nothing, _TOO_LONG)
         try:

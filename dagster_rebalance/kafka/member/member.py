@@ -184,12 +184,12 @@ class Member:
     def release(self) -> None:
         """Let the group complete the held revoke, for all of its partitions at once.
 
-        The release goes out after all earlier commits of the caller. If the hold was superseded,
-        the member sends nothing, and the next poll reports the loss.
+        The release is sent after all earlier commits of the caller. If the hold was superseded, the
+        member sends nothing, and the next poll reports the loss.
         """
         self._check_usable("release")
         if not self._held:
-            msg = "release without a held revoke: there is nothing to give up"
+            msg = "release without a held revoke"
             raise IllegalStateError(msg)
         self._session.submit_or_end(self._session.release)
         self._owned -= self._held
@@ -250,14 +250,14 @@ class Member:
         self._check_usable("group_metadata", nested=True)
         self._session.probe.offsets_may_move = True
         operation = Operation(
-            f"asking for the metadata of group '{self._settings.group_id}'", self._settings.brokers
+            f"reading the metadata of group '{self._settings.group_id}'", self._settings.brokers
         )
         try:
             metadata = self._query(
                 lambda session: session.consumer.consumer_group_metadata(), _READ_TIMEOUT_S
             )
-            # A loss may have come before the answer. With the new metadata of the member, the
-            # broker would accept the offsets of lost partitions.
+            # A loss may have preceded the answer. With the new metadata of the member, the broker
+            # would accept the offsets of lost partitions.
             self._drain_events()
             if any(isinstance(event, PartitionsLost) for event in self._events):
                 msg = "partitions were lost, which no poll has returned yet"
@@ -389,7 +389,7 @@ class Member:
     def _try_rejoin(self) -> None:
         """Rejoin, but not in the poll after the one that reported the failure.
 
-        That one raised an exception; this one returns the other events.
+        The reporting poll raised an exception; the poll after it returns the other events.
         """
         if self._rejoin_at == math.inf:
             self._rejoin_at = self._clock() + _REJOIN_AFTER_S
@@ -446,7 +446,7 @@ class Member:
 
     def _check_usable(self, call: str, *, nested: bool = False) -> None:
         if self._closed:
-            msg = f"{call} on a closed consumer: make a new one"
+            msg = f"{call} on a closed consumer: create a new one"
             raise IllegalStateError(msg)
         if self._in_callback and not nested:
             msg = f"{call} inside a callback of poll: return from the callback first"
@@ -454,4 +454,4 @@ class Member:
 
 
 def _poll_first(what: str) -> KafkaException:
-    return KafkaException(KafkaError(POLL_FIRST, f"{what}: poll, then ask again"))
+    return KafkaException(KafkaError(POLL_FIRST, f"{what}: poll, then retry"))

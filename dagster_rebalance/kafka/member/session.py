@@ -247,7 +247,7 @@ class Session:
         try:
             unassign(self.consumer, hold.partitions, eager=self._settings.is_eager)
         except KafkaException as problem:
-            # The client does not have them any more: another rebalance was faster.
+            # The client no longer has them: another rebalance has already removed them.
             logger.warning("the release of %s was refused: %s", names_of(hold.partitions), problem)
             self.end(LostReason.SUPERSEDED)
             return
@@ -301,7 +301,7 @@ class Session:
     def _poll_client(self) -> None:
         """Refresh the subscription, and poll until the client's queue is empty.
 
-        Behind the error that `poll` came too late lies the callback that reports the loss.
+        The callback that reports a loss is queued after the error about the late `poll`.
         """
         if not (self._is_settling and self._settings.is_classic):
             self._discovery.refresh(self)
@@ -332,7 +332,8 @@ class Session:
         # A partition that is granted twice would raise _CONFLICT out of poll.
         known = {from_confluent(tp) for tp in consumer.assignment()}
         fresh = [tp for tp in map(from_confluent, partitions) if tp not in known]
-        # With an absolute offset, the client does not look up the committed one: it reads nothing.
+        # With an absolute offset, the client does not look up the committed one, which it does not
+        # need: it reads no records.
         starts = [to_confluent(tp, 0) for tp in fresh]
         try:
             if self._settings.is_eager:
@@ -366,8 +367,8 @@ class Session:
             self._serve()
         if not self._holds(hold):
             return
-        # The membership is over. After an unsubscribe the client is granted nothing that a late
-        # unassign could give away.
+        # The membership is over. After an unsubscribe the client receives no assignment that a late
+        # unassign could revoke.
         try:
             consumer.unsubscribe()
             unassign(consumer, hold.partitions, eager=self._settings.is_eager)

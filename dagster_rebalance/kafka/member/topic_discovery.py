@@ -110,7 +110,7 @@ class Discovery:
         longest_s = _LONGEST_AS_OWNER_S if session.owned else _LONGEST_S
         text = self._operation.explain(error)
         is_slow = error.code() == NOT_ANSWERED
-        # A connection that takes longer than the limit fails like a broker that is away.
+        # A connection that takes longer than the limit fails like an unavailable broker.
         if not is_slow and (error.code() != NOT_CONNECTED or session.owned):
             logger.info("%s; it is retried", text)
             return

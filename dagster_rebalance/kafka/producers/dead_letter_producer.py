@@ -38,8 +38,8 @@ _DELIVERY_SLICE_S = 0.1
 class Delivery:
     """End of the delivery of a record.
 
-    `problem` says why the record could not be stored and what to do; it is empty when the record is
-    stored.
+    `problem` is the reason why the record could not be stored, with advice; it is empty if the
+    record is stored.
     """
 
     key: str
@@ -47,7 +47,7 @@ class Delivery:
 
 
 class _ProducerClient(Protocol):
-    """The used methods of confluent-kafka's `Producer`."""
+    """The methods of confluent-kafka's `Producer` that are called."""
 
     def produce(
         self,

@@ -85,7 +85,7 @@ _READ_AGAIN_S = 1.0
 """The interval at which an unreadable batch is read again."""
 _WAY_OUT = (
     "Other partitions continue, and the batch is retried each second. Restore the log, or seek "
-    "behind the batch to continue without its records"
+    "past the batch to continue without its records"
 )
 
 
@@ -93,7 +93,7 @@ _WAY_OUT = (
 class Position:
     """The position of a partition: the next offset to be returned, None until it was looked up.
 
-    `is_read` tells whether a record was returned, or the caller has chosen the offset.
+    `is_read` is True if a record was returned, or the caller has chosen the offset.
     """
 
     offset: int | None
@@ -121,7 +121,8 @@ class Fetcher:
         self._looked_up: set[TopicPartition] = set()
         self._look_up_at = clock()
         self._unanswered_since: float | None = None
-        # Positions behind the last records that the user has, and records that may not be.
+        # Positions after the last records that the user has received, and records that the user may
+        # not have received.
         self._position_request: list[confluent_kafka.TopicPartition] | None = None
         self._positions_seen: dict[TopicPartition, OffsetAndMetadata] = {}
         self._client_positions: list[confluent_kafka.TopicPartition] = []
@@ -132,7 +133,7 @@ class Fetcher:
         poll resets it when it returns."""
         self._withheld: set[TopicPartition] = set()
         self._problem: Exception | None = None
-        # Out of range: without reset; doubted, with the offset in the error; reassigned for it.
+        # Out of range: without reset; unconfirmed, with the offset in the error; reassigned for it.
         self._out_of_range: dict[TopicPartition, KafkaError] = {}
         self._report_at = clock()
         self._doubted: dict[TopicPartition, int | None] = {}
@@ -270,8 +271,8 @@ class Fetcher:
 
         Raises:
             BrokerError: An earlier read met an error that the client does not recover from.
-                Partitions that wait because `auto.offset.reset` forbids to choose an offset are
-                reported together, again each second. So are partitions with an unreadable batch.
+                Partitions without an offset that `auto.offset.reset` allows are reported together,
+                again each second. So are partitions with an unreadable batch.
         """
         self._rest_unreadable()
         self._raise_problem()
@@ -287,8 +288,8 @@ class Fetcher:
         except KafkaException as problem:
             raise broker_error(kafka_error(problem), self._operation) from problem
         if self._report_at == math.inf:
-            # From here on: a caller that seldom polls would otherwise get the error each time, and
-            # no records.
+            # From here on: a caller that seldom polls would otherwise receive the error in each
+            # poll, and no records.
             self._report_at = self._clock() + _REPORT_AGAIN_S
         is_drained = len(batch) < count
         if any(map(Message.error, batch)):
@@ -299,7 +300,7 @@ class Fetcher:
             self._check_stalled()
         records = self._without_withheld(batch) if self._withheld else batch
         repair_headers(records)
-        # The client's position lies behind a batch that it cannot read.
+        # The client's position is after a batch that it cannot read.
         if not self._unreadable and len(records) > _RECORDS_FOR_A_POSITION * len(self._started):
             self._is_full = True
         else:
@@ -328,7 +329,7 @@ class Fetcher:
         self.is_open = True
 
     def put_back_unseen(self) -> None:
-        """Read on behind the last record that reached the user.
+        """Continue reading after the last record that reached the user.
 
         Queries the client's positions: they also advance if a signal handler raises and the client
         drops its records.
@@ -412,7 +413,7 @@ class Fetcher:
         self._client_positions = []
 
     def _seen_position(self, partition: TopicPartition) -> OffsetAndMetadata:
-        """Return the position behind the last record that reached the user, or the start."""
+        """Return the position after the last record that reached the user, or the start."""
         return self._positions_seen.get(partition, self._started[partition])
 
     def _client_position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
@@ -455,7 +456,7 @@ class Fetcher:
     def _call_user(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call the user's callback, and keep its exception for the next read.
 
-        If it left the callback, the client would lose the records that it was about to return.
+        If the exception left the callback, the client would lose the records of its current call.
         """
         try:
             callback(*arguments)
@@ -480,7 +481,7 @@ class Fetcher:
         return [message for message in batch if partition_of(message) not in self._withheld]
 
     def _is_record(self, message: Message) -> bool:
-        """Return whether a message is a record to return, and handle errors."""
+        """Return whether a message is a record; handle errors."""
         error = message.error()
         if error is None:
             return not self._unreadable or partition_of(message) not in self._unreadable
@@ -541,7 +542,7 @@ class Fetcher:
     def _note_unreadable(self, partition: TopicPartition, error: KafkaError) -> None:
         """Stop a partition at a batch that cannot be read.
 
-        librdkafka continues behind it, at an offset from the middle of the batch
+        librdkafka continues after it, at an offset from the middle of the batch
         (`rd_kafka_buf_skip_to` in `rd_kafka_msgset_reader_v2`, 2.16). Its further records of the
         partition are dropped.
         """

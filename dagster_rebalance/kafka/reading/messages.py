@@ -22,7 +22,7 @@ _REPLACED = "\ufffd"
 
 
 def consume_available(consumer: Consumer, count: int, timeout_s: float) -> list[Message]:
-    """Wait for the first message, and return it with the others that are already there.
+    """Wait for the first message, and return it with the others that are already available.
 
     The client's own call would wait for all `count` messages.
     """
@@ -43,7 +43,7 @@ def repair_headers(messages: Sequence[Message]) -> None:
 
 
 def _first_problem(left: Iterator[Message]) -> SystemError | None:
-    """Return the error of the first message that has one, and advance the iterator behind it."""
+    """Return the error of the first message that has one, and advance the iterator past it."""
     try:
         # Not a Python loop: after some calls, CPython specialises the call to one that does not
         # check for the error, and a later line raises it.

@@ -1,8 +1,8 @@
 """Find partitions that silently stop, and topics that were deleted and created again.
 
-A Kafka client may drop a response that it cannot parse without an error, and continues in the new
-log of a topic at its position in the old one. Never waits for an answer: the topic ids are
-requested in one poll and compared in a later one.
+A Kafka client may drop a response that it cannot parse without an error. If a topic is recreated,
+the client continues in the new log at its position in the old one. Never waits for an answer: the
+topic ids are requested in one poll and compared in a later one.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ _CHECK_AFTER_S = 2.0
 """Without progress for this long, the bounds of the logs are queried, repeatedly."""
 _CHECK_TIMEOUT_S = 2.0
 _WAY_OUT = (
-    "Nothing was committed. Restore the log, or set the group's committed offset behind the batch "
+    "Nothing was committed. Restore the log, or set the group's committed offset past the batch "
     "to continue without its records (dagster-rebalance reset)"
 )
 
@@ -143,7 +143,7 @@ class RangeReader:
     ) -> dict[TopicPartition, _Log]:
         """Query the bounds of logs.
 
-        A new leader reports no high watermark below that of an earlier leader, so offsets behind it
+        A new leader reports no high watermark below that of an earlier leader, so offsets after it
         are not merely late.
         """
         login.renew()  # without progress, the client may have to log in again
@@ -203,7 +203,7 @@ class _Read:
                 if records:
                     repair_headers(records)
                     yield from records
-                    self._note_progress()  # the caller may have taken its time
+                    self._note_progress()  # the caller may have paused between two records
                 else:
                     self._check_progress(timeout_s)
         except KafkaException as problem:
@@ -262,8 +262,8 @@ class _Read:
             if partition in self._unread.positions:  # the log was longer when it was planned
                 self._check_at = self._clock()
         elif is_unreadable(message, error):
-            # Behind the range it does not matter. Without a partition it is the error of a request
-            # in flight while the client dropped a response, which the client reports in a callback.
+            # After the range it is irrelevant. Without a partition it is the error of a request in
+            # flight while the client dropped a response, which the client reports in a callback.
             positions = self._unread.positions
             if partition in positions:
                 raise unreadable_error({partition: error}, positions, self._operation, _WAY_OUT)

@@ -4,7 +4,7 @@ The client must not do this. An answer that arrives after the partition was give
 of 0.5 s, which moves the partition to an end of the log whatever its next assignment
 (`rd_kafka_toppar_handle_Offset`, "outdated offset response"; seen with 2.16.0): records would be
 read again or skipped. By its source, the same happens with an open transaction: the answer counts
-as "nothing is committed" if another assignment comes in between.
+as "nothing is committed" if another assignment occurs in between.
 
 Must never choose an offset if `auto.offset.reset` forbids it.
 """
@@ -115,7 +115,6 @@ def _forbidden(partitions: Collection[TopicPartition]) -> BrokerError:
     names = ", ".join(map(str, sorted(partitions)[:5]))
     why = "no committed offset"
     msg = (
-        f"{names} has {why} and 'auto.offset.reset' forbids to choose one: "
-        "seek, or commit an offset"
+        f"{names} has {why} and 'auto.offset.reset' forbids choosing one: seek, or commit an offset"
     )
     return BrokerError(msg, partitions=dict.fromkeys(partitions, why))

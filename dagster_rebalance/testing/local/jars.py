@@ -146,7 +146,7 @@ def _rows(path: Path) -> Iterator[tuple[str, PurePosixPath]]:
 
 
 def _problem(folder: Path, jars: JarSet) -> str | None:
-    """Return what is wrong with a downloaded set, or None."""
+    """Return the problem of a downloaded set, or None."""
     if not (folder / MANIFEST).exists():  # written last
         return "the download was interrupted"
     pin = PINS / f"{jars.name}.sha256"

@@ -108,8 +108,8 @@ def find_java(
 class ClassArchive:
     """Archive of the classes of one program: Java starts in half the time (AppCDS, JEP 350).
 
-    The first process that gets the flags of `making` writes the archive at its regular end. Java
-    ignores an archive that does not fit.
+    The first process with the flags of `making` writes the archive at its regular end. Java ignores
+    an archive of another class path or Java.
 
     Attributes:
         name: The program.
@@ -152,7 +152,7 @@ class ClassArchive:
 
     @property
     def is_being_made(self) -> bool:
-        """Whether a process writes it when it is shut down."""
+        """Whether a running process will write the archive when it is shut down."""
         return self._part is not None
 
     def keep(self) -> None:

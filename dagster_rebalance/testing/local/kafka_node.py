@@ -1,6 +1,6 @@
 """One Kafka process: a KRaft node that is broker and controller.
 
-Its settings make rebalances quick for tests, and do not change their semantics.
+Its settings shorten rebalances for tests without a change of their semantics.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Script that runs one command and ends its process tree when the parent ends, even by `kill -9`.
 
 Usage: `process_guard.py LIFELINE REPORT COMMAND...`. The parent holds the other end of the pipe
-LIFELINE: its end closes it, and the tree gets SIGTERM, then SIGKILL. A byte in the pipe means
-SIGKILL now. REPORT receives the command's pid, and later its exit code. Orphans are adopted
+LIFELINE. When the parent ends, the pipe closes, and the tree receives SIGTERM, then SIGKILL. A byte
+in the pipe requests SIGKILL at once. REPORT receives the command's pid, and later its exit code. Orphans are adopted
 (PR_SET_CHILD_SUBREAPER). Standard library only: it runs without site-packages, in milliseconds.
 """
 

@@ -141,8 +141,8 @@ def test_settings_give_each_client_the_login_and_not_the_function(vault: Vault) 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"sasl.password": SECRET}, "'sasl.password' is set, too: remove one"),
-        ({"sasl.username": "etl"}, "'sasl.username' is set, too: remove one"),
+        ({"sasl.password": SECRET}, "'sasl.password' is also set: remove one"),
+        ({"sasl.username": "etl"}, "'sasl.username' is also set: remove one"),
         ({"security.protocol": "SSL"}, "'security.protocol' is SSL, which has no login"),
         ({"credentials_cb": "etl"}, "'credentials_cb' must be a function"),
     ],

@@ -123,7 +123,7 @@ def test_broker_error_of_a_fatal_heartbeat_has_the_advice_of_its_text(
     [
         ("GROUP_MAX_SIZE_REACHED", "the group is full"),
         ("GROUP_ID_NOT_FOUND", r"use another .group\.id"),
-        ("INVALID_REQUEST", "its log says why"),
+        ("INVALID_REQUEST", "its log has the reason"),
         ("UNSUPPORTED_ASSIGNOR", r"set 'group\.remote\.assignor'"),
         ("UNSUPPORTED_VERSION", "group_protocol: classic"),
     ],

@@ -434,8 +434,8 @@ def test_commit_without_an_answer_fails_at_its_time_out(group: FakeGroup) -> Non
     result = consumer.commit_offsets({P0: OffsetAndMetadata(1)}, 0.5)
     assert not result.committed
     assert result.failed[P0].retriable
-    assert "may yet be stored" in str(result.failed[P0])
-    with pytest.raises(BrokerError, match="may yet be stored"):
+    assert "may still be stored" in str(result.failed[P0])
+    with pytest.raises(BrokerError, match="may still be stored"):
         consumer.commit_sync({P0: OffsetAndMetadata(2)}, 0.5)
     group.answers_commits = True
     consumer.commit_sync({P0: OffsetAndMetadata(3)})

@@ -312,12 +312,12 @@ def test_operation_in_a_fork_is_refused(
     consumer.poll(0)
     with monkeypatch.context() as fork:
         fork.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(IllegalStateError, match=r"poll on .* make a consumer here"):
+        with pytest.raises(IllegalStateError, match=r"poll on .* create a consumer here"):
             consumer.poll(0)
         if name == "close":
             consumer.close()
         else:
-            with pytest.raises(IllegalStateError, match=rf"{name} on .* make a consumer here"):
+            with pytest.raises(IllegalStateError, match=rf"{name} on .* create a consumer here"):
                 OPERATIONS[name](consumer)
     assert group.members
 
@@ -330,9 +330,9 @@ def test_asyncio_operation_in_a_fork_is_refused(
     )
 
     async def use() -> None:
-        with pytest.raises(IllegalStateError, match="make one here"):
+        with pytest.raises(IllegalStateError, match="create one here"):
             await consumer.poll(0)
-        with pytest.raises(IllegalStateError, match="make one here"):
+        with pytest.raises(IllegalStateError, match="create one here"):
             await consumer.assignment()
         await consumer.close()
 

@@ -160,7 +160,7 @@ def test_query_queued_after_a_fenced_commit_is_retriable(
         return future
 
     scene.session.submit = then_answer  # type: ignore[method-assign,assignment]
-    with pytest.raises(BrokerError, match="membership has ended: poll, then ask again") as caught:
+    with pytest.raises(BrokerError, match="membership has ended: poll, then retry") as caught:
         ask(scene, question)
     assert caught.value.retriable
     assert lost(scene) == [FENCED]

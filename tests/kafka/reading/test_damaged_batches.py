@@ -131,7 +131,7 @@ def test_poll_repeats_the_error_of_a_broken_batch_and_never_skips_it(
         polls.until(lambda: len(polls.offsets[1]) == 6 * EACH, "the other partition")
         assert polls.consumer.position(TopicPartition(topic, 0)) == EACH
         polls.consumer.seek(TopicPartition(topic, 0), 2 * EACH)
-        polls.until(lambda: len(polls.offsets[0]) == 2 * EACH, "the records behind the batch")
+        polls.until(lambda: len(polls.offsets[0]) == 2 * EACH, "the records after the batch")
         assert polls.offsets[0] == [*first, *range(2 * EACH, 3 * EACH)]
     finally:
         polls.consumer.close()

@@ -182,7 +182,7 @@ def test_metrics_have_the_statistics_of_both_clients(group: Readers) -> None:
 def test_deleted_offset_without_reset_raises(group: Readers) -> None:
     group.produce(10)
     blue = group.reader(auto_offset_reset="error")
-    with pytest.raises(BrokerError, match="forbids to choose one"):
+    with pytest.raises(BrokerError, match="forbids choosing one"):
         group.play(lambda: False, blue, what="the error")
     blue.consumer.commit_sync({blue.tp(number): OffsetAndMetadata(4) for number in range(4)})
     for number in range(4):

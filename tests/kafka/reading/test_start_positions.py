@@ -78,7 +78,7 @@ def test_start_without_reset_and_commit_is_an_error(group: FakeGroup) -> None:
     assert found == {P0: OffsetAndMetadata(3, "", 7)}
     assert problem is not None
     assert not problem.retriable
-    assert "orders-1 has no committed offset and 'auto.offset.reset' forbids to choose one" in str(
+    assert "orders-1 has no committed offset and 'auto.offset.reset' forbids choosing one" in str(
         problem
     )
 
