@@ -161,7 +161,7 @@ def _branch_of_value(value: Any, branches: list[Any]) -> tuple[int, Any]:
     for number, branch in enumerate(branches):
         if _fits(branch, value):
             return number, value
-    msg = f"a {type(value).__name__} fits no branch of its union"
+    msg = f"a {type(value).__name__} matches no branch of its union"
     raise UndecodableError(msg)
 
 

@@ -1,8 +1,8 @@
 """Decoding of Avro payloads with the writer's and the reader's schema, and the bounds of payloads.
 
 fastavro reads recursively in C without a depth limit: a payload of a few thousand levels overflows
-the stack and kills the process. It also has no limit for items that take no byte, of which a
-payload of 12 bytes may hold any number: in an array, or in records that double with each level.
+the stack and kills the process. It also has no limit for items without bytes, of which a payload of
+12 bytes may contain any number: in an array, or in records that double with each level.
 `SizeCheck` refuses both first.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MAX_LEVELS = 100
 """Nested records; Protobuf's limit for messages."""
 _MAX_EMPTY_ITEMS = 10_000
-"""Items of one payload that take no byte."""
+"""Items without bytes in one payload."""
 _MAX_VARINT_BYTES = 10
 _TOO_DEEP = f"it nests more than {_MAX_LEVELS} records in each other"
 _TRUNCATED = "it is truncated, or has a branch that its schema does not have"
@@ -77,10 +77,10 @@ def open_reader(
 
 @dataclass(frozen=True)
 class _ReadPlan:
-    """How to read the payloads of one writer's schema; without a reader's schema if it is the same.
+    """Plan for reading the payloads of one writer's schema.
 
-    The value is the field of a record around it if `is_wrapped`, and values may share a list or a
-    dict if `shares_defaults`.
+    `reader` is None if both schemas are the same. The value is the field of a record around it if
+    `is_wrapped`, and values may share a list or a dict if `shares_defaults`.
     """
 
     writer: Any
@@ -132,7 +132,7 @@ def _deep_copy(value: Any) -> Any:
 
 
 def _decode_defaults(names: Mapping[str, Any], *, with_branches: bool) -> Defaults:
-    """Decode the reader's defaults; fastavro would return them as JSON has them."""
+    """Decode the reader's defaults; fastavro would return their JSON values."""
     return {
         (name, field["name"]): _decode_default(
             field["type"], field["default"], names, with_branches=with_branches
@@ -179,7 +179,7 @@ def _decode_default(
 
 
 def _may_be(branch: Any, value: Any, names: Mapping[str, Any]) -> bool:
-    """Whether a default in JSON may be of a branch."""
+    """Return whether a default in JSON may belong to a branch."""
     kind = type_of(names.get(branch, branch) if isinstance(branch, str) else branch)
     if value is None or kind == "null":
         return value is None and kind == "null"
@@ -234,7 +234,7 @@ class SizeCheck:
         return self._levels[key]
 
     def _empty_items_of(self, schema: Any) -> int:
-        """Return how many values a part has if it takes no byte, itself included; else 0."""
+        """Return the number of values in a part without bytes, itself included; else 0."""
         key = _key(schema)
         if key not in self._empty_items:
             self._empty_items[key] = 0  # for a recursive schema, no value of which is empty
@@ -258,7 +258,7 @@ def _key(schema: Any) -> str | int:
 
 
 class _Walk:
-    """Passes over the data of a payload; reads only what decides where the next part begins."""
+    """Skips the data of a payload; reads only lengths, counts and branches."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class _Walk:
         self._empty_items = 0
 
     def pass_over(self, schema: Any, level: int) -> None:
-        """Pass over a part that is `level` records deep."""
+        """Skip a part that is `level` records deep."""
         while not isinstance(schema, dict):
             if isinstance(schema, list):
                 schema = schema[self._read_number()]
@@ -322,7 +322,7 @@ class _Walk:
 
     def _count(self, empty_items: int) -> None:
         self._empty_items += empty_items
-        # A large payload may have some beside each of its other values.
+        # A large payload may contain some beside each of its other values.
         if self._empty_items > max(_MAX_EMPTY_ITEMS, len(self._payload)):
             msg = f"it has more than {_MAX_EMPTY_ITEMS} items that take no byte"
             raise UndecodableError(msg)

@@ -2,9 +2,9 @@
 
 fastavro takes the first branch of a reader's union that can hold the writer's type (a double for a
 long), and fails where one schema names a type that the other one defines at the same place. It
-therefore gets two schemas of one form, in which only the pairs that `resolve` chose match. fastavro
-also rounds a decimal with too many digits, wraps a time outside of a day, and normalises the text
-of a UUID, so these schemas name logical types whose readers are registered here.
+therefore receives two schemas of one form, in which only the pairs that `resolve` chose match.
+fastavro also rounds a decimal with too many digits, wraps a time outside of a day, and normalises
+the text of a UUID, so these schemas name logical types whose readers are registered here.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 NAMED = {"record", "error", "enum", "fixed"}
 _MAX_PRECISION = 10_000
-"""Digits of a decimal. With the 2,000,000,000 that a schema may ask for, one value takes hours."""
+"""Digits of a decimal. With 2,000,000,000, which a schema may declare, one value takes hours."""
 _PREFIX = "dagster-rebalance-"
 BRANCH = f"{_PREFIX}branch"
-"""The logical type of a record around a union branch; the record takes no byte of a payload."""
+"""The logical type of a record around a union branch; the record has no bytes in a payload."""
 _DAYS = {("int", "time-millis"): 86_400_000, ("long", "time-micros"): 86_400_000_000}
 """The length of a day in the unit of each time type."""
 _EXACT = {"decimal", *(logical for _, logical in _DAYS)}
@@ -44,7 +44,7 @@ _PROMOTIONS = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-"""The types that each type may be read as; those that keep its digits first."""
+"""The types to which each type may be promoted; those that keep its digits first."""
 _LEFT_OUT = {"aliases", "doc", "namespace"}
 _NANOS = {"timestamp-nanos", "local-timestamp-nanos"}
 """Times that fastavro returns as numbers."""
@@ -77,7 +77,7 @@ def describe(problem: Exception) -> str:
 
 
 def parse(schema: SchemaText) -> AvroSchema:
-    """Parse a schema and those that it refers to."""
+    """Parse a schema and the schemas that it references."""
     import fastavro
 
     named: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def register_exact_readers() -> None:
 def exact(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with the logical type that is read exactly.
 
-    A UUID loses its logical type, because it may be a key: it remains the text that was written.
+    A UUID loses its logical type, because it may be a key: it remains the written text.
     """
     logical = schema.get("logicalType")
     if logical == "uuid":
@@ -286,7 +286,7 @@ class _Resolution:
         return pair
 
     def wrap(self, pair: Pair, name: str, **more: Any) -> Pair:
-        """Put both schemas into records, which take no byte of a payload."""
+        """Put both schemas into records, which have no bytes in a payload."""
         record = {"type": "record", "name": self._new_name(name), **more}
         writer, reader = ({**record, "fields": [{"name": "value", "type": one}]} for one in pair)
         return writer, reader
@@ -427,7 +427,7 @@ def _logical(schema: Any) -> str:
 
 
 def _has_other_unit(writer: Any, reader: Any) -> bool:
-    """Whether the reader would take nanoseconds for numbers of another unit."""
+    """Return whether the reader would interpret nanoseconds as numbers of another unit."""
     return _logical(writer) in _NANOS and bool(_logical(reader)) and _logical(reader) not in _NANOS
 
 

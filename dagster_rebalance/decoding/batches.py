@@ -29,7 +29,7 @@ Headers = list[tuple[str, "bytes | None"]]
 
 @dataclass(frozen=True)
 class RecordLetter:
-    """The dead letter of a record: the record, its position, and why it cannot be decoded.
+    """The dead letter of a record: the record, its position, and the reason why it is undecodable.
 
     `timestamp_ms` is None if the record has no timestamp.
     """
@@ -80,7 +80,7 @@ def batch_decoder(
 
 
 def letter_maker(decoders: Sequence[Decoder]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return a function that makes dead letters, in the columns of Spark's Kafka sink."""
+    """Return a function that creates dead letters, in the columns of Spark's Kafka sink."""
 
     def make(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -109,7 +109,7 @@ def letter_maker(decoders: Sequence[Decoder]) -> Callable[[Iterable[Any]], Itera
 def decode_columns(
     batch: Any, decoders: Sequence[OpenDecoder]
 ) -> tuple[dict[str, Any], list[str | None]]:
-    """Return the decoded columns of a batch, and for each record why it is undecodable or None."""
+    """Return the decoded columns of a batch, and for each record a reason or None."""
     header_names = _header_names(batch)
     columns, reasons = {}, []
     for decoder in decoders:
@@ -123,7 +123,7 @@ def decode_columns(
 def decode_array(
     decoder: OpenDecoder, payloads: Iterable[bytes | None], header_names: Iterable[Sequence[str]]
 ) -> tuple[Any, list[str | None]]:
-    """Return the decoded payloads as an array, and for each why it is undecodable or None.
+    """Return the decoded payloads as an array, and for each payload a reason or None.
 
     A value that does not fit its column is undecodable and affects no other value.
     """
@@ -163,7 +163,7 @@ def apply_policy(
     reasons: Sequence[str | None],
     on_undecodable: OnUndecodable,
 ) -> Any:
-    """Return a batch with decoded columns, and fail on, keep or drop undecodable records."""
+    """Return a batch with decoded columns; undecodable records fail it, are kept or are dropped."""
     import pyarrow as pa
 
     names = list(batch.schema.names)
@@ -193,7 +193,7 @@ def undecodable_text(topic: str, partition: int, offset: int, reason: str) -> st
     """Return the message of the error that fails a batch for an undecodable record."""
     return (
         f"the record at {topic}-{partition} offset {offset} cannot be decoded: {reason}. To "
-        "continue without such records, give dead_letters= a topic, or keep_undecodable=True"
+        "continue without such records, set dead_letters= to a topic, or keep_undecodable=True"
     )
 
 

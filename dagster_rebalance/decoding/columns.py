@@ -29,8 +29,9 @@ class Column:
 
     Attributes:
         ddl: The type in Spark SQL.
-        arrow: Makes the Arrow type.
-        convert: Converts a decoded value that is not None for Arrow; None if Arrow takes it as is.
+        arrow: Creates the Arrow type.
+        convert: Converts a decoded value that is not None for Arrow; None if no conversion is
+            needed.
     """
 
     ddl: str
@@ -43,7 +44,7 @@ class Column:
 
 
 class Nesting:
-    """The types around a column while the columns of a schema are made; counts the columns."""
+    """The types around a column during the conversion of a schema; counts the columns."""
 
     def __init__(self) -> None:
         self._types: frozenset[Hashable] = frozenset()

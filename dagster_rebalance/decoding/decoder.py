@@ -1,7 +1,7 @@
 """Decoders of a record's key or value.
 
-A payload gives a value or a reason, never an error that ends the batch. A `Decoder` is plain data
-without a login, so it can be pickled into a Spark plan; `open` prepares it for decoding.
+The result for a payload is a value or a reason, never an error that ends the batch. A `Decoder` is
+plain data without a login, so it can be pickled into a Spark plan; `open` prepares it for decoding.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MAX_REASON_CHARACTERS = 2_000
 
 
 def reason_text(part: str, problem: object) -> str:
-    """Return why a part is undecodable, limited in length and without unprintable characters."""
+    """Return the reason for an undecodable part, limited in length and printable."""
     return escaped(f"{part}: {problem}"[:MAX_REASON_CHARACTERS])[:MAX_REASON_CHARACTERS]
 
 
 @dataclass(frozen=True)
 class KnownSchemas:
-    """The writers' schemas of a batch by id, and why the schemas of other ids are missing."""
+    """The writers' schemas of a batch by id, and the reasons for missing schemas."""
 
     by_id: Mapping[int, SchemaText] = field(default_factory=dict)
     problems: Mapping[int, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class KnownSchemas:
 
 @dataclass(frozen=True)
 class Decoder:
-    """How to decode one part of a record by the reader's schema, which defines the column.
+    """Decoder of one part of a record by the reader's schema, which defines the column.
 
     `writer` finds the schema with an id. `message` is the full name of a Protobuf message, empty
     for the first one.
@@ -96,8 +96,8 @@ class OpenDecoder:
             return None
         if self._guid_header and self._guid_header in header_names:
             msg = (
-                f"its schema is named by a GUID in the header {self._guid_header}, which is not "
-                "supported: configure the producer to write schema ids"
+                f"its schema is identified by a GUID in the header {self._guid_header}, which is "
+                "not supported: configure the producer to write schema ids"
             )
             raise UndecodableError(msg)
         value = self._decode(payload)
@@ -114,7 +114,7 @@ class OpenDecoder:
     def try_decode(
         self, payload: bytes | None, header_names: Iterable[str] = ()
     ) -> tuple[Any, str | None]:
-        """Return a value and None, or None and the reason. A lack of memory is raised."""
+        """Return a value and None, or None and the reason. `MemoryError` is raised."""
         try:
             return self(payload, header_names), None
         except UndecodableError as problem:

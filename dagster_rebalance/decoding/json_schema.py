@@ -89,7 +89,7 @@ def open_reader(
         try:
             value = parser.parse(text)
         except (ValueError, RecursionError) as problem:
-            msg = f"it is no JSON: {type(problem).__name__} {problem}"
+            msg = f"it is not JSON: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
         validator.validate(value, text, is_exact=parser.last_inexact is last_inexact)
         return value
@@ -98,16 +98,16 @@ def open_reader(
 
 
 def _refuse_constant(constant: str) -> None:
-    msg = f"{constant} is no JSON"
+    msg = f"{constant} is not JSON"
     raise ValueError(msg)
 
 
 class _Parser:
-    """Parses JSON and keeps the digits of its numbers; `last_inexact` has more than a double."""
+    """Parser of JSON that keeps all digits; `last_inexact` is the last number beyond a double."""
 
     def __init__(self) -> None:
         self.last_inexact: InexactFloat | None = None
-        # json.loads would make a decoder per payload, which takes half of its time.
+        # json.loads would create a decoder per payload, which takes half of its time.
         self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=self._number)
 
     def parse(self, text: bytes) -> Any:
@@ -270,8 +270,8 @@ def _leaf_column(kind: str) -> Column:
 def _object_column(fields: Sequence[tuple[str, Column]], required: Collection[str]) -> Column:
     """Return a column of objects with the reader's properties only.
 
-    A record that lacks a required property is refused: in a topic of several schemas, it is of
-    another type than the reader's.
+    A record without a required property is refused: in a topic with several schemas, its type is
+    not that of the reader.
     """
     parts = [(name, column.convert) for name, column in fields]
 

@@ -27,8 +27,8 @@ _MAX_STEPS = 500_000_000
 """Steps per record, which take some seconds."""
 _TOO_MANY_STEPS = f"its validation may take more than {_MAX_STEPS:,} steps"
 _MAX_STEPS_TO_EXPLAIN = 100_000
-"""Finding the place of an error takes a hundred times as long as finding that there is one, and
-never ends for a schema that contains itself several times."""
+"""Locating an error takes a hundred times as long as detecting it, and never ends for a schema that
+contains itself several times."""
 _MAX_LEVELS = 300
 """Nested lists and objects. jsonschema-rs recurses and would overflow the stack."""
 _MAX_DEPTH = 50
@@ -211,7 +211,7 @@ def _without_unchecked_rules(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_linear(pattern: str) -> bool:
-    """Whether a pattern is matched in linear time, without look-around or back-reference."""
+    """Return whether a pattern is matched in linear time, without look-around or back-reference."""
     import jsonschema_rs
 
     if len(pattern) > _MAX_PATTERN_CHARACTERS:
@@ -262,13 +262,13 @@ def _for_validator(value: Any) -> Any:
 
 
 class _Cost(NamedTuple):
-    """The most that a schema may cost for one value.
+    """The maximum cost of a schema for one value.
 
     Attributes:
-        steps: How often its parts look at the value.
-        loops: How often it reaches a part that contains it. Such a part counts once, because
-            jsonschema-rs remembers its result.
-        depth: How many parts look at the value from inside of each other.
+        steps: Number of visits of its parts to the value.
+        loops: Number of references to a part that contains the schema. Such a part counts once,
+            because jsonschema-rs caches its result.
+        depth: Number of nested parts that visit the value.
     """
 
     steps: int = 1
@@ -288,7 +288,7 @@ def _cost_of(schema: Any, resolver: Any, draft: Any) -> _Cost:
 
 
 class _CostCounter:
-    """Adds up the costs of the parts of a schema, which may be too deep for a recursion."""
+    """Sums the costs of the parts of a schema, which may be too deep for a recursion."""
 
     def __init__(self, draft: Any) -> None:
         self._draft = draft

@@ -1,7 +1,7 @@
 """Protobuf: the column of a message, and the decoding of payloads into it.
 
-The reader's message parses each payload by Protobuf's own rules. The writer's schema only tells
-which message a payload is; another message is refused.
+The reader's message parses each payload by Protobuf's own rules. The writer's schema only
+identifies the message of a payload; another message is refused.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def open_reader(
             writers[frame.schema_id] = _load_file(writer(frame.schema_id))
         written = _message_at(writers[frame.schema_id], frame.indexes).full_name
         if written != descriptor.full_name:
-            msg = f"it is a message {written}, and {descriptor.full_name} is asked for"
+            msg = f"it is a message {written}, and {descriptor.full_name} is expected"
             raise UndecodableError(msg)
         try:
             return message_class.FromString(payload[frame.starts_at :])
         except Exception as problem:
-            msg = f"it is no message {written}: {type(problem).__name__}"
+            msg = f"it is not a message {written}: {type(problem).__name__}"
             raise UndecodableError(msg) from problem
 
     return column, decode

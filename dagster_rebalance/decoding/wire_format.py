@@ -1,4 +1,4 @@
-"""Confluent's wire format: the schema that a payload names, and where its data begins.
+"""Confluent's wire format: the schema that a payload names, and the start of its data.
 
 A frame is a magic byte 0 and a schema id in four bytes. Protobuf adds the path to the message
 within its schema. The newer frame with a schema GUID, in the payload or in a header, is refused.
@@ -26,7 +26,7 @@ class SchemaText:
     """A registered schema as plain data, without a login or a connection.
 
     The text of Protobuf is a serialised file descriptor in base64. `references` has the name and
-    text of each schema that it refers to, directly or not, after those that it needs itself.
+    text of each schema that it references, directly or not, each after its own dependencies.
     """
 
     text: str

@@ -206,7 +206,7 @@ def test_object_must_have_the_required_properties_of_all_its_schemas() -> None:
         (payload({"price": 1}), r"does not fit its schema: \$ against the rule required"),
         (payload({"id": "secret"}), r"\$\.id against the rule type"),
         (framed(1, b'{"id": 1'), "no JSON: JSONDecodeError"),
-        (framed(1, b'{"id": NaN}'), "NaN is no JSON"),
+        (framed(1, b'{"id": NaN}'), "NaN is not JSON"),
         (framed(1, b'{"id": 1, "price": 1e400}'), "larger than a double"),
         (framed(1, b'{"id": 1, "item": "\xff"}'), "no JSON: UnicodeDecodeError"),
         (framed(1, b"[" * 100_000), "no JSON: RecursionError"),

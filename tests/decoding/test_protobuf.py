@@ -84,7 +84,7 @@ def test_message_indexes_select_a_nested_message(registry: HttpRegistry) -> None
     for reason, words in zip(
         reasons[1:],
         (
-            "a message shop.Order, and shop.Order.Line is asked for",
+            "a message shop.Order, and shop.Order.Line is expected",
             "a message shop.Refund",
             "lead to no message",
             "indexes are truncated",
