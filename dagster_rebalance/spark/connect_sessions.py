@@ -1,10 +1,10 @@
 """Spark Connect sessions with the id of their run, which any process can end.
 
-A Connect server works on for minutes after its client was killed. Interrupting a session stops its
-work, and releasing it leaves a tombstone, so a client that is still alive is refused from then on.
-Interrupting an unknown session creates it first, which also keeps out a run that has not connected
-yet (Spark 4.0). Requests go directly to the server within a time limit: pyspark's client would
-retry for minutes, and a `SparkSession` would become the default session of the process.
+A Connect server continues to work for minutes after its client was killed. Interrupting a session
+stops its work, and releasing it leaves a tombstone: the server then refuses a client that is still
+alive. Interrupting an unknown session creates it first, which also locks out a run that has not
+connected yet (Spark 4.0). Requests go directly to the server within a time limit: pyspark's client
+would retry for minutes, and a `SparkSession` would become the default session of the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMESPACE = uuid.UUID("6f0c1ee5-5f2c-4f0e-9a51-2a8d7a1d3b0e")
 
 
 def connect_session_id(run_id: str) -> str:
-    """Return the Connect session id of a run: its id, or a UUID derived from an id that is none."""
+    """Return the Connect session id of a run: its id, or a UUID derived from another kind of id."""
     try:
         return str(uuid.UUID(run_id))
     except ValueError:
@@ -42,7 +42,7 @@ def connect_session_id(run_id: str) -> str:
 def remote_with_session(remote: str, session_id: str) -> str:
     """Return the URL of a Connect server with a session id and a user id added.
 
-    A `user_id` in the URL wins. Sessions belong to a user: only the same one finds a session again.
+    A `user_id` in the URL wins. Sessions belong to a user: another user does not find a session.
     """
     address, _, text = remote.partition(";")
     address = address.rstrip("/")
@@ -101,7 +101,8 @@ def stop_session(remote: str, session_id: str, *, timeout_s: float = TIMEOUT_S) 
 
     A session that does not exist, or was ended before, is no error. A write that already moves its
     finished files, or commits to a table, may still end after its range was replayed.
-    `write_parquet_by_range`, `write_delta` and `write_iceberg` allow that; any other output must.
+    `write_parquet_by_range`, `write_delta` and `write_iceberg` tolerate such a late write; any
+    other output has to tolerate it too.
 
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.

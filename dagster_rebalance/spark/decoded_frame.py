@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _OPTIONS_REDACTION_SETTING = "spark.sql.redaction.options.regex"
 _MAX_REQUEST_SIZE = "kafka.max.request.size"
 _NO_LIMIT = str(2**31 - 1)
-"""The topic limits the size of a letter, not the client, whose default is 1 MiB."""
+"""Limit of the client, whose default is 1 MiB, so only the topic limits the size of a letter."""
 _PICKLED = (
     "dagster_rebalance.core.model.errors",
     "dagster_rebalance.core.model.printable",
@@ -78,7 +78,7 @@ def decoded_frame(
     ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in types.items())
     pickle_by_value()
     decoded = frame.mapInArrow(batch_decoder(decoders, on_undecodable), ddl)
-    # Writers by range recognise two parts of one read by it.
+    # Writers by range use it to recognise two parts of one read.
     return decoded.withMetadata("range_start", frame.schema["range_start"].metadata)
 
 
@@ -118,7 +118,7 @@ def write_letters(
 def _redact_keys(session: SparkSession) -> None:
     """Keep private keys out of the plans of this session's writes to Kafka.
 
-    The setting is not restored, which would uncover another write that is running.
+    The setting is not restored: restoring it would expose another write that is running.
     """
     try:
         # Any value replaces Spark's default, which masks the url of JDBC.

@@ -4,8 +4,9 @@ The rows of a range are those with its topic, partition and offsets, regardless 
 of the ranges that they were written in. No record of earlier writes is kept: because one commit
 does both, two writers of a range at any interleaving leave each record once.
 
-Delta Lake overwrites with a filter (`replaceWhere`), and fails that commit if another one has added
-or removed rows of the same table partition since it began, also where there were none before.
+Delta Lake overwrites with a filter (`replaceWhere`), and fails the commit if another commit has
+added or removed rows of the same table partition since the overwrite began, even if the partition
+had no rows before.
 
 An overwrite with a filter in Iceberg drops whole files. Iceberg evaluates the filter again in each
 attempt to commit, so it finds the rows that another writer has just added. It refuses a file that
@@ -185,7 +186,7 @@ def _check_empty(frame: DataFrame, table: str) -> None:
         is_empty = frame.isEmpty()
     if not is_empty:
         msg = (
-            f"there are rows for {table}, but no ranges: give the ranges that the frame was read "
+            f"there are rows for {table}, but no ranges: pass the ranges that the frame was read "
             "from. Nothing was written."
         )
         raise IllegalStateError(msg)
@@ -210,7 +211,7 @@ def _read_metadata(frame: DataFrame) -> Mapping[str, Any]:
 
 
 def _check_read(rows: Rows, read: Mapping[str, Any]) -> None:
-    """Refuse ranges outside of the read: rows that others have written would be removed."""
+    """Refuse ranges outside of the read: rows of other writers would be removed."""
     if READ_RANGES not in read:
         return
     spans_of: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -223,7 +224,7 @@ def _check_read(rows: Rows, read: Mapping[str, Any]) -> None:
             msg = (
                 f"the frame was not read from {OffsetRange(topic, partition, start, until)}: the "
                 "rows of the table with these offsets would be removed, and none written in their "
-                "place. Give the ranges that the frame was read from. A union of several reads "
+                "place. Pass the ranges that the frame was read from. A union of several reads "
                 "counts as the first of them: write each read separately, or drop the column "
                 "range_start before you write the union."
             )

@@ -114,7 +114,7 @@ def hide_secrets(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_secret(key: str) -> bool:
-    """Whether the value of an option is a secret."""
+    """Return whether the value of an option is a secret."""
     return any(word in key.lower() for word in _SECRETS)
 
 
@@ -154,7 +154,7 @@ def spark_kafka_options(librdkafka_config: Config) -> dict[str, str]:
 
 
 def _is_replaced(key: str, own: Mapping[str, str]) -> bool:
-    """Whether options of Spark replace a setting, which then needs no counterpart."""
+    """Return whether options of Spark replace a setting, which then needs no counterpart."""
     if key.startswith(("sasl.", "oauth", "https.", "enable.sasl.")) and not key.startswith(
         "sasl.mechanism"
     ):

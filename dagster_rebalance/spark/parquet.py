@@ -3,8 +3,8 @@
 The layout is `topic_partition=<topic>-p<partition>/<start>-<until>.parquet`. Spark writes to a
 folder beside the output (`staged`), and `parquet_files` moves the complete files. A Spark task
 reads one range of Kafka, so its file is that of the range unless user code moves records between
-tasks. If this process sees the files, ranges are gathered, which takes a shuffle, only when they
-are not.
+tasks. Gathering the records of a range takes a shuffle. If this process sees the files, records are
+gathered only when a file is not exactly one range.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     """Write records to Parquet, one file per range, replacing ranges that were written before.
 
     Each file is replaced in one step: a reader sees the old one or the new one. Concurrent runs may
-    write to the same path, also the same range. A range of which all records were filtered out
-    replaces nothing: let the filter depend on the record alone, so a replay gives the same records.
-    If a rerun filters more than the run before, delete the file of such a range manually.
+    write to the same path, also the same range. If all records of a range are filtered out, no file
+    is replaced: let the filter depend on the record alone, so a replay returns the same records. If
+    a rerun filters more than the previous run, delete the file of such a range manually.
 
     Write a read to one path in one call: a second call would replace the files of the first, and is
     refused. Filter into several paths, not into several calls for one path.
@@ -86,8 +86,8 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
         frame: A frame derived from that of `read_ranges`, with its columns `topic`, `partition`,
             `range_start` and `range_until`.
         path: A folder of a mounted file system, of HDFS (not with Spark Connect), or of S3 or
-            Google Cloud Storage, which this process must reach through pyarrow, too. Beside it
-            is `.<name>-staging`, where Spark writes first.
+            Google Cloud Storage, which this process must reach through pyarrow, too. Spark first
+            writes to `.<name>-staging` beside it.
 
     Returns:
         The number of records written.
@@ -166,7 +166,7 @@ def _write_staged(
 def _prefetch(frame: DataFrame) -> None:
     """Fetch the schema and the kind of a frame from a Connect server in parallel.
 
-    A frame caches its schema, and whether it is a stream, which pyspark asks before it counts.
+    A frame caches its schema, and whether it is a stream, which pyspark checks before it counts.
     """
     if is_connect(frame.sparkSession):
         with ThreadPoolExecutor(1) as pool:
@@ -202,7 +202,7 @@ def _parent_and_name(path: str) -> tuple[str, str]:
 
 
 def _is_seen(parent: str) -> bool:
-    """Whether this process probably sees an output in this folder."""
+    """Return whether this process probably sees an output in this folder."""
     folder = local_folder(parent)
     return folder is not None and os.path.isdir(folder)  # noqa: PTH112 - Path raises if it has no permission
 

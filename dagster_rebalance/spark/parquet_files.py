@@ -1,13 +1,13 @@
-"""Parquet files of ranges: which range a staged file holds, and its publication in one atomic step.
+"""Parquet files of ranges: the range of each staged file, and its publication in one atomic step.
 
 A file that Spark wrote without gathering ranges is the file of one range if all of its records are
-of that range, and no other file has any of them. The statistics in its footer tell that: records
-are never read, and the files must be visible to this process.
+of that range, and no other file has any of them. The statistics in the footers of the files show
+that: records are never read, and the files must be visible to this process.
 
-This process, the JVM of a classic session, or a Python worker of a Spark Connect server whose files
-this process does not see moves each file to its place. No file of an output is deleted and no place
-emptied first, so a reader finds the old file or the new one at any moment, even if a writer is
-killed.
+Each file is moved to its place by this process, by the JVM of a classic session, or, if this
+process does not see the files of a Spark Connect server, by a Python worker of that server. No file
+of an output is deleted or truncated first, so a reader finds the old file or the new one at any
+moment, even if a writer is killed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:
 
 
 def stored_schemas(output: Path) -> Iterator[tuple[Path, str | None]]:
-    """Yield the files of an output, and the schema that Spark has noted in each, as JSON.
+    """Yield the files of an output, and the schema that Spark has stored in each, as JSON.
 
     The schema is None if another program wrote the file, or if this process cannot read it.
     """
@@ -133,7 +133,7 @@ def _output_files(output: Path) -> Iterator[Path]:
 
 
 def _is_data(name: str) -> bool:
-    """Whether Spark takes a file for data, and not for its own notes or work in progress."""
+    """Return whether Spark treats a file as data, and not as metadata or work in progress."""
     return name.endswith(".parquet") and not name.startswith(("_", "."))
 
 
@@ -275,7 +275,7 @@ def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
 
 
 def _are_seen(uris: Iterable[str]) -> bool:
-    """Whether this process sees the files of the server, whose names are unique."""
+    """Return whether this process sees the files of the server, whose names are unique."""
     return all(Path(unquote(urlsplit(uri).path)).exists() for uri in uris)
 
 

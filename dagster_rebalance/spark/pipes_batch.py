@@ -1,7 +1,7 @@
 """`PipesBatch`: a batch on the other side of Dagster Pipes, in a job on a cluster.
 
-The job needs neither Dagster nor a Kafka client. It gives the connection to Kafka itself, because
-the message from Dagster does not include it.
+The job needs neither Dagster nor a Kafka client. It supplies the settings of the connection to
+Kafka, because the message from Dagster does not include them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PipesBatch(SentBatch):
         """Return metadata of the materialisation, for `report_asset_materialization`.
 
         Args:
-            row_count: How many records were written, for Dagster's chart.
+            row_count: The number of written records, for Dagster's chart.
         """
         ranges = "\n".join(f"- `{range_}`" for range_ in self.offset_ranges)
         shown: dict[str, Any] = {

@@ -100,15 +100,15 @@ def read_ranges(
         ranges: Ranges of any topics and partitions. Several ranges of one partition are allowed if
             they do not overlap.
         kafka_options: Settings of the connection to Kafka, by librdkafka's names. Keys that start
-            with `kafka.` go to the connector unchanged, except that `kafka.group.id` is only a
-            prefix.
+            with `kafka.` are passed to the connector unchanged, except that `kafka.group.id` is
+            only a prefix.
         connector_options: Further options of the connector, by Spark's names, such as
             `includeHeaders` or `minPartitions`.
         allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another
             machine without TLS.
         clients: Reads with the same text and the same options share Kafka clients in Spark, and the
-            records that those have prefetched. Set it where the logs are the same. By default, each
-            read makes new clients.
+            prefetched records of these clients. Set it only for reads of the same logs. By default,
+            each read creates new clients.
 
     Returns:
         The connector's columns (`key`, `value`, `topic`, `partition`, `offset`, `timestamp`,
@@ -137,7 +137,7 @@ def read_ranges(
     if not allow_plaintext and any(map(is_secret, kafka)) and connects_in_the_clear(session):
         msg = (
             "the Kafka login would be sent to the Spark Connect server unencrypted: add "
-            "use_ssl=true to the parameters of its URL. If something else encrypts (a service "
+            "use_ssl=true to the parameters of its URL. If another layer encrypts (a service "
             "mesh), set allow_plaintext."
         )
         raise ConfigurationError(msg)
@@ -162,7 +162,7 @@ def given_records(
     ranges: Iterable[OffsetRange],
     connector_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return a DataFrame as `read_ranges` makes it, over given records; no connector is needed.
+    """Return a DataFrame like that of `read_ranges` over given records, without a connector.
 
     A record has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`,
     `headers`, and the bounds of its range. Of the options only `includeHeaders` has an effect.

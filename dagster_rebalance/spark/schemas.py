@@ -1,9 +1,9 @@
 """Column names and types that every reader of a Parquet output can read.
 
-Readers take the schema of one file for all files of an output, so a frame has to fit the files that
-exist. That schema is only in the footers of the files, so a deleted output accepts any schema
+Readers use the schema of one file for all files of an output, so a frame has to fit the existing
+files. That schema is only in the footers of the files, so a deleted output accepts any schema
 again. One file represents all of them, because each write had to fit. If this process sees the
-output, that costs the footer of one file per write; otherwise Spark lists the output once per
+output, the check reads the footer of one file per write; otherwise Spark lists the output once per
 process.
 """
 
@@ -65,8 +65,8 @@ def stored_schema(
 ) -> StructType | None:
     """Return the schema of the files of an output; None if there are none.
 
-    `folder` is the output for this process, None if it is not seen here. Readers take `path_column`
-    from the paths, and no file has it.
+    `folder` is the output as this process sees it, None if it is not visible here. Readers derive
+    `path_column` from the paths, and no file has it.
     """
     first = next(stored_schemas(folder), None) if folder is not None else None
     if first is not None:
@@ -136,7 +136,7 @@ def refuse_misfits(schema: StructType, stored: StructType, output: str) -> None:
 def refuse_concurrent_schemas(
     session: SparkSession, schema: StructType, folder: Path, written: Collection[Path]
 ) -> None:
-    """Compare a schema with the files of others that also found the output empty."""
+    """Compare a schema with the files of concurrent writers that also found the output empty."""
     for file, noted in stored_schemas(folder):
         if file not in written:
             try:

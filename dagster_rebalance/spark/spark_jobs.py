@@ -2,7 +2,7 @@
 
 A classic session calls the JVM over one socket per thread. If a signal raises an exception in the
 middle of a call, its answer stays unread: the thread's next call waits for the whole running job,
-and each later one reads the answer of the call before. py4j cleans up after `KeyboardInterrupt`
+and each later one reads the answer of the previous call. py4j cleans up after `KeyboardInterrupt`
 only, not after the exception with which Dagster cancels a run; `make_interruptible` adds that. With
 pyspark 4.0.0, a cancelled run otherwise hung until its Spark job ended.
 """
@@ -100,8 +100,8 @@ def jvm_has_died(*, ask: bool = True) -> bool:
     Only a new process can continue: a new JVM would lack the functions that user code registered.
 
     Args:
-        ask: Connect to a JVM that looks alive. A process closes its sockets shortly before it
-            counts as ended, so calls may fail earlier.
+        ask: Whether to connect to a JVM that seems alive. A process closes its sockets shortly
+            before it counts as ended, so calls may fail earlier.
     """
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     gateway: Any = getattr(context, "_gateway", None)
@@ -141,7 +141,7 @@ def is_stopped(session: Any) -> bool:
 
 
 def make_interruptible(session: SparkSession) -> None:
-    """Let an exception that a signal raises end a call of a classic session cleanly."""
+    """Make calls of a classic session safe to interrupt by an exception of a signal handler."""
     if is_connect(session):
         return
     gateway: Any = session.sparkContext._gateway  # noqa: SLF001 - no public way to it
