@@ -43,7 +43,7 @@ def broker(
 
     \b
     dagster-rebalance broker --port 9092 --topic orders:8
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     topics = [_parse_topic(text) for text in topic or []]
     console = Console()
     stop = threading.Event()

@@ -104,7 +104,7 @@ def rerun(
     dagster-rebalance rerun orders:3 --from-offset 1200 --until-offset 5000 -r "fix of 1.4"
     dagster-rebalance rerun orders --since 2026-11-23T14:00 --until 2026-11-23T16:00 -r "fix" --yes
     dagster-rebalance rerun --cancel 3f2a91c0
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     span_options = (from_offset, until_offset, since or None, until or None)
     selectors = [EVERYTHING] if everything else partitions or []
     _check(
@@ -208,7 +208,7 @@ def pause(
     dagster-rebalance pause orders:3 --reason "the warehouse is being moved"
     dagster-rebalance pause orders 'pay*' --group shop --reason "bad deploy upstream"
     dagster-rebalance pause --all --reason "maintenance until 14:00"
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     _give(Action.PAUSE, partitions, everything=everything, group=group, by=by, reason=reason)
 
 
@@ -228,7 +228,7 @@ def stop(
 
     \b
     dagster-rebalance stop orders:3 --reason "it writes nonsense"
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     _give(Action.STOP, partitions, everything=everything, group=group, by=by, reason=reason)
 
 
@@ -245,7 +245,7 @@ def resume(
     \b
     dagster-rebalance resume orders:3
     dagster-rebalance resume --all --reason "the warehouse is back"
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     _give(Action.RESUME, partitions, everything=everything, group=group, by=by, reason=reason)
 
 
@@ -265,7 +265,7 @@ def retry(
     dagster-rebalance retry orders:3
     dagster-rebalance retry orders 'pay*' --group shop
     dagster-rebalance retry --all --reason "the warehouse is back"
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     _give(Action.RETRY, partitions, everything=everything, group=group, by=by, reason=reason)
 
 

@@ -49,7 +49,7 @@ def produce(
 
     \b
     dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:9092
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     config = read_client_config(command_config)
     servers = bootstrap_server or config.get("bootstrap.servers", "")
     if not servers:

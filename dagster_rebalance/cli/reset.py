@@ -83,7 +83,7 @@ def reset(
     dagster-rebalance reset orders:3 --to-offset 1200
     dagster-rebalance reset orders --to-timestamp 2026-11-23T02:00 --yes -r "the fix of 1.4"
     dagster-rebalance reset --all --to-latest --yes --group shop
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     place = Place.of(
         offset=to_offset,
         timestamp=to_timestamp,

@@ -46,7 +46,7 @@ _COLUMNS = ("partition", "owner", "committed", "claim", "end", "lag", "runs", "h
 _STATE = "state"
 _NUMBERS = {"committed", "end", "lag"}
 _UNBROKEN = {"partition", *_NUMBERS}
-"""Cells that people copy and compare, so they are never wrapped."""
+"""Cells that users copy and compare, so they are never wrapped."""
 _STATE_COLUMNS = 60
 """In narrower terminals the state of a partition is below the table instead of in a column."""
 
@@ -73,7 +73,7 @@ def status(
     dagster-rebalance status orders:3 'pay*' --group shop
     dagster-rebalance status --json | jq '.partitions[] | select(.stopped != "")'
     dagster-rebalance status --command-config login.properties
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     interval_s = every_s if watch else None
     with (
         open_target(group, bootstrap_server, command_config) as target,
@@ -110,7 +110,7 @@ def explain(
     \b
     dagster-rebalance explain orders:3
     dagster-rebalance explain --group shop
-    """  # noqa: D301 - click keeps the lines behind \b as they are
+    """  # noqa: D301 - click does not rewrap the lines after \b
     with (
         open_target(group, bootstrap_server, command_config) as target,
         connect_group(target) as reader,
@@ -155,7 +155,7 @@ def _show(render: Callable[[int], Rows], *, interval_s: float | None) -> None:
         return
 
     def render_or_error() -> Rows:
-        """An outage of Kafka or Dagster is shown, and does not end the refreshes."""
+        """Render the status; an outage is shown in its place and does not end the command."""
         try:
             return render(console.width)
         except DagsterRebalanceError as error:

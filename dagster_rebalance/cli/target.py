@@ -1,8 +1,8 @@
 """The Dagster instance, group, Kafka and partitions of a command, and the options for them.
 
 Dagster is the instance that `DAGSTER_HOME` names. The members publish their brokers' address there.
-A login comes from a file of the operator together with the brokers that it is for, so no secret is
-on a command line, in a process list, or in Dagster's storage.
+A login comes from a file of the operator, which also names its brokers, so no secret is on a
+command line, in a process list, or in Dagster's storage.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _STORAGE_PACKAGES = {
     "sqlalchemy",
     "sqlite3",
 }
-"""Packages whose errors Dagster's storage raises; the databases are no dependencies."""
+"""Packages whose errors Dagster's storage raises; the database drivers are no dependencies."""
 _REFUSED_SETTINGS = {
     "group.id": "--group names the group",
     "group.protocol": "the command joins no group",
@@ -176,7 +176,7 @@ class GroupReader:
 
     Attributes:
         target: The group.
-        consumer: The Kafka client; it does not join the group.
+        consumer: The Kafka client, which does not join the group.
         runs: The runs of the group in Dagster.
     """
 

@@ -291,7 +291,7 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """Return the model by which `dg` checks YAML."""
+        """Return the model with which `dg` validates YAML."""
         return with_precise_schema(cls.model())
 
     @classmethod
@@ -303,7 +303,7 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
         return dg.ComponentTypeSpec(**spec)
 
     def batch_assets(self, context: dg.ComponentLoadContext) -> Sequence[dg.AssetsDefinition]:  # noqa: ARG002 - for subclasses
-        """Return the assets that process a batch. Override to build them from own attributes."""
+        """Return the assets that process a batch. Override to build them from other attributes."""
         return self.assets
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

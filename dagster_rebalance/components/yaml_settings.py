@@ -87,17 +87,17 @@ def _field(name: str, field: FieldInfo, *, is_late: bool) -> tuple[Any, Any]:
 
 
 def _client_settings(context: dg.ResolutionContext, value: Any) -> Any:
-    """Resolve the settings of a client, flat or nested; clients take numbers as text."""
+    """Resolve the settings of a client, flat or nested; numbers become text, as clients expect."""
     if isinstance(value, Mapping):
         return {name: _client_settings(context.at_path(name), value[name]) for name in value}
     if value is None:
-        msg = "it has no value: give it one, or remove it"
+        msg = "it has no value: set one, or remove it"
         raise ConfigurationError(msg)
     text = as_text(value)
     scalar = None if isinstance(value, str) else _yaml_scalar(context)
     if scalar is not None and scalar.lower() != text:
         msg = (
-            "YAML reads this value as something else: quote it to keep it as written, or write "
+            "YAML changes this value: quote it to keep it as written, or write "
             "true, false, or the number in plain digits"
         )
         raise ConfigurationError(msg)
