@@ -264,9 +264,10 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
     batch_key: Annotated[str, _argument("batch_key", str)] = "kafka_batch"
     spark_key: Annotated[str, _argument("spark_key", str)] = "spark"
     registry_key: Annotated[str, setting(str, "The resource key of `registry`.")] = "registry"
-    job_tags: Annotated[dict[str, Any], _argument("job_tags", dict[str, str | dict[str, Any]])] = (
-        Field(default_factory=dict)
-    )
+    job_tags: Annotated[
+        dict[str, Any],
+        _argument("job_tags", dict[str, str | dict[str, Any]], "In YAML, texts or blocks."),
+    ] = Field(default_factory=dict)
     lag_within_records: Annotated[
         int | None, _argument("lag_within_records", Annotated[int, Field(ge=0)] | None)
     ] = None

@@ -16,6 +16,7 @@ from typing import (
     ParamSpec,
     TypeAlias,
     TypeVar,
+    cast,
     get_args,
     get_type_hints,
 )
@@ -165,14 +166,28 @@ class StreamDefsSettings(DefsSettings):
 def takes(
     settings: Callable[P, SettingsT],
 ) -> Callable[[Callable[[SettingsT], R]], Callable[P, R]]:
-    """Let a builder take the fields of a settings class as keyword arguments."""
+    """Let a builder take the fields of a settings class as keyword arguments.
+
+    `help()`, `inspect.signature` and `typing.get_type_hints` show these arguments.
+    """
 
     def decorate(build: Callable[[SettingsT], R]) -> Callable[P, R]:
         @functools.wraps(build)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             return build(settings(*args, **kwargs))
 
-        vars(call)["__signature__"] = inspect.signature(settings)
+        arguments = inspect.signature(settings).parameters.values()
+        types, result = get_type_hints(settings), get_type_hints(build)["return"]
+        vars(call)["__signature__"] = inspect.Signature(
+            [one.replace(annotation=types[one.name]) for one in arguments],
+            return_annotation=result,
+        )
+        call.__annotations__ = {one.name: types[one.name] for one in arguments} | {"return": result}
+        text = inspect.cleandoc(build.__doc__ or "")
+        end = min(at for at in (text.find("\n\nReturns:"), text.find("\n\nRaises:")) if at >= 0)
+        descriptions = described(cast("type[SensorSettings]", settings)).items()
+        lines = [f"    {name}: {description}" for name, (_, description) in descriptions]
+        call.__doc__ = "\n".join([text[:end], "", "Args:", *lines]) + text[end:]
         vars(settings)["__init__"].__qualname__ = build.__qualname__  # the name in a TypeError
         return call
 

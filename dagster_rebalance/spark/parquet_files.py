@@ -52,7 +52,7 @@ class RangeKey(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The value of its folder and the name of its file, as `output` has Spark name them."""
+        """The value of its folder and the name of its file, as `parquet` has Spark name them."""
         topic = self.topic
         if not _PLAIN_TOPIC.fullmatch(topic):
             digest = hashlib.sha256(topic.encode()).hexdigest()

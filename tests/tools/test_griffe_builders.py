@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from typing import get_type_hints
 
+import dagster as dg
 import griffe
 import pytest
 
@@ -36,6 +38,13 @@ def test_builder_in_the_reference_has_its_settings_with_types_and_descriptions(
     assert {one.name: one.default is None for one in function.parameters} == {
         one.name: one.default is inspect.Parameter.empty for one in called.parameters.values()
     }
+    assert called.return_annotation in {dg.Definitions, dg.SensorDefinition}
+    hints = get_type_hints(getattr(dagster_rebalance, name))
+    assert "minimum_interval_seconds: Seconds between ticks of the sensor" in (
+        inspect.getdoc(getattr(dagster_rebalance, name)) or ""
+    )
+    assert hints.keys() == called.parameters.keys() | {"return"}
+    assert hints["lag_within_s"] == called.parameters["lag_within_s"].annotation == float | None
     assert str(function.parameters["lag_within_s"].annotation) == "float | None"
     (arguments,) = (
         section for section in function.docstring.parsed if section.kind.value == "parameters"

@@ -186,6 +186,7 @@ def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
 def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
     """Start the member of the sensor, after the checks that need no broker."""
     context, kafka, spark = tick.context, tick.kafka, tick.spark
+    stop_work = tick.stop_work  # the member outlives the tick and its context
     settings = kafka.engine_settings(has_local_spark=spark is not None and spark.is_local)
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
@@ -206,7 +207,7 @@ def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
                 instance,
                 kafka.group_id,
                 own_job=own_job,
-                stop_work=tick.stop_work,
+                stop_work=stop_work,
             )
             producer = kafka.dead_letters()
             yield MemberDependencies(
