@@ -50,7 +50,7 @@ def broker(
     status = console.status("")
 
     def report_progress(sentence: str) -> None:
-        """Update the status line, or print a line where the output is no terminal."""
+        """Update the status line, or print a line if the output is not a terminal."""
         if console.is_terminal:
             status.update(sentence)
         else:

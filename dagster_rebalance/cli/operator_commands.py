@@ -141,14 +141,14 @@ def _check(
     cancel: str,
 ) -> None:
     if yes and dry_run:
-        msg = "give either --yes or --dry-run, not both"
+        msg = "pass either --yes or --dry-run, not both"
         raise ConfigurationError(msg)
     if is_both:
-        msg = "give either partitions or --all, not both"
+        msg = "pass either partitions or --all, not both"
         raise ConfigurationError(msg)
     if cancel and (selectors or is_spanned or dry_run):
         msg = (
-            "--cancel cancels a whole rerun at once: give neither partitions nor offsets nor times "
+            "--cancel cancels a whole rerun at once: pass neither partitions nor offsets nor times "
             "nor --dry-run"
         )
         raise ConfigurationError(msg)
@@ -279,7 +279,7 @@ def _give(
     reason: str,
 ) -> None:
     if everything and partitions:
-        msg = "give either partitions or --all, not both"
+        msg = "pass either partitions or --all, not both"
         raise ConfigurationError(msg)
     selectors = [EVERYTHING] if everything else partitions or []
     with open_instance() as instance:

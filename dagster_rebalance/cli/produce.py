@@ -53,7 +53,7 @@ def produce(
     config = read_client_config(command_config)
     servers = bootstrap_server or config.get("bootstrap.servers", "")
     if not servers:
-        msg = "give --bootstrap-server; the command broker prints its address"
+        msg = "pass --bootstrap-server; the command broker prints its address"
         raise ConfigurationError(msg)
     config.pop("bootstrap.servers", None)
     kafka = KafkaConsumerResource(

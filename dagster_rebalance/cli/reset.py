@@ -95,7 +95,7 @@ def reset(
         msg = "name the partitions to move: orders:3, a topic, a pattern, or else --all"
         raise ConfigurationError(msg)
     if yes and dry_run:
-        msg = "give either --yes or --dry-run, not both"
+        msg = "pass either --yes or --dry-run, not both"
         raise ConfigurationError(msg)
     check_lengths(by, reason)
     with (
@@ -201,7 +201,7 @@ class Place:
         """Return the position of exactly one of the options."""
         if sum((offset is not None, bool(timestamp), earliest, latest, current)) != 1:
             msg = (
-                "give exactly one of --to-offset, --to-timestamp, --to-earliest, --to-latest and "
+                "pass exactly one of --to-offset, --to-timestamp, --to-earliest, --to-latest and "
                 "--to-current"
             )
             raise ConfigurationError(msg)
@@ -233,7 +233,7 @@ class Place:
 
 def _current(partition: TopicPartition, found: PartitionLookup) -> int:
     if found.stored is None:
-        msg = f"{partition} has no committed offset to stay at: give an offset or a time"
+        msg = f"{partition} has no committed offset to stay at: pass an offset or a time"
         raise ConfigurationError(msg)
     return found.stored.offset
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WIDE = 200
-"""Width of an output that is no terminal, in columns."""
+"""Width of an output that is not a terminal, in columns."""
 _GAP = 2
 """Columns between two cells."""
 _RUN_ID_SHOWN = 8

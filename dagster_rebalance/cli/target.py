@@ -141,13 +141,13 @@ def _group_resource(
         # A login is never sent to an address from Dagster's storage, which others can write.
         msg = (
             f"{command_config} has no bootstrap.servers: add the brokers that the login is for, or "
-            "give --bootstrap-server"
+            "pass --bootstrap-server"
         )
         raise ConfigurationError(msg)
     servers = servers or published.get("bootstrap_servers", "")
     if not servers:
         msg = (
-            f"the members of group {name} have not published their brokers: give --bootstrap-server"
+            f"the members of group {name} have not published their brokers: pass --bootstrap-server"
         )
         raise ConfigurationError(msg)
     client.pop("bootstrap.servers", None)
@@ -240,7 +240,7 @@ def login_hint(command_config: Path | None) -> Iterator[None]:
         if command_config is not None or not error.retriable:
             raise
         msg = (
-            f"{error}; if this Kafka asks for TLS or a login, give --command-config "
+            f"{error}; if this Kafka requires TLS or a login, pass --command-config "
             "(docs/commands.md)"
         )
         raise BrokerError(msg, retriable=error.retriable, partitions=error.partitions) from error
@@ -347,7 +347,7 @@ def only_group(instance: dg.DagsterInstance) -> str:
     if len(groups) == 1:
         return groups[0]
     msg = (
-        f"this Dagster instance has several consumer groups: give --group with one of "
+        f"this Dagster instance has several consumer groups: pass --group with one of "
         f"{', '.join(groups)}"
         if groups
         else f"the Dagster instance in {os.environ['DAGSTER_HOME']} has no consumer group: no "

@@ -134,7 +134,7 @@ class KafkaBatchScaffolder(dg.Scaffolder[ScaffoldParams]):
         if "." in folder.name:
             msg = (
                 f"Python cannot import from a folder with a dot, such as {folder.name!r}: name the "
-                f"folder {name}, and give --topic {topic}"
+                f"folder {name}, and pass --topic {topic}"
             )
             raise ConfigurationError(msg)
         if not is_topic_name(topic):

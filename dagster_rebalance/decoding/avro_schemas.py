@@ -208,7 +208,7 @@ def _read_branch(data: Any, schema: Any, _: object = None) -> Any:
 def _time_reader(read: Callable[..., Any], logical: str, day: int) -> Callable[..., Any]:
     def read_checked(data: int, *schemas: Any) -> Any:
         if not 0 <= data < day:
-            msg = f"a {logical} lies outside of one day"
+            msg = f"a {logical} is outside of one day"
             raise ValueError(msg)
         return read(data, *schemas)
 

@@ -181,7 +181,7 @@ _VALIDATORS = {
 def _referenced(known: dict[str, Any], uri: str) -> Any:
     """Return the schema that a reference names.
 
-    A schema with an $id makes a URI of each reference, so the end of the URI is compared. If both
+    A schema with an $id turns each reference into a URI, so the end of the URI is compared. If both
     a/b and b match, the longer name is meant.
     """
     import referencing.exceptions

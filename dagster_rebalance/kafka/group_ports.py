@@ -35,7 +35,7 @@ class RequestFailed:
 class CallbackFailed:
     """`on_commit`, `stats_cb`, `error_cb` or `throttle_cb` of the settings raised an exception.
 
-    The exception interrupted nothing.
+    The exception did not interrupt the client.
     """
 
     error: Exception
@@ -66,7 +66,7 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswered:
-    """A commit made with `commit_async`, which returned `ticket`, has its result."""
+    """Result of a commit by `commit_async`, which returned `ticket`."""
 
     ticket: int
     result: CommitResult

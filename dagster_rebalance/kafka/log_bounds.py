@@ -199,7 +199,7 @@ class BoundsReader:
     ) -> dict[TopicPartition, PartitionLookup]:
         """Return the facts of the partitions whose leaders answer, as the function `find`.
 
-        Leaders that do not verify a committed offset in time get more time in the next call.
+        Leaders that do not verify a committed offset in time have more time in the next call.
         """
         bounds = self.read(partitions)
         refused = {p: why for p, why in self.refused.items() if p in partitions}

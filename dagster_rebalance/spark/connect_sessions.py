@@ -99,8 +99,8 @@ def check_reachable(remote: str, *, timeout_s: float = TIMEOUT_S) -> None:
 def stop_session(remote: str, session_id: str, *, timeout_s: float = TIMEOUT_S) -> None:
     """End a session from any process: its work stops, and no client can submit more in it.
 
-    A session that does not exist, or was ended before, is no error. A write that already moves its
-    finished files, or commits to a table, may still end after its range was replayed.
+    A session that does not exist, or was ended before, is not an error. A write that already moves
+    its finished files, or commits to a table, may still end after its range was replayed.
     `write_parquet_by_range`, `write_delta` and `write_iceberg` tolerate such a late write; any
     other output has to tolerate it too.
 

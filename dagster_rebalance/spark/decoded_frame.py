@@ -71,7 +71,7 @@ def decoded_frame(
     The decoders must have all schemas that the records name.
     """
     types = {field.name: field.dataType.simpleString() for field in frame.schema}
-    types["timestamp"] = TIMESTAMP.ddl  # the session decides what `timestamp` alone means
+    types["timestamp"] = TIMESTAMP.ddl  # the meaning of `timestamp` alone depends on the session
     types |= {decoder.part: decoder.open().column.ddl for decoder in decoders}
     if on_undecodable == "keep":
         types[UNDECODABLE] = UNDECODABLE_DDL

@@ -1,8 +1,8 @@
 """A DataFrame over exactly the offsets of some ranges, read through Spark's own Kafka connector.
 
-It works in classic and in Connect sessions. Expressions are SQL or made by `functions_of`, because
-pyspark's own functions depend on the process instead of the session. This module neither queries
-Kafka for offsets nor commits, and a read with missing records fails.
+It works in classic and in Connect sessions. Expressions are SQL or built with `functions_of`,
+because pyspark's own functions depend on the process instead of the session. This module neither
+queries Kafka for offsets nor commits, and a read with missing records fails.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def _read_round(
     starts = _bound_of_row(by_topic, lambda one: one.start, _LAST_START)
     untils = _bound_of_row(by_topic, lambda one: one.until, _FIRST_UNTIL)
     expr = functions_of(session).expr
-    # Not withMetadata, which asks a Connect server for the schema.
+    # Not withMetadata, which requests the schema from a Connect server.
     bounded = frame.select(
         "*", expr(starts).alias("range_start", metadata=metadata), expr(untils).alias("range_until")
     )

@@ -67,7 +67,7 @@ class FakeGroup:
 
     Attributes:
         answers_commits: Set it to False to play the classic protocol while another member holds a
-            revoke: commits get no answer.
+            revoke: commits are not answered.
 
     Example:
         ```python
@@ -317,7 +317,7 @@ class FakeGroup:
         self.rebalance()
 
     def rebalance(self) -> None:
-        """Revoke surplus partitions and assign free ones, without new revokes of a holding member."""
+        """Revoke surplus partitions and assign free ones; a holding member has no new revoke."""
         target = {
             tp: member for topic in self._topics for tp, member in self._share_out(topic).items()
         }

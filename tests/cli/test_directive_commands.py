@@ -83,10 +83,10 @@ def test_stop_without_by_uses_the_login_name(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["pause", "orders:1", "-r", "x"], "several consumer groups: give --group with one of bi"),
+        (["pause", "orders:1", "-r", "x"], "several consumer groups: pass --group with one of bi"),
         (["pause", "orders:9", "-r", "x", "--group", "shop"], "matches no partition of group shop"),
         (["pause", "-r", "x", "--group", "shop"], "name the partitions to pause"),
-        (["stop", "orders", "--all", "-r", "x"], "give either partitions or --all, not both"),
+        (["stop", "orders", "--all", "-r", "x"], "pass either partitions or --all, not both"),
         (["resume", "--all", "--group", "shopp"], "Its groups: billing, shop"),
         (["pause", "--all", "--group", "shop", "-r", " "], "give a reason"),
     ],

@@ -301,7 +301,7 @@ def test_reset_to_a_timestamp_finds_the_offset(shop: Shop) -> None:
             "failed at 127.0.0.1:1: .*check that the b",
         ),
         (["explain", "orders-9"], "orders-9 matches no partition of group orders-"),
-        (["reset", "--all", "--to-latest", "--to-earliest"], "give exactly one of"),
+        (["reset", "--all", "--to-latest", "--to-earliest"], "pass exactly one of"),
         (["reset", "--to-latest"], "name the partitions to move"),
         (["reset", "--all", "--to-timestamp", "noon"], "'noon' is not a time"),
         (["reset", "--all", "--to-latest", "--yes", "--dry-run"], "either --yes or --dry-run"),
@@ -328,7 +328,7 @@ def test_commands_with_a_login_file_need_only_the_documented_acls(
     settings = secured_kafka.client_config(name)
     file.write_text("\n".join(f"{key}={value}" for key, value in settings.items()))
     login = ("--command-config", str(file))
-    with pytest.raises(BrokerError, match="asks for TLS or a login, give --command-config"):
+    with pytest.raises(BrokerError, match="requires TLS or a login, pass --command-config"):
         shop.output("status")
     assert password in file.read_text()
     assert shop.output("status", *login).startswith(

@@ -52,7 +52,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RerunStor
         (("orders", "--since", "2026-11-23", "--yes", "--dry-run"), "either --yes or --dry-run"),
         (("orders", "--all", "--since", "2026-11-23"), "either partitions or --all"),
         (("--cancel", "abc", "--all"), "--cancel cancels a whole rerun"),
-        (("--cancel", "abc", "--dry-run"), "at once: give neither .* nor --dry-run"),
+        (("--cancel", "abc", "--dry-run"), "at once: pass neither .* nor --dry-run"),
         (("--yes", "-r", "fix"), "name the partitions: orders:3, a topic"),
         (("--from-offset", "5"), "name the partitions: orders:3, a topic"),
         (("orders",), "name the part to process again, either by offsets"),

@@ -75,7 +75,7 @@ def test_target_with_bootstrap_servers_overrides_the_published_ones(tmp_path: Pa
         assert target.kafka.topics == ["invoices", "orders"]
 
 
-HINT = "if this Kafka asks for TLS or a login, give --command-config"
+HINT = "if this Kafka requires TLS or a login, pass --command-config"
 
 
 def test_target_without_login_hints_at_it_when_kafka_is_silent(tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_login_file_may_name_a_token_function(command: tuple[str, ...], tmp_path
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["status"], "several consumer groups: give --group with one of older, shop_eu"),
+        (["status"], "several consumer groups: pass --group with one of older, shop_eu"),
         (["explain", "--group", "orphan"], "no member of group orphan has had a partition yet"),
-        (["status", "--group", "older"], "have not published their brokers: give --bootstrap-s"),
-        (["produce", "orders", "5"], "give --bootstrap-server; the command broker prints"),
+        (["status", "--group", "older"], "have not published their brokers: pass --bootstrap-s"),
+        (["produce", "orders", "5"], "pass --bootstrap-server; the command broker prints"),
         (["reset", "--all", "orders", "--to-latest"], "name the partitions to move"),
         (
             ["reset", "--all", "--to-latest", "-r", "x" * 301],

@@ -579,7 +579,7 @@ class TestScaffolder:
             create_defs_folder_sandbox() as sandbox,
             pytest.raises(
                 dagster_rebalance.ConfigurationError,
-                match=r"the folder shop_orders, and give --topic shop\.orders$",
+                match=r"the folder shop_orders, and pass --topic shop\.orders$",
             ),
         ):
             sandbox.scaffold_component(component_cls=KafkaBatchComponent, defs_path="shop.orders")

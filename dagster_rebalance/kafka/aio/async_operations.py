@@ -166,7 +166,7 @@ async def in_callback(callback: Awaitable[None]) -> None:
 
 
 def refuse_in_callback(call: str) -> None:
-    """Refuse a call that would wait for the callback that it comes from.
+    """Refuse a call inside a callback that would wait for the end of this callback.
 
     Raises:
         IllegalStateError: The caller is a running callback, or a task that it started.

@@ -59,7 +59,7 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` has given up everything."""
+        """Whether `close` has completed."""
         return self._state.guard.is_closed
 
     @property

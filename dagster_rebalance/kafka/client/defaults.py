@@ -51,7 +51,7 @@ class ClientDefault:
         clients: The clients that receive it.
         reason: Why librdkafka's default does not fit.
         value: Its value, unless it is derived.
-        derived: The documented value of a setting that `client_config` gets from its caller.
+        derived: The documented value of a setting whose value the caller of `client_config` passes.
         is_fixed: Whether the value replaces the user's.
         unless: A prefix: if the user sets a name that begins with it, the default is left out.
     """

@@ -283,7 +283,7 @@ def is_renewal_failure(error: KafkaError) -> bool:
 
     Either the issuer returned no token, or a connection was to authenticate twice within a second,
     which Kafka refuses (KIP-368). The second case occurs while the last token is about to expire.
-    Before the first login the same error means that the login is wrong.
+    Before the first login, the same error indicates a wrong login.
     """
     return error.code() == KafkaError._AUTHENTICATION and bool(_NOT_RENEWED.search(error.str()))
 

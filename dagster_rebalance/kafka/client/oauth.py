@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Token: TypeAlias = Any
-"""The result of the user's function: a tuple of the token, its expiry, and whatever else
+"""The result of the user's function: a tuple of the token, its expiry, and the further values that
 confluent-kafka accepts."""
 
 _FRESH = 0.5
-"""A token is passed to another client for this share of its life. A client asks for the next token
+"""A token is passed to another client for this share of its life. A client requests the next token
 when a fifth is left."""
 _EXTENSION = re.compile(r"[A-Za-z]+")
 _LONGEST_S = 10 * 365 * 86_400.0

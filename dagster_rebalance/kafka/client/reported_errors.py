@@ -48,7 +48,7 @@ class ConnectionErrors:
         }
 
     def clear(self) -> None:
-        """Forget all reports: the client has made progress since."""
+        """Clear all reports: the client has made progress since."""
         self._last: KafkaError | None = None
         self._recorded_at = float("-inf")
         self._throttled_s = 0.0

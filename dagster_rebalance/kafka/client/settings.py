@@ -244,7 +244,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     if _is_on(config.get("enable.partition.eof", False)):
         yield (
             "'enable.partition.eof' is on: a poll returns records, and the end of a partition is "
-            "none. Remove it, and ask current_lag, or compare position with end_offsets"
+            "none. Remove it, and call current_lag, or compare position with end_offsets"
         )
 
 
@@ -253,7 +253,9 @@ def _credentials_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return
     for name in ("sasl.username", "sasl.password"):
         if config.get(name):
-            yield (f"'{CREDENTIALS}' gives user and password, and '{name}' is also set: remove one")
+            yield (
+                f"'{CREDENTIALS}' provides user and password, and '{name}' is also set: remove one"
+            )
     protocol = str(config.get("security.protocol") or "PLAINTEXT").upper()
     if not protocol.startswith("SASL_"):
         yield (

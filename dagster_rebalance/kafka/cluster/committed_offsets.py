@@ -1,7 +1,7 @@
 """Read the committed offsets of a group while transactions with offsets of the group are open.
 
 The broker answers UNSTABLE_OFFSET_COMMIT for the partitions of an open transaction. librdkafka then
-repeats the whole request until its time-out, and reports nothing of the other partitions. Must
+repeats the whole request until its time-out, and omits the answers of the other partitions. Must
 never read past the transaction: its offsets may replace the stored ones.
 """
 

@@ -1,7 +1,7 @@
 """Describe a consumer group from outside, and move its committed offsets.
 
 Kafka moves the offsets only of a group without members. Must never be used by a member: librdkafka
-2.16 aborts the process if the coordinator goes away while it describes a group.
+2.16 aborts the process if the coordinator disconnects while it describes a group.
 """
 
 from __future__ import annotations

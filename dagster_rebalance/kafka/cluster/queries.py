@@ -308,7 +308,7 @@ class Cluster(AdminConnection):
         timeout_s: float,
         level: IsolationLevel | None = None,
     ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-        """List offsets in one request, and retry while a leader is away, moving or not known yet.
+        """List offsets in one request; retry while a leader is unavailable, moving or unknown.
 
         Raises:
             BrokerError: Some partitions have no answer; the error names all of them.

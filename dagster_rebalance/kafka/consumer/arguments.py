@@ -88,7 +88,9 @@ def parse_times(call: str, values: object) -> dict[TopicPartition, int]:
         if not _is_whole(time_ms):
             raise _unexpected(call, "a time in whole milliseconds for each partition", time_ms)
         if time_ms < 0:
-            msg = f"{call} of {tp}: {time_ms} is no time; give milliseconds since 1970, at least 0"
+            msg = (
+                f"{call} of {tp}: {time_ms} is not a time; pass milliseconds since 1970, at least 0"
+            )
             raise ValueError(msg)
     return times
 
@@ -125,7 +127,7 @@ def parse_names(
             raise _unexpected(call, expected, name)
         if not is_topic_name(name):
             hint = (
-                f"; give a pattern compiled: re.compile({name[1:]!r})"
+                f"; pass a compiled pattern: re.compile({name[1:]!r})"
                 if name.startswith("^")
                 else ""
             )
@@ -188,7 +190,7 @@ def _to_offset(call: str, value: confluent_kafka.TopicPartition) -> OffsetAndMet
     if offset is None:
         msg = (
             f"{call} of {from_confluent(value)}: offset {value.offset} "
-            "of confluent_kafka cannot be committed; give the next offset to be read"
+            "of confluent_kafka cannot be committed; pass the next offset to read"
         )
         raise ValueError(msg)
     return offset
@@ -199,7 +201,7 @@ def _check_commit(call: str, commit: OffsetAndMetadata) -> None:
     if not _is_whole(offset):
         raise _unexpected(call, "a whole number as offset", offset)
     if not 0 <= offset <= MAX_OFFSET:
-        msg = f"{call}: {offset} is no offset; commit the next one to be read"
+        msg = f"{call}: {offset} is not an offset; commit the next offset to read"
         raise ValueError(msg)
     if not isinstance(metadata, str):
         raise _unexpected(call, "a text as metadata", metadata)
@@ -208,7 +210,7 @@ def _check_commit(call: str, commit: OffsetAndMetadata) -> None:
     if not _is_whole(epoch):
         raise _unexpected(call, "a whole number as leader_epoch, or None", epoch)
     if not _NO_EPOCH <= epoch <= _LAST_EPOCH:
-        msg = f"{call}: {epoch} is no leader epoch; give that of the last record, or None"
+        msg = f"{call}: {epoch} is not a leader epoch; pass that of the last record, or None"
         raise ValueError(msg)
 
 

@@ -141,7 +141,7 @@ class CallerCommits:
         }
 
     def _commit_within(self, offsets: Offsets, timeout_s: float) -> CommitResult:
-        # Before anything is sent: `settle` raises where the caller cannot wait.
+        # Before any request: `settle` raises if the caller must not wait.
         self._member.settle(0)
         results: list[CommitResult] = []
         self._unanswered[self._member.commit_async(offsets)] = (offsets, results.append)
@@ -165,9 +165,7 @@ class CallerCommits:
         owned = self._member.assignment() - self.lost
         for tp, offset in offsets.items():
             if tp not in self._assigned or tp not in owned:
-                message = (
-                    f"commit for {tp} refused: it is not assigned any more; stop the work on it"
-                )
+                message = f"commit for {tp} refused: it is no longer assigned; stop the work on it"
                 refused[tp] = PartitionLostError(message, partitions={tp: "not assigned"})
                 continue
             is_marked = tp in self._marked

@@ -90,10 +90,10 @@ class RebalanceAwareConsumer(ConsumerOperations):
         complete_revoke_in_same_poll: Let `poll` complete each revoke in the poll that it is
             requested in, as other consumers do.
         pause_marks: What happens to the marks of `pause` when their partitions leave the
-            assignment: `keep` them until the partitions come back, `clear` them (KAFKA-20385), or
+            assignment: `keep` them until the partitions return, `clear` them (KAFKA-20385), or
             `carry` them to the next owner. Marks of topics and of the whole consumer always stay.
-        probe_interval_s: How often the consumer asks the broker during a hold whether it is still a
-            member.
+        probe_interval_s: How often the consumer verifies its membership with the broker during a
+            hold.
         discovery_interval_s: How often new partitions (classic protocol) and topics (patterns) are
             discovered.
         clock: A monotonic clock.
@@ -524,7 +524,7 @@ def poll_timeout_s(timeout_s: float | None, timeout: float | None) -> float:
         TypeError: Both are given, or it is not a number.
     """
     if timeout_s is not None and timeout is not None:
-        msg = "give timeout_s or timeout, not both: they mean the same"
+        msg = "pass timeout_s or timeout, not both: they are the same argument"
         raise TypeError(msg)
     value: object = timeout if timeout_s is None else timeout_s
     return parse_seconds("poll", DEFAULT_POLL_S if value is None else value)

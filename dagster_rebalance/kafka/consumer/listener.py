@@ -170,7 +170,7 @@ def consumer_aware(listener: AnyRebalanceListener) -> RebalanceListener:
             `AsyncRebalanceAwareConsumer` can await.
     """
     if not isinstance(listener, RebalanceListener | ConsumerRebalanceListener):
-        msg = f"{listener!r} is no rebalance listener: derive its class from RebalanceListener"
+        msg = f"{listener!r} is not a rebalance listener: derive its class from RebalanceListener"
         raise IllegalStateError(msg)
     if any(inspect.iscoroutinefunction(getattr(listener, name, None)) for name in CALLBACKS):
         msg = (

@@ -77,7 +77,7 @@ class ConsumerOperations:
         self._state = state
 
     def _check_usable(self) -> None:
-        """Raise `IllegalStateError` if this object must not be used any more."""
+        """Raise `IllegalStateError` if this object must no longer be used."""
 
     @guarded
     def assignment(self) -> frozenset[TopicPartition]:
@@ -276,7 +276,7 @@ class ConsumerOperations:
             state.group_id, state.member.member_id, state.member.group_metadata()
         )
         lost = state.assigned & state.commits.lost
-        # In a callback the listener knows the losses that were handled before it.
+        # In a callback the listener has already received the losses that were handled before.
         if not (state.is_delivered or state.guard.in_callback):
             lost |= state.revokes.lost
         if lost:

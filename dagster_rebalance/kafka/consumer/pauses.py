@@ -30,7 +30,7 @@ MARKS_LIMIT_S = 1.0
 _BACKOFF_S = 5.0
 """For this time after a wait without an answer, polls do not wait."""
 _SHORTEST_REQUEST_S = 0.5
-"""A request that the client gives up costs its connection to the coordinator, so no request is sent
+"""The client closes its connection to the coordinator if a request times out, so no request is sent
 with less time."""
 
 

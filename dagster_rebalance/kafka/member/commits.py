@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 _EPOCH_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """How long to wait for the member's next epoch, which arrives with a heartbeat, as Java's consumer
-does. In the classic protocol the caller gets `RebalanceInProgressError` and retries (KIP-429)."""
+does. In the classic protocol the caller receives `RebalanceInProgressError` and retries
+(KIP-429)."""
 _READ_BACK_LIMIT_S = 5.0
 _LARGEST_SHARE = 64
 

@@ -39,17 +39,17 @@ def leave(consumer: confluent_kafka.Consumer) -> None:
     """Leave the group and close the client, without freezing the process.
 
     `close()` ends the group's state machine and runs the waiting callbacks. After each callback
-    confluent-kafka asks librdkafka for the assign or unassign while it holds Python's lock. If two
-    callbacks wait (an assignment that was not polled for, or the empty one after a released hold;
-    and the revoke of the close), the answer to the first ends the state machine. The request of the
-    second may then be dropped without an answer, and every thread of the process waits for ever
-    (librdkafka #4041 and #4884). After an unsubscribe and polls, no callback waits.
+    confluent-kafka requests the assign or unassign from librdkafka while it holds Python's lock. If
+    two callbacks wait (an assignment that was not polled for, or the empty one after a released
+    hold; and the revoke of the close), the answer to the first ends the state machine. The request
+    of the second may then be dropped without an answer, and every thread of the process waits for
+    ever (librdkafka #4041 and #4884). After an unsubscribe and polls, no callback waits.
 
     Seen with confluent-kafka 2.12.0 and 2.16.1 on a mock cluster: 9 of 329 closes with everything
     on one core, 2 of 486 on two; none of 1,488 in this way. On Kafka 4.1.1 two callbacks wait right
     after a release and after a lost hold, in both protocols.
 
-    The callbacks of the client must not hold a revoke any more.
+    The callbacks of the client must no longer hold a revoke.
     """
     try:
         consumer.unsubscribe()

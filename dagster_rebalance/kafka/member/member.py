@@ -88,7 +88,7 @@ class Member:
 
     Args:
         probe_interval_s: How often to probe for fencing during a hold.
-        discovery_interval_s: How often to look for new topics and partitions, between holds.
+        discovery_interval_s: How often to discover new topics and partitions, between holds.
     """
 
     def __init__(

@@ -83,10 +83,10 @@ class Discovery:
             self._refresh_at = self._clock()
 
     def refresh(self, session: SessionView) -> None:
-        """Subscribe to the wanted topics, and look for new topics and partitions at intervals.
+        """Subscribe to the wanted topics, and discover new topics and partitions at intervals.
 
         Topics that vanish from a pattern stay subscribed: a list may lack them for a moment. A new
-        pattern without a match gives up the topics of the last one.
+        pattern without a match unsubscribes the topics of the last one.
         """
         now = self._clock()
         if now < self._refresh_at or not self.subscription:

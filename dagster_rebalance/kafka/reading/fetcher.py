@@ -2,7 +2,7 @@
 
 During a hold librdkafka pauses every partition of the member's client. With a separate client,
 retained partitions kept 100 % of their rate through a hold. The fetcher's client is assigned at
-given offsets, and never subscribes, commits, or looks an offset up (`start_positions`).
+given offsets, and never subscribes, commits or queries offsets (`start_positions` does).
 """
 
 from __future__ import annotations
@@ -582,7 +582,7 @@ class Fetcher:
     def _check_stalled(self) -> None:
         """Report partitions without records although their leaders have more.
 
-        The leaders are asked for the ends, because an open transaction is no stall.
+        The end offsets are queried from the leaders, because an open transaction is not a stall.
         """
         suspects = self._stalled.check(self._lagging(), self._clock())
         if not suspects:

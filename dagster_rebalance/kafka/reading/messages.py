@@ -1,4 +1,4 @@
-"""Consume the messages of a client, and repair headers whose names are no UTF-8.
+"""Consume the messages of a client, and repair headers whose names are not UTF-8.
 
 confluent-kafka raises a `SystemError` at the first access to such headers, which clients in other
 languages may write, and ends the process at the second. As in Java, U+FFFD replaces the bytes.

@@ -86,7 +86,7 @@ class RecreatedTopics:
         self._begun_before: set[TopicPartition] = set()
 
     def add_started(self, partitions: Iterable[TopicPartition]) -> None:
-        """Record partitions whose start was looked up: it is no position in an older log."""
+        """Record partitions whose start was looked up: it is not a position in an older log."""
         self._begun.update(partitions)
         # No generator: an exception of a signal handler inside of one is lost.
         if {tp.topic for tp in self._begun} - self._ids.keys():
@@ -129,5 +129,5 @@ class RecreatedTopics:
             logger.info("the ids of topics are not known: %s", problem)
             return
         self._begun_before, self._begun = self._begun, set()
-        # The partitions of a topic that is not read any more start again if they come back.
+        # The partitions of a topic that is no longer read start again if they return.
         self._ids = {topic: an_id for topic, an_id in self._ids.items() if topic in topics}

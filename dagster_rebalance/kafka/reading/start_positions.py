@@ -1,7 +1,7 @@
 """Look up where reading of a partition starts: at the committed offset, or at an end of the log.
 
 The client must not do this. An answer that arrives after the partition was given up starts a timer
-of 0.5 s, which moves the partition to an end of the log whatever its next assignment
+of 0.5 s, which moves the partition to an end of the log regardless of its next assignment
 (`rd_kafka_toppar_handle_Offset`, "outdated offset response"; seen with 2.16.0): records would be
 read again or skipped. By its source, the same happens with an open transaction: the answer counts
 as "nothing is committed" if another assignment occurs in between.

@@ -40,7 +40,7 @@ START_LIMIT_S = 240.0
 
 
 def admin_of(servers: str, login: Mapping[str, str] = MappingProxyType({})) -> AdminClient:
-    """Return an admin client that logs nothing about nodes that a test has ended."""
+    """Return an admin client that does not log errors of nodes that a test has ended."""
     return AdminClient({**login, "bootstrap.servers": servers, "log_level": 0})
 
 

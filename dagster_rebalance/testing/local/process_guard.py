@@ -2,8 +2,9 @@
 
 Usage: `process_guard.py LIFELINE REPORT COMMAND...`. The parent holds the other end of the pipe
 LIFELINE. When the parent ends, the pipe closes, and the tree receives SIGTERM, then SIGKILL. A byte
-in the pipe requests SIGKILL at once. REPORT receives the command's pid, and later its exit code. Orphans are adopted
-(PR_SET_CHILD_SUBREAPER). Standard library only: it runs without site-packages, in milliseconds.
+in the pipe requests SIGKILL at once. REPORT receives the command's pid, and later its exit code.
+Orphans are adopted (PR_SET_CHILD_SUBREAPER). Standard library only: it runs without site-packages,
+in milliseconds.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ WRONG: list[tuple[Callable[[RebalanceAwareConsumer], object], type[Exception], s
     (lambda c: c.commit_sync({P0}), TypeError, "commit_sync expects a mapping"),  # type: ignore[arg-type]
     (lambda c: c.commit_sync({"orders": OffsetAndMetadata(5)}), TypeError, "a TopicPartition"),  # type: ignore[arg-type]
     (lambda c: c.commit_sync({P0: OffsetAndMetadata("5")}), TypeError, "a whole number as offset"),  # type: ignore[arg-type]
-    (lambda c: c.commit_sync({P0: OffsetAndMetadata(-1)}), ValueError, "-1 is no offset"),
-    (lambda c: c.commit_sync({P0: OffsetAndMetadata(2**70)}), ValueError, "is no offset"),
+    (lambda c: c.commit_sync({P0: OffsetAndMetadata(-1)}), ValueError, "-1 is not an offset"),
+    (lambda c: c.commit_sync({P0: OffsetAndMetadata(2**70)}), ValueError, "is not an offset"),
     (
         lambda c: c.commit_sync({P0: OffsetAndMetadata(5, b"x")}),  # type: ignore[arg-type]
         TypeError,
@@ -169,14 +169,14 @@ WRONG: list[tuple[Callable[[RebalanceAwareConsumer], object], type[Exception], s
     (
         lambda c: c.commit_async({P0: OffsetAndMetadata(5, leader_epoch=2**40)}),
         ValueError,
-        "commit_async: 1099511627776 is no leader epoch",
+        "commit_async: 1099511627776 is not a leader epoch",
     ),
     (
         lambda c: c.commit_sync({P0: OffsetAndMetadata(5, leader_epoch=-2)}),
         ValueError,
-        "-2 is no leader epoch",
+        "-2 is not a leader epoch",
     ),
-    (lambda c: c.commit_sync([client(0)]), ValueError, "cannot be committed; give the next offset"),
+    (lambda c: c.commit_sync([client(0)]), ValueError, "cannot be committed; pass the next offset"),
     (lambda c: c.offsets_for_times({P0: 0.5}), TypeError, "a time in whole milliseconds"),  # type: ignore[arg-type]
     (lambda c: c.offsets_for_times([P0]), TypeError, "a mapping of partitions to milliseconds"),  # type: ignore[list-item]
     (lambda c: c.subscribe([""]), ValueError, "not a valid topic name"),

@@ -164,7 +164,7 @@ def test_setting_whose_name_is_no_text_is_refused() -> None:
 def test_negative_time_is_refused(consumer: RebalanceAwareConsumer, at: int) -> None:
     """Kafka treats -1 as the end of the log."""
     for times in ({P0: at}, [confluent_kafka.TopicPartition("orders", 0, at)]):
-        with pytest.raises(ValueError, match=f"orders-0: {at} is no time; give milliseconds"):
+        with pytest.raises(ValueError, match=f"orders-0: {at} is not a time; pass milliseconds"):
             consumer.offsets_for_times(times)
 
 

@@ -371,7 +371,9 @@ def test_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
     (batch,) = ground.book.read()
     wanted = batch_request(batch.batch_id, *batch.ranges)
     run = make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
-    with pytest.raises(ConfigurationError, match=f"no unfinished rerun 'xyz'; unfinished: {rerun_id}"):
+    with pytest.raises(
+        ConfigurationError, match=f"no unfinished rerun 'xyz'; unfinished: {rerun_id}"
+    ):
         ground.reruns.cancel("xyz")
     assert "0 of 1 runs were done, 1 running ones are cancelled" in ground.reruns.cancel(rerun_id)
     assert status_of(ground.instance, run) is Status.CANCELED
