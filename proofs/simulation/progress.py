@@ -109,7 +109,7 @@ class Progress:
             return Wait("reads its committed offset", self._slack_s)
         if owned.blocked_by:
             return Wait("working on it without a claim", self._limit_of_runs(owned.blocked_by))
-        return Wait("asks Dagster for the runs", self._slack_s)
+        return Wait("reads the runs of its claims", self._slack_s)
 
     def _of_paused(self, owned: OwnedPartition, order: Directive) -> Iterable[Wait]:
         """A paused partition may wait without a deadline; completed work is committed."""

@@ -570,13 +570,13 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         "takes_value takes 'returns_value', which is neither a resource nor the batch",
     ),
     (STREAM, {"assets": [_graph]}, "inner is not made by one decorated function"),
-    (STREAM, {"assets": [asset_table.pooled]}, "pooled has a pool, .* by the argument `runs`"),
+    (STREAM, {"assets": [asset_table.pooled]}, "pooled has a pool, .* with the argument `runs`"),
     (
         STREAM,
         {"assets": [asset_table.retried]},
-        "retried has a retry_policy, .* `max_attempts` of the group",
+        "retried has a retry_policy, .* `max_attempts` and",
     ),
-    (STREAM, {"assets": [asset_table.hooked]}, "hooked has hooks, which no batch would call"),
+    (STREAM, {"assets": [asset_table.hooked]}, "hooked has hooks, which no batch calls"),
     (STREAM, {"assets": [asset_table.has_config]}, f"has_config {CONFIG}"),
     (STREAM, {"assets": [asset_table.has_schema]}, f"has_schema {CONFIG}"),
     # Dagster splits such a multi-asset into two steps; a batch calls its function once.

@@ -462,7 +462,7 @@ MUTANTS = {
     commit_of_a_failed_run: (3, "is committed, but no run has succeeded on it: it is lost"),
     drop_the_claims_on_a_commit: (2, "a claim is dropped without a commit"),
     forget_the_claims_of_the_former_owner: (3, "a claim is dropped without a commit"),
-    forget_the_epoch: (5, "was assigned twice without being given up"),
+    forget_the_epoch: (5, "was assigned twice without a revoke in between"),
     release_before_commit: (3, "works on it"),
     fence_before_drain: (9, "works on it"),
     commit_out_of_order: (2, "refusing to store"),
