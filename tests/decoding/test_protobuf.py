@@ -88,7 +88,7 @@ def test_message_indexes_select_a_nested_message(registry: HttpRegistry) -> None
             "a message shop.Refund",
             "lead to no message",
             "indexes are truncated",
-            "no message shop.Order.Line",
+            "not a message shop.Order.Line",
         ),
         strict=True,
     ):

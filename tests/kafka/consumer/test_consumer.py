@@ -362,7 +362,7 @@ def test_refused_listener_leaves_the_one_before(group: FakeGroup) -> None:
     listener = Listener()
     blue = consumer_of(group)
     blue.set_rebalance_listener(listener)
-    with pytest.raises(IllegalStateError, match="no rebalance listener"):
+    with pytest.raises(IllegalStateError, match="not a rebalance listener"):
         blue.set_rebalance_listener(print)  # type: ignore[arg-type]
     poll(blue)
     assert listener.calls
