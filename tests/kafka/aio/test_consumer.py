@@ -334,7 +334,7 @@ async def test_listener_with_a_callback_that_is_no_coroutine_is_refused(group: F
         ) -> None: ...
 
     async with consumer_of(group) as blue:
-        with pytest.raises(IllegalStateError, match="no coroutine"):
+        with pytest.raises(IllegalStateError, match="not a coroutine function"):
             blue.set_rebalance_listener(Mixed())
 
 
