@@ -1,13 +1,13 @@
-"""The Dagster side holds the sensor, the resources of runs, and the member in the code server.
+"""The Dagster side: the sensors, the resources of runs, and the members of a group.
 
-This package owns everything that talks to Dagster. The core makes the decisions; only `consumer`
-talks to Kafka. The package must never import private modules of Dagster, or create a member on
-import, in a run, or for a preview.
+Only this package accesses Dagster. The core makes the decisions, and only `kafka` accesses Kafka.
+This package must never import private modules of Dagster, or create a member on import or for a
+preview.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from dagster_rebalance import __version__
 
-# Dagster shows the version beside those of its own libraries, which have one in common.
+# Dagster shows the version next to its own libraries, which all have the same version.
 DagsterLibraryRegistry.register("dagster-rebalance", __version__, is_dagster_package=False)

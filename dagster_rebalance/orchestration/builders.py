@@ -1,4 +1,4 @@
-"""The settings of the builders, each declared once, and what the sensors of both forms share.
+"""The settings of the builders, each declared once, and the shared code of both sensors.
 
 A builder takes the fields of its settings class as keyword arguments (`takes`). The documentation
 and the YAML component read the types, defaults and descriptions of the fields.
@@ -60,7 +60,7 @@ class SensorSettings:
     ] = None
     lag_within_s: Annotated[
         float | None,
-        "The check `lag_within` fails while a record waits for longer, by its timestamp.",
+        "The check `lag_within` fails while a record waits for more seconds, by its timestamp.",
     ] = None
     minimum_interval_seconds: Annotated[
         int, "Seconds between ticks of the sensor; below 5 has no effect."
@@ -128,8 +128,8 @@ class DefsSettings(SensorSettings):
     show_topics: Annotated[
         bool,
         "Whether the topics are upstream of the assets in the lineage. An asset that takes the "
-        "value of another cannot get them. Dagster changes the deps of an asset only once: turn it "
-        "off if something else changes them.",
+        "value of another cannot get them. Dagster changes the deps of an asset only once: set it "
+        "to False if something else changes them.",
     ] = True
 
     @property
@@ -160,7 +160,7 @@ class StreamDefsSettings(DefsSettings):
         "The version of the code. Runs of another version are replaced one after the other. By "
         "default a digest of the settings and of the source files of the assets.",
     ] = None
-    max_run_s: Annotated[float, "Runs that are older are replaced in the same way."] = 3600.0
+    max_run_s: Annotated[float, "Runs older than this many seconds are also replaced."] = 3600.0
 
 
 def takes(

@@ -82,7 +82,7 @@ SHORTEST_FRESHNESS_S = 60.0
 def build_kafka_batch_defs(settings: BatchDefsSettings) -> dg.Definitions:
     """Process the topics of a consumer group with assets, one run per batch of offsets.
 
-    The assets take their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, with
+    The assets get their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, with
     `spark`, their session from the resource `spark`. All assets of a batch run in one process. For
     several groups in one code location, give each its own name and resource keys, and join them
     with `dg.Definitions.merge`.
@@ -215,7 +215,7 @@ def _check(settings: DefsSettings, *, streams: bool) -> None:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
         raise ConfigurationError(msg)
     if isinstance(assets, dg.Definitions) or not isinstance(assets, Iterable):
-        msg = f"assets of {name} is no list: give assets=[...], also for one asset"
+        msg = f"assets of {name} is not a list: give assets=[...], also for one asset"
         raise ConfigurationError(msg)
     if not isinstance(kafka, KafkaConsumerResource):
         msg = f"kafka of {name} is a {type(kafka).__name__}: give a KafkaConsumerResource"
@@ -241,9 +241,9 @@ def _check(settings: DefsSettings, *, streams: bool) -> None:
 def _check_secrets(name: str, written: Iterable[str]) -> None:
     for setting in written:
         msg = (
-            f"{setting} of {name} is given as a plain text in the code. "
+            f"{setting} of {name} is plain text in the code. "
             "Put the secret into an environment variable, and give it as dg.EnvVar with the "
-            "variable's name (in YAML: '{{ env.NAME }}', and nothing else in the text)"
+            "variable's name (in YAML: only '{{ env.NAME }}')"
         )
         raise ConfigurationError(msg)
 
@@ -251,7 +251,7 @@ def _check_secrets(name: str, written: Iterable[str]) -> None:
 def _check_keys(name: str, *keys: str) -> None:
     for key, times in Counter(keys).items():
         if times > 1:
-            msg = f"the resource key {key!r} of {name} stands for two things: choose another one"
+            msg = f"the resource key {key!r} of {name} is used twice: choose another one"
             raise ConfigurationError(msg)
 
 
@@ -298,7 +298,7 @@ def _without_checks_of_others(assets: Sequence[dg.AssetsDefinition]) -> dg.Asset
 def _topic_assets(settings: DefsSettings) -> list[dg.AssetSpec]:
     """Return the shown topics as external assets, without patterns and unset variables.
 
-    The assets of groups that read the same topic are equal, so Dagster takes them for one.
+    Groups that read the same topic declare equal assets, which Dagster treats as one.
     """
     topics = settings.kafka.topics if settings.show_topics else []
     given = (topic.get_value() if isinstance(topic, dg.EnvVar) else topic for topic in topics)
@@ -351,9 +351,9 @@ def _definitions(
         partitions_def=dg.DynamicPartitionsDefinition(name=group.partitions_name),
         description=(
             f"The committed offsets of consumer group {group_id}. Each materialisation is a commit "
-            "of one partition, or all its commits within record_every_s, which is 10 s in "
-            "streaming runs. It has the lag of the partition. If a partition is stopped, the "
-            "check no_partition_stopped has the reason and the remedy. The asset "
+            "of one partition, or all its commits within record_every_s (10 s in streaming "
+            "runs), with the lag of the partition. If a partition is stopped, the check "
+            "no_partition_stopped shows the reason and the remedy. The asset "
             f"{group.lag.to_user_string()} shows the lag of the whole group, and "
             f"{group.group.to_user_string()} the members and their partitions."
         ),
@@ -411,7 +411,7 @@ def _freshness(commit_within_s: float | None) -> dg.FreshnessPolicy | None:
     if commit_within_s < SHORTEST_FRESHNESS_S:
         msg = (
             f"commit_within_s={commit_within_s:g} must be at least {SHORTEST_FRESHNESS_S:g}, the "
-            "shortest time that Dagster takes"
+            "shortest time that Dagster supports"
         )
         raise ConfigurationError(msg)
     return dg.FreshnessPolicy.time_window(fail_window=timedelta(seconds=commit_within_s))

@@ -47,7 +47,7 @@ class ShownStops(NamedTuple):
     Attributes:
         reasons: The first of the partitions, with reasons.
         partitions: The number of stopped partitions.
-        told: Those of the first partitions that their owners have reported.
+        told: Those of the first partitions that were reported by their owners.
     """
 
     reasons: Mapping[TopicPartition, str]
@@ -55,7 +55,7 @@ class ShownStops(NamedTuple):
     told: frozenset[TopicPartition]
 
     def are(self, stopped: Mapping[TopicPartition, str]) -> bool:
-        """Whether these partitions are shown, as far as the table tells."""
+        """Whether the check shows these partitions, as far as its table reaches."""
         return self.partitions == len(stopped) and self.reasons.keys() <= stopped.keys()
 
 
@@ -69,7 +69,7 @@ class RunsToEnd(Protocol):
         """Stop the external work of a run whose process is gone, and mark the run as over.
 
         Returns:
-            False if the run lives: its heartbeat is not `sign` any more.
+            False if the run is alive: its heartbeat is no longer `sign`.
         """
 
 
@@ -115,7 +115,7 @@ class WorkPort(Protocol):
         """
 
     def watch(self) -> None:
-        """Interrupt a batch that takes too long, and end the run if that does not help."""
+        """Interrupt a batch that takes too long, and end the run if the batch does not end."""
 
     def stop(self, run_ids: Collection[str]) -> None:
         """Stop the batch being processed if its run is one of these, by directive."""
@@ -132,10 +132,10 @@ class WorkPort(Protocol):
         """Whether the last report does not match these partitions and the current batch."""
 
     def report(self, partitions: Collection[TopicPartition]) -> None:
-        """Report how the work on abandoned claims ended, and then where the worker may still work.
+        """Report how the work on abandoned claims ended, and then the partitions of the worker.
 
-        It may work on these partitions, and on those of its current batch. The storage thread calls
-        this before the member claims ranges of newly assigned partitions.
+        The worker may work on the given partitions, and on those of its current batch. The storage
+        thread calls this before the member claims ranges of newly assigned partitions.
         """
 
     def abandon(self, claims: Iterable[Claimed]) -> None:
@@ -159,7 +159,7 @@ class GroupRecords(Protocol):
 
 
 class CataloguePort(GroupRecords, Protocol):
-    """The catalogue: shows the member to people, and the members to each other."""
+    """The catalogue: shows the member to operators, and the members to each other."""
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Add partitions to the offsets asset, so that commits can be recorded."""

@@ -126,7 +126,7 @@ def test_login_file_may_name_a_token_function(command: tuple[str, ...], tmp_path
     ("arguments", "problem"),
     [
         (["status"], "several consumer groups: pass --group with one of older, shop_eu"),
-        (["explain", "--group", "orphan"], "no member of group orphan has had a partition yet"),
+        (["explain", "--group", "orphan"], "group orphan has never been assigned a partition"),
         (["status", "--group", "older"], "have not published their brokers: pass --bootstrap-s"),
         (["produce", "orders", "5"], "pass --bootstrap-server; the command broker prints"),
         (["reset", "--all", "orders", "--to-latest"], "name the partitions to move"),

@@ -481,7 +481,7 @@ class TestSecrets:
     )
     def test_secret_given_as_text_is_refused_and_not_shown(self, login: str) -> None:
         error = load_error(SHOP + "  security_protocol: SASL_SSL\n" + login + "\n")
-        assert "is given as a plain text" in error
+        assert "is plain text" in error
         assert "{{ env.NAME }}" in error
         assert SECRET not in error
 
@@ -500,9 +500,7 @@ def test_registry_becomes_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
         assert registry.url == "https://registry"
         assert isinstance(registry.token, dg.EnvVar)
         assert SECRET not in repr(component)
-    assert "is given as a plain text" in load_error(
-        SHOP + settings.replace("{{ env.REGISTRY_TOKEN }}", "t")
-    )
+    assert "is plain text" in load_error(SHOP + settings.replace("{{ env.REGISTRY_TOKEN }}", "t"))
 
 
 class TestScaffolder:

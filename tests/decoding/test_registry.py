@@ -214,7 +214,7 @@ def test_unsupported_schema_is_refused(registry: HttpRegistry) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "https://user:pass@registry"}, "url has a login in it"),
+        ({"url": "https://user:pass@registry"}, "url contains a login"),
         ({"username": "etl"}, "is missing: give both"),
         ({"username": "e:tl", "password": "p"}, "colon"),
         ({"username": "etl", "password": "p", "token": "t"}, "a token and a username"),

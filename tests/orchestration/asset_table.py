@@ -341,7 +341,7 @@ def without_batch() -> None:
 @row(
     FUNCTIONS,
     "the value of another asset as a parameter, `dg.AssetIn`",
-    stream="read what another asset has written from where it is stored",
+    stream="read the output of another asset from its storage",
 )
 @dg.asset
 def takes_value(kafka_batch: KafkaBatch, returns_value: int) -> None:

@@ -234,8 +234,8 @@ class _BatchIOManager(dg.IOManager):
         if isinstance(keyed, _KeyedOutput) and not keyed.is_used:
             msg = (
                 f"{type(self._inner).__name__} stored a value between assets of one batch without "
-                "asking for the key of the asset, so batches would overwrite each other's "
-                "values: take one that stores each value by the key of its asset, such as "
+                "reading the key of the asset, so batches would overwrite each other's values: "
+                "use an IO manager that stores each value by the key of its asset, such as "
                 "dg.FilesystemIOManager"
             )
             raise ConfigurationError(msg)

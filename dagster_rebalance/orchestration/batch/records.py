@@ -1,7 +1,7 @@
-"""The records of a batch as Arrow and decoded, and those that a test gives.
+"""The records of a batch as Arrow or decoded, and the records that a test provides.
 
-Arrow has the columns of Spark's Kafka source; pyarrow is optional. Each function that decodes
-stores the dead letters of a chunk before it yields the other records of that chunk.
+Arrow tables have the columns of Spark's Kafka source; pyarrow is optional. Each function that
+decodes stores the dead letters of a chunk before it yields the other records of that chunk.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Decoding:
         elif dead_letters is not None and dead_letters == kafka.dead_letter_topic:
             problem = (
                 f"dead_letters={dead_letters!r} is the topic for failed ranges, whose records have "
-                "another form. Name another topic"
+                "another format. Name another topic"
             )
         if problem is not None:
             raise ConfigurationError(problem)
@@ -235,8 +235,8 @@ def with_known_schemas(
             if len(problems) > _MAX_UNKNOWN:
                 msg = (
                     f"the {decoder.part}s of the batch name more than {_MAX_UNKNOWN} schemas that "
-                    "the registry does not have: is it the registry of the producers, and are the "
-                    f"{decoder.part}s in its wire format?"
+                    "the registry does not have: check that it is the registry of the producers, "
+                    f"and that the {decoder.part}s are in its wire format"
                 )
                 raise ConfigurationError(msg)
         known.append(replace(decoder, writer=KnownSchemas(schemas, problems)))
@@ -362,14 +362,14 @@ class GivenMessages:
                 msg = (
                     f"the message at {message.topic()}-{message.partition()} offset "
                     f"{message.offset()} is in none of the ranges {', '.join(map(str, own))}: a "
-                    "real batch would not have it"
+                    "real batch would not contain it"
                 )
                 raise IllegalStateError(msg)
 
     def read(self, ranges: Iterable[OffsetRange]) -> Iterator[Message]:
         """Return the messages of some ranges."""
         if self._messages is None:
-            msg = "this batch has no messages: give some to KafkaBatch.for_testing(messages=)"
+            msg = "this batch has no messages: pass them to KafkaBatch.for_testing(messages=)"
             raise IllegalStateError(msg)
         wanted = tuple(ranges)
         return (one for one in self._messages if any(_holds(range_, one) for range_ in wanted))
@@ -421,7 +421,7 @@ def _is_bytes(part: object) -> bool:
 
 
 def _time(at_ms: int) -> datetime | None:
-    """Return a time, if Python has it: its years end at 9999."""
+    """Return a time, or None after the year 9999, the last that Python supports."""
     try:
         return _EPOCH + timedelta(milliseconds=at_ms)
     except OverflowError:

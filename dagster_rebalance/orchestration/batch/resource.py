@@ -121,7 +121,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         # Dagster copies a resource by its fields, which cannot hold messages, and its class.
         class BatchForTesting(KafkaBatch):
-            """A batch whose messages are given."""
+            """A batch with the messages of a test."""
 
             def messages(
                 self,
@@ -174,7 +174,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def is_rerun(self) -> bool:
-        """Whether a person requested these ranges again, after the group has committed them.
+        """Whether an operator requested these ranges again, after the group has committed them.
 
         Output by range is replaced. Skip effects that cannot be replaced, such as e-mails.
         """
@@ -430,12 +430,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     def pipes_extras(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the batch as extras of a Dagster Pipes client; the job reads it with `PipesBatch`.
 
-        Call it directly before the client: from there on the run detects interrupts, even if the
-        client suppresses them.
+        Call this method directly before the client: from then on, the run detects interrupts, even
+        if the client suppresses them.
 
         Args:
             more: Further extras, without secrets: Pipes may store its context in environment
-                variables, logs and files that many can read. Give logins to the job itself.
+                variables, logs and readable files. Pass logins to the job directly.
 
         Raises:
             ConfigurationError: An item of `more` has the name of a secret, contains a secret of the
@@ -493,7 +493,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         try:
             why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()
         except Exception:
-            # Without REFUSED, the owner of the batch waits for the time-out.
+            # Without the event REFUSED, the owner of the batch waits for the time-out.
             with suppress(Exception):
                 record_run_event(instance, run, RunEvent.REFUSED)
             raise
@@ -501,7 +501,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             self._refuse(instance, run, why_not)
         heartbeat.record_claims(self._claims)
         why_not = heartbeat.why_too_late()
-        if why_not is not None:  # no thread has watched the lease so far
+        if why_not is not None:  # no thread has checked the lease so far
             RangeOwners(instance).erase(run.run_id, self._claims)
             self._refuse(instance, run, why_not)
         self._interruptions = Interruptions()
@@ -528,8 +528,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         if own is None:
             return (
                 f"the batch id in its run config differs from its tag {BATCH_TAG}, by which the "
-                "owner of the batch finds it, or its job is not one that a sensor of group "
-                f"{self.kafka.group_id} requests"
+                "owner of the batch finds the run, or no sensor of group "
+                f"{self.kafka.group_id} requests runs of its job"
             )
         if not own.ranges or own.ranges != self.offset_ranges:
             return "its ranges are not those of its run config"
@@ -541,7 +541,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 committed = consumer.committed([range_.topic_partition for range_ in own.ranges])
         except BrokerError as error:
             # A refusal is no failed attempt: an outage of Kafka must not stop a partition.
-            return f"Kafka could not be asked for its claim: {error}"
+            return f"its claim could not be read from Kafka: {error}"
         if rerun_of(self.batch_id):
             store = RerunStore(instance, GroupAssets.of(self.kafka.group_id).reruns_name)
             planned = next((one for one in store.read() if one.batch_id == self.batch_id), None)

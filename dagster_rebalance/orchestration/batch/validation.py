@@ -33,10 +33,10 @@ def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
         for spec in asset.specs:
             if spec.partitions_def is not None:
                 msg = (
-                    f"asset {spec.key.to_user_string()} of {name} has a partitions_def, and no run "
-                    "of it would have a partition: the batch defines the input. Remove it, and key "
-                    "the output by the ranges of the batch. For an output by day, give the "
-                    "partitions to an asset downstream of this one"
+                    f"asset {spec.key.to_user_string()} of {name} has a partitions_def, but its "
+                    "runs have no partition: the batch defines the input. Remove it, and key the "
+                    "output by the ranges of the batch. For an output by day, define the "
+                    "partitions on an asset downstream of this one"
                 )
                 raise ConfigurationError(msg)
         conditions = {
@@ -48,9 +48,9 @@ def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
         for what, condition in conditions.items():
             if condition is not None:
                 msg = (
-                    f"{what} of {name} has an automation_condition, and the runs that it starts "
-                    f"would have no batch: remove it. The sensor {name}_sensor requests a run when "
-                    "there are records; downstream assets may have a condition, such as "
+                    f"{what} of {name} has an automation_condition, which would start runs without "
+                    f"a batch: remove it. The sensor {name}_sensor requests a run when there are "
+                    "records; downstream assets may have a condition, such as "
                     "dg.AutomationCondition.eager().without("
                     "~dg.AutomationCondition.any_deps_in_progress()), since this asset is nearly "
                     "always in progress"
@@ -63,8 +63,8 @@ def check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefin
     executor = job.executor_def
     if executor is None or executor.name != dg.in_process_executor.name:
         msg = (
-            f"the job {job.name} of sensor {name} runs its steps in separate processes, and "
-            "between two of them no process would send heartbeats: give the job "
+            f"the job {job.name} of sensor {name} runs its steps in separate processes, and no "
+            "process would send heartbeats between two steps: give the job "
             "executor_def=dg.in_process_executor. Spark provides the parallelism"
         )
         raise ConfigurationError(msg)
@@ -84,21 +84,21 @@ def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
 
 
 def check_config(job: str, nodes: Iterable[object]) -> None:
-    """Check that no step requires run config: the sensor only gives a run its batch."""
+    """Check that no step requires run config: the sensor only sets the batch."""
     for node in nodes:
         if not isinstance(node, dg.OpDefinition):
             continue  # a graph may give config to its own ops
         if node.config_field is not None and node.config_field.is_required:
             msg = (
-                f"{node.name} of job {job} needs run config, and the sensor only gives a run its "
-                "batch, so no run would start: give each value a default, or give the asset a "
-                "resource with these values"
+                f"{node.name} of job {job} needs run config, but the sensor only sets the batch, "
+                "so no run would start: give each value a default, or give the asset a resource "
+                "with these values"
             )
             raise ConfigurationError(msg)
 
 
 def check_resources(job: str, keys: Iterable[str], resources: Mapping[str, object]) -> None:
-    """Check that no resource requires run config: the sensor only gives a run its batch."""
+    """Check that no resource requires run config: the sensor only sets the batch."""
     left, seen = list(keys), set[str]()
     while left:
         key = left.pop()
@@ -111,8 +111,8 @@ def check_resources(job: str, keys: Iterable[str], resources: Mapping[str, objec
         for one in (definition, *map(definition_of, inside.values())):
             if one is not None and one.config_field is not None and one.config_field.is_required:
                 msg = (
-                    f"the resource {key!r} of job {job} is configured at launch, and the sensor "
-                    "only gives a run its batch, so no run would start: give its values in its "
+                    f"the resource {key!r} of job {job} is configured at launch, but the sensor "
+                    "only sets the batch, so no run would start: give its values in its "
                     "definition, such as dg.EnvVar for an environment variable"
                 )
                 raise ConfigurationError(msg)
@@ -147,10 +147,9 @@ def check_retries(
         owners.append(f"job {job}")
     if owners:
         msg = (
-            f"{owners[0]} has a retry_policy, by which Dagster retries a step in the same run, "
-            "even if it was interrupted because its partitions move. Remove the policy: a failed "
-            "batch is retried in another run (max_attempts and retry_delay_s of the "
-            "KafkaConsumerResource)"
+            f"{owners[0]} has a retry_policy: Dagster would retry the step in the same run, even "
+            "after an interrupt for a rebalance. Remove the policy: a failed batch is retried in "
+            "another run (max_attempts and retry_delay_s of the KafkaConsumerResource)"
         )
         raise ConfigurationError(msg)
 
@@ -189,8 +188,8 @@ def check_makes_assets(name: str, assets: Iterable[object]) -> None:
             raise _not_materialized(name, asset.key.to_user_string())
         if not isinstance(asset, dg.AssetsDefinition):
             msg = (
-                f"assets of {name} has {asset!r}, which is no asset that processes a batch: give "
-                "what @dg.asset or another decorator of assets makes of a function"
+                f"assets of {name} has {asset!r}, which cannot process a batch: give functions "
+                "with @dg.asset or another asset decorator"
             )
             raise ConfigurationError(msg)
         if not asset.is_materializable:
@@ -207,9 +206,8 @@ def _check_is_new(name: str, key: dg.AssetKey, made: dict[str, dg.AssetKey]) -> 
     if other is not None:
         shown = " and ".join(dict.fromkeys(one.to_user_string() for one in (other, key)))
         msg = (
-            f"assets of {name} has two definitions of {shown}: Dagster needs one for each asset, "
-            "and makes one name of a key with / and of one with __. Remove one, or give it "
-            "another key"
+            f"assets of {name} has two definitions of {shown}: Dagster needs one definition per "
+            "asset, and treats / and __ in keys as the same. Remove one, or give it another key"
         )
         raise ConfigurationError(msg)
 
@@ -233,8 +231,8 @@ def check_streamed(asset: dg.AssetsDefinition, batch_key: str) -> Callable[..., 
     if function is None:
         raise refused(
             asset,
-            "is not made by one decorated function (@dg.asset, @dg.multi_asset): call the "
-            "functions of its ops in one asset, or use build_kafka_batch_defs",
+            "is not one decorated function (@dg.asset, @dg.multi_asset): call the functions of "
+            "its ops in one asset, or use build_kafka_batch_defs",
         )
     for why in _whys(asset):
         raise refused(asset, why)
@@ -246,8 +244,8 @@ def check_streamed(asset: dg.AssetsDefinition, batch_key: str) -> Callable[..., 
         if parameter != batch_key and parameter not in resource_parameters(asset):
             raise refused(
                 asset,
-                f"takes {parameter!r}, which is neither a resource nor the batch: read what "
-                "another asset has written from where it is stored, and name that asset in deps",
+                f"takes {parameter!r}, which is neither a resource nor the batch: read the output "
+                "of another asset from its storage, and name that asset in deps",
             )
     return function
 
@@ -280,8 +278,8 @@ def resource_parameters(asset: dg.AssetsDefinition) -> frozenset[str]:
 def refused(asset: dg.AssetsDefinition, why: str) -> ConfigurationError:
     """Return the refusal of an asset in streaming runs."""
     return ConfigurationError(
-        f"asset {name_of(asset)} {why}. A streaming run calls the function of each asset once for "
-        "each batch"
+        f"asset {name_of(asset)} {why}. A streaming run calls the function of each asset once per "
+        "batch"
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         WorkPort,
     )
 
-# Users configure the level of this logger, so its name does not follow the module.
+# The name is public: users configure the level of this logger.
 _logger = logging.getLogger("dagster_rebalance.orchestration.member.log")
 
 

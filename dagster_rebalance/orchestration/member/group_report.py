@@ -65,15 +65,15 @@ _Shown: TypeAlias = "tuple[frozenset[TopicPartition], frozenset[Any], tuple[str,
 
 @dataclass(frozen=True)
 class _Due:
-    """What a scan is for.
+    """The purpose of a scan.
 
     Attributes:
         at: The time.
         stops: Whether to report the stops.
         lag: Whether to report the lag.
-        news: The number of news that the report covers.
-        stop_news: The number of news about stops that it covers.
-        shown: The last report if there is no news since, so that this scan can confirm it.
+        news: The count of changes that the report covers.
+        stop_news: The count of changes of stops that it covers.
+        shown: The last report if nothing has changed since; this scan can confirm it.
     """
 
     at: float
@@ -86,10 +86,10 @@ class _Due:
 
 @dataclass(frozen=True)
 class _Done:
-    """What was reported; None for what was not.
+    """The result of a scan; None for the parts that were not reported.
 
     Attributes:
-        due: What the scan was for.
+        due: The purpose of the scan.
         stops: The stops.
         kept: The partitions that were reported as stopped because their owners had reported them.
         lag: The lag.
@@ -177,7 +177,7 @@ class GroupReport:
 
     @property
     def is_current(self) -> bool:
-        """Whether all news was reported."""
+        """Whether all changes were reported."""
         return self._news == self._news_shown
 
     def _look_at_partitions(self) -> None:
@@ -264,7 +264,7 @@ class GroupReport:
             try:
                 self._scan(due)
             except BrokerError as error:
-                self._note(f"the lag of the group, and what is stopped, is not known: {error}")
+                self._note(f"the lag and the stopped partitions of the group are unknown: {error}")
                 unknown = self._unknown_lag(due, error)
                 if unknown is not None:
                     pace = self._pace
@@ -278,7 +278,7 @@ class GroupReport:
             try:
                 self.topics()
             except BrokerError as error:
-                self._note(f"which topics there are is not known: {error}")
+                self._note(f"the topics of the group could not be listed: {error}")
 
     def _must_read_topics(self, now: float) -> bool:
         return self._watches_topics and now - self._topics_read_at >= _LOOK_FOR_TOPICS_S

@@ -57,7 +57,7 @@ _SUCCESSOR_POLL_LEAVING_S = 1.0
 _LEASE_RENEWAL_S = 15.0
 _STANDSTILL_S = 5.0
 _HEARTBEAT_S = 2.0
-"""A member that Kafka has evicted detects it within this time."""
+"""A member detects within this time that Kafka has evicted it."""
 _MOST_WOKEN = 20
 """Limit of polls after a standstill: errors must not make the loop poll without a pause."""
 _SLOW_S = 3.0
@@ -322,8 +322,8 @@ class MemberLoop:
         except BrokerError as error:
             self._raise_unless_retriable(error)
         except Exception as error:
-            self._note(f"{what} failed and is tried again: {error}")
-            logger.warning("%s failed and is tried again", what, exc_info=True)
+            self._note(f"{what} failed and is retried: {error}")
+            logger.warning("%s failed and is retried", what, exc_info=True)
         return None
 
     def _answer(self, command: commands.Command) -> events.Event | None:  # noqa: C901, PLR0912 - one case for each command
@@ -458,8 +458,8 @@ class MemberLoop:
     def _cancel_dropped_records(self) -> None:
         """Cancel queued records of commits that the next owner of their partition records.
 
-        Otherwise Dagster would show them twice: the storage may begin a record long after the
-        engine asked for it.
+        Otherwise Dagster would show them twice: the storage may write a record long after the
+        engine requested it.
         """
         for commit in self._engine.partitions.take_dropped_records():
             self._storage.cancel(_record_slot(commit.range))
@@ -467,8 +467,8 @@ class MemberLoop:
     def _recorded(self, commit: commands.RecordCommit) -> events.Event:
         if commit.is_dead_letter:
             self._note(
-                f"{commit.range} is committed although no run succeeded: the dead-letter topic has "
-                "it"
+                f"{commit.range} is committed without a successful run: it is in the dead-letter "
+                "topic"
             )
             self._report.add_news()  # another member may show it as stopped
         return events.CommitRecorded(commit)
@@ -527,7 +527,7 @@ class MemberLoop:
         *,
         slot: Hashable | None = None,
     ) -> None:
-        """Let the catalogue do something that the partitions do not wait for."""
+        """Let the catalogue execute a job that no partition waits for."""
         what = "reporting the state of the group to Dagster"
         self._storage.ask(Job(what, work, then, slot=slot, can_wait=True))
 

@@ -1,7 +1,7 @@
-"""The mailbox: all that the ticks of a sensor share with the thread of a member.
+"""The mailbox: the only state that the ticks of a sensor share with the thread of a member.
 
-A tick puts an event in and takes the current mail. Only the tick that has made the member waits for
-its first mail, for a moment; the member waits for no tick.
+A tick puts an event in and takes the current mail. Only the tick that has created the member waits
+for its first mail, for a moment; the member waits for no tick.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Mailbox:
         self._posted_at = self._clock()
 
     def settle(self) -> None:
-        """End the wait for the first mail: it is there, or never comes."""
+        """End the wait for the first mail: it has arrived, or never will."""
         self._has_settled.set()
 
     def wait_for_first(self, limit_s: float) -> None:

@@ -38,7 +38,7 @@ class Job:
     """An access to Dagster's storage.
 
     Attributes:
-        what: The job in words, as the beginning of a sentence.
+        what: A description of the job, as the beginning of a sentence.
         work: Runs in the storage thread.
         then: Makes an event of the result of `work`, in the thread of the member.
         slot: Of the waiting jobs with the same slot only the newest is kept; None keeps all.
@@ -113,14 +113,14 @@ class StorageWorker:
     def answers(self) -> Iterator[Callable[[], Event | None]]:
         """Yield the answers, oldest first. The member calls each in its thread; it may raise.
 
-        Take an answer only when the one before was handled: handling may take answers itself, and a
-        newer answer must not be handled before an older one.
+        Take an answer only after the previous one was handled: handling may take answers itself,
+        and a newer answer must not be handled before an older one.
         """
         while not self._answers.empty():
             yield self._answers.get()
 
     def look_after(self) -> None:
-        """Let a new thread go on if the running job has hung for too long. Call it regularly."""
+        """Continue in a new thread if the running job has hung for too long. Call this often."""
         with self._changed:
             job, hung_s = self._running, self._clock() - self._began_at
             if job is None or hung_s < self._patience_s:
@@ -205,7 +205,7 @@ class StorageWorker:
         except (ConfigurationError, IllegalStateError) as error:
             return partial(_raise, error)
         except Exception as error:
-            consequence = " and is tried again" if job.is_repeated else ""
+            consequence = " and is retried" if job.is_repeated else ""
             self._note(f"{job.what} failed{consequence}: {error}")
             logger.warning("%s failed%s", job.what, consequence, exc_info=True)
             return None

@@ -1,1 +1,1 @@
-"""Operations of people: directives, reruns, and a snapshot of a group."""
+"""Requests of operators: directives and reruns."""

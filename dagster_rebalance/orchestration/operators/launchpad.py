@@ -1,7 +1,8 @@
 """The jobs of operators in Dagster's launchpad: directives and reruns.
 
-Their forms look up no environment variable. Any text of a `dg.Config` may be `{"env": "NAME"}`, and
-the form is shown, so anyone who may launch runs could read each secret of the run's process.
+Their forms read no environment variables. Any text of a `dg.Config` may be `{"env": "NAME"}`, and
+Dagster shows the form, so a user with the right to launch runs could read every secret of the run's
+process.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of an op.
@@ -207,7 +208,7 @@ def _field(name: str, field: FieldInfo) -> dg.Field:
 
 
 def _plain(name: str, annotation: Any) -> Any:  # noqa: ANN401 - a type, or one of Dagster's
-    """Return a type of Dagster's config that looks up no variable."""
+    """Return a type of Dagster's config that reads no environment variable."""
     given = get_args(annotation)
     if get_origin(annotation) is Literal:
         return dg.Enum(f"{name}_choice", [dg.EnumValue(choice) for choice in given])
@@ -222,7 +223,7 @@ def _plan_texts(plan: RerunPlan) -> list[str]:
     widened = set(plan.selection.widened)
     texts = [
         f"run {batch.number}: {range_}"
-        + (" (as a whole, although only a part was asked for)" if range_ in widened else "")
+        + (" (as a whole, although only a part was selected)" if range_ in widened else "")
         for batch in plan.batches
         for range_ in batch.ranges
     ]

@@ -1,8 +1,8 @@
 """Requests of operators: directives and reruns, for the jobs and the command line.
 
-Both select partitions that the group was ever assigned, are stored in Dagster, and are executed by
-others: members read directives every few seconds, and before they claim ranges of newly assigned
-partitions; the sensor of the group starts the runs of reruns. A directive does not need Kafka.
+Both select partitions that the group was ever assigned, and are stored in Dagster. Members read
+directives every few seconds, and before they claim ranges of newly assigned partitions. The sensor
+of the group starts the runs of reruns. A directive does not need Kafka.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RETRIES_KEPT_S = 3600.0
 _DOES = {
     Action.PAUSE: "no new batch starts, and running batches finish and are committed",
     Action.STOP: "no new batch starts, and running batches are cancelled",
-    Action.RESUME: "they continue where they were",
+    Action.RESUME: "they continue from their committed offsets",
     Action.RETRY: "failed, stopped and waiting ranges are retried",
 }
 
@@ -178,16 +178,16 @@ def partitions_of(
     """Return the partitions that members of the group were ever assigned.
 
     Raises:
-        ConfigurationError: There are none, so the name of the group may be wrong.
+        ConfigurationError: There are no partitions, so the name of the group may be wrong.
     """
-    # People can add other keys on the page of the asset.
+    # Users can add other keys on the page of the asset.
     keys = list(instance.get_dynamic_partitions(assets.partitions_name))
     found = list(parse_partitions(keys))
     if not found:
         groups = ", ".join(groups_of(instance)) or "none"
         msg = (
-            f"no member of group {group_id} has had a partition yet in this Dagster instance. "
-            f"Its groups: {groups}"
+            f"group {group_id} has never been assigned a partition in this Dagster instance. "
+            f"Groups of the instance: {groups}"
         )
         raise ConfigurationError(msg)
     return sorted(found)

@@ -1,8 +1,8 @@
-"""The sensor of per-batch runs, through which Dagster's daemon exchanges ticks with the member.
+"""The sensor of per-batch runs: Dagster's daemon evaluates it, and its member decides.
 
 A tick makes no network call to Kafka: it reads a mailbox, and requests the runs that the member
 wants. A tick may time out, be a preview, or resume a day later. So the sensor requests a run until
-it exists, a preview changes nothing, and a run checks itself whether it may work.
+the run exists, a preview changes nothing, and each run checks whether it may work.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def build_kafka_batch_sensor(settings: BatchSensorSettings) -> dg.SensorDefiniti
         spark_key=settings.spark_key,
         stopper=stopper_of(name, settings.external_work),
         description=(
-            "Member of a Kafka consumer group. Requests a run per batch of offsets, and drains "
-            "the runs of a partition before releasing it."
+            "Joins a Kafka consumer group. Requests one run per batch of offsets, and drains the "
+            "runs of a partition before releasing it."
         ),
     )
 
@@ -235,7 +235,7 @@ def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
 def _streams_leaving(tick: SensorTick) -> list[str]:
     """Ask the former streaming runs of this code location to leave, and return a note.
 
-    Their sensor went with its code, and nothing else would end them.
+    Their sensor was removed with its code, so nothing else would end them.
     """
     context, group_id = tick.context, tick.kafka.group_id
     # Not by tag: that query reads all runs that the group ever had.

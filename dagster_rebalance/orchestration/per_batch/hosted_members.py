@@ -1,16 +1,16 @@
 """The members of this process: at most one per sensor.
 
 A member lives in a daemon thread, from the first real tick of its sensor until it leaves. The
-registry is process-wide, because Dagster creates resources for every tick. It must not be filled on
-import or in a run: run processes import the user's code, too. After a reload, the old process gets
-no ticks but lives until its runs have ended; its members drain, commit and leave.
+registry is process-wide, because Dagster creates resources for every tick. No member may be added
+on import or in a run: run processes import the user's code, too. After a reload, the old process
+gets no ticks but lives until its runs have ended; its members drain, commit and leave.
 
 After a SIGTERM, Dagster's code server lives until its runs have ended. It still answers ticks but
 refuses to launch runs, so each batch that a member requests then is a failed run, and three of
 those stop a partition. `atexit` comes after that (seen with Dagster 1.13.27), so members leave at
-the signal. Only the main thread may set handlers, while members are made in ticks in other threads,
-so the main thread is asked to. Existing handlers are kept, and none is set where the system's
-default would end the process.
+the signal. Only the main thread may set handlers, but ticks create members in other threads, so a
+pending call sets the handlers in the main thread. Existing handlers are kept, and none is set where
+the system's default would end the process.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _pending: list[object] = []
 _EXIT_MARGIN_S = 5.0
 _STANDBY = (
     "another process of this code location is the member of the group, so this one does not join: "
-    "run one replica of the code server, or give each replica a code location of its own"
+    "run one replica of the code server, or give each replica its own code location"
 )
 _FIRST_TICK_S = 3.0
 """A group assigns partitions to its first member within 2 s. The wait may block the daemon's other
-sensors, and the next tick comes 5 s later or more."""
+sensors, and the next tick follows after at least 5 s."""
 _SILENCE_S = 30.0
-"""A member that has not turned for this long hangs, and its ticks fail with the current step."""
+"""A member whose loop makes no turn for this long hangs: its ticks fail with the current step."""
 _ABANDONED_AFTER_S = 120.0
 """Longer than any call that ends: a commit to a dead coordinator takes 46 s."""
 
@@ -87,9 +87,9 @@ class HostedMember:
         return not self._thread.is_alive()
 
     def tick(self, patience_s: float = 0.0) -> tuple[Mail, list[str]]:
-        """Exchange a tick for the mail of the member and notes for the log; raise its failure.
+        """Send a tick, and return the mail of the member and notes for the log; raise its failure.
 
-        It waits up to `patience_s` for the first mail.
+        The call waits up to `patience_s` for the first mail.
         """
         self._mailbox.send(TickArrived())
         self._mailbox.wait_for_first(patience_s)
@@ -116,7 +116,7 @@ class HostedMember:
         return not self.is_over and self._mailbox.silent_s > _ABANDONED_AFTER_S
 
     def abandon(self) -> None:
-        """Let the member do nothing but leave, should its call ever return.
+        """Make the member leave without any other action if its hanging call ever returns.
 
         Its claims are adopted by the next owners.
         """
@@ -172,7 +172,7 @@ class Members:
         self._backoffs: dict[Hashable, HandoverBackoff] = {}
         self._call_on_shutdown = call_on_shutdown
         self._is_retired = False
-        self._lock = threading.RLock()  # a signal may come while this very thread has it
+        self._lock = threading.RLock()  # a signal may arrive while this thread holds the lock
 
     def get(self, key: Hashable) -> HostedMember | None:
         """Return the member of a key, if there is one, for a preview."""
@@ -224,7 +224,7 @@ class Members:
         return True
 
     def retire(self) -> None:
-        """Ask all members to drain and leave, and make no others. Called by a signal handler."""
+        """Ask all members to drain and leave, and create no others. Called by a signal handler."""
         with self._lock:
             self._is_retired = True
             members = list(self._members.values())

@@ -223,7 +223,7 @@ class Catalogue:
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Observe the lag, and evaluate the check if its result differs from the shown one.
 
-        Every evaluation may alert people. Another member or a person may have made the last one.
+        Every evaluation may send an alert. The last one may be that of another member or a user.
         """
         self._instance.report_runless_asset_event(lag_observation(lag, self._assets.lag))
         if not limit:
@@ -233,7 +233,7 @@ class Catalogue:
             self._evaluate(lag_result(lag, limit), LAG_CHECK, self._assets.lag)
 
     def record_joined(self) -> None:
-        """Record that this process has joined. Its predecessor detects it by this event."""
+        """Record that this process has joined. The event notifies its predecessor."""
         if self._settings:
             GroupSettings(self._instance, self._assets.settings_name).keep(self._settings)
         self._observe("joined", f"{self._host.location} joined the group", {})
@@ -353,8 +353,8 @@ class Catalogue:
 
     def _successor(self) -> str | None:
         if self._newest_event is None:
-            # The storage was away when this process joined: without the position of its own event,
-            # older processes would look like newer ones.
+            # The storage was unavailable when this process joined. Without the position of its
+            # event, older processes would count as newer ones.
             self.record_joined()
             return None
         own = ("joined", self._host.location, self._host.sensor)

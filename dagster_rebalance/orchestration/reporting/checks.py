@@ -1,8 +1,9 @@
 """The asset checks of a group: stopped partitions, lag, gaps between commits, undrained holds.
 
-Members report them when something changes. Executed by hand they read Kafka and Dagster, so they
-answer while no member runs. In a member's report of stopped partitions, its own partitions come
-from the engine, and reasons that only another owner knows are kept as that owner reported them.
+Members report them when something changes. When you execute a check manually, it reads Kafka and
+Dagster, so it needs no running member. In a member's report of stopped partitions, its own
+partitions come from the engine, and reasons that only another owner knows are kept as that owner
+reported them.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
@@ -70,9 +71,9 @@ _STOPPED_TABLE = dg.TableSchema(
 _LAG_TABLE = dg.TableSchema(
     columns=[
         dg.TableColumn("partition", "string"),
-        dg.TableColumn("lag", "int", description="Empty when it is not known."),
+        dg.TableColumn("lag", "int", description="Empty if unknown."),
         dg.TableColumn("state", "string", description="Why it is stopped or paused."),
-        dg.TableColumn("run", "string", description="The run that works on it, or has failed."),
+        dg.TableColumn("run", "string", description="The run that works on it, or that failed."),
         dg.TableColumn("committed", "int", description="The next offset to be read."),
         dg.TableColumn("end", "int", description="The end of the log, or an open transaction."),
     ]
@@ -83,7 +84,7 @@ _GAPS_SHOWN = 5
 _STATE_SHOWN = 100
 _REASONS_PER_TICK = 3
 _COMMANDED = 4
-"""A command with more partitions is no help."""
+"""The limit of partitions in a suggested command."""
 _MOST_ERROR_CHARACTERS = 500
 _MOST_NAMES_CHARACTERS = 2_000
 _COMMITS_READ = 500
@@ -144,7 +145,7 @@ def as_evaluation(
 
 
 def shown_stops(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> ShownStops:
-    """Return the stops that the check shows, whether a member or a person has evaluated it."""
+    """Return the stops that the check shows, evaluated by a member or manually."""
     last = last_evaluation(instance, STOPPED_CHECK, asset_key)
     metadata = {} if last is None else last.metadata
     table, count = metadata.get("stopped"), metadata.get("stopped_partitions")
@@ -197,7 +198,7 @@ def build_stopped_check(
         STOPPED_CHECK,
         asset_key,
         kafka_key,
-        "Fails while a partition is stopped, and warns while one is paused. The description has "
+        "Fails while a partition is stopped, and warns while one is paused. The description shows "
         "the reasons.",
         no_partition_stopped,
     )
@@ -206,7 +207,7 @@ def build_stopped_check(
 def stopped_result(
     standing: GroupState, errors: Mapping[TopicPartition, RunError]
 ) -> dg.AssetCheckResult:
-    """Return the result of the check. Paused partitions only warn, so a pause pages no one."""
+    """Return the result of the check. Paused partitions only warn: a pause sends no alert."""
     stopped, ordered, missing = standing.stopped, standing.ordered, standing.missing
     reasons = dict(sorted(stopped.items())[:_ROWS_SHOWN])
     texts = [*map(why_missing, missing[:_ROWS_SHOWN]), *reasons.values()]
@@ -364,14 +365,14 @@ def build_history_checks(
             GAP_CHECK,
             offsets,
             kafka_key,
-            "Fails when offsets lie between recorded commits that none of them covers.",
+            "Fails when no recorded commit covers some offsets between two recorded commits.",
             no_offset_gap,
         ),
         group_check(
             DRAINED_CHECK,
             group,
             kafka_key,
-            "Warns when partitions were released, in the last day, before their runs had ended.",
+            "Warns when partitions were released before their runs had ended in the last day.",
             drained_before_release,
         ),
     ]
@@ -383,7 +384,7 @@ def gap_result(
     group: dg.AssetKey,
     of: TopicPartition | None = None,
 ) -> dg.AssetCheckResult:
-    """Return whether the newest recorded commits of each partition join.
+    """Return whether the newest recorded commits of each partition are contiguous.
 
     Args:
         instance: The instance with the records.

@@ -60,10 +60,10 @@ class DeadLetters:
         if not self.is_under_way(letter.range):
             value = self._value(letter, error)
             self._sender.send(letter.range.key, value)
-            self._under_way[letter.range.key] = letter  # not if it raises: it is asked for again
+            self._under_way[letter.range.key] = letter  # only if `send` did not raise
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        """Yield the results. Those that are not taken come again with the next call.
+        """Yield the results. The next call yields untaken results again.
 
         A letter is under way until its result is taken, so it is not sent twice.
         """
@@ -125,14 +125,14 @@ def dead_lettered_range(
         raise BatchRefusedError(msg) from error
     if group_id != kafka.group_id or not Topics.of(kafka.topics).have(range_.topic):
         msg = (
-            f"this dead letter is not of group {kafka.group_id} and one of its topics "
+            f"this dead letter does not belong to group {kafka.group_id} and one of its topics "
             f"({', '.join(kafka.topics)})"
         )
         raise BatchRefusedError(msg)
     if not _is_recorded(instance, kafka.group_id, range_):
         msg = (
             f"Dagster has no record of a dead letter of group {kafka.group_id} for {range_}: "
-            "processed again, its records could be doubled"
+            "processing the range again could duplicate its records"
         )
         raise BatchRefusedError(msg)
     return range_

@@ -1,8 +1,8 @@
 """The settings of a group that its members store in Dagster for the commands of operators.
 
 So a command needs neither the code of the assets nor the address of the brokers, and counts
-attempts as the members do. Secrets are not stored. As directives are, they are stored as a dynamic
-partition of no asset, which needs one query and never expires.
+attempts as the members do. Secrets are not stored. Like directives, the settings are a dynamic
+partition without an asset, which needs one query and never expires.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Read-only snapshot of a whole group: its lag, and which partitions cannot go on and why.
+"""Read-only snapshot of a whole group: its lag, and its stopped partitions with reasons.
 
-An engine takes the partitions in as their next owner would, and executes none of its commands. So
-`status`, `explain`, the asset checks and the group report of a member give the same reasons. What
-only an owner knows is missing: how long it has waited, and that Kafka refuses its writes.
+An engine restores the partitions as their next owner would, and none of its commands is executed.
+So `status`, `explain`, the asset checks and the group report of a member give the same reasons. The
+snapshot lacks two facts that only an owner knows: how long it has waited, and that Kafka refuses
+its writes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class GroupScan:
     """The partitions of a group, as Kafka shows them.
 
     Attributes:
-        found: What Kafka stores of each partition, without the records in Dagster.
+        found: The state of each partition in Kafka, without the records in Dagster.
         partitions: All partitions, including those whose leaders did not answer.
         topics: The topics of the group that exist.
         missing: The topics of the group that do not exist, in order.
@@ -73,7 +74,7 @@ class GroupSnapshot:
     """The partitions of a group at one time.
 
     Attributes:
-        found: What Kafka stores of each partition.
+        found: The state of each partition in Kafka.
         statuses: The status of each partition, in order.
         missing_topics: The topics of the group that do not exist.
         notes: The leaders that did not answer.
@@ -244,7 +245,7 @@ def _stopped_in(
 
     def read_runs(batch_ids: frozenset[str], claims: Collection[Claimed]) -> Iterable[RunSnapshot]:
         read = runs.read(batch_ids, claims=claims) if batch_ids else ()
-        # A streaming run may own the partition, so its word blocks nothing.
+        # A streaming run may own the partition, so its heartbeat blocks nothing.
         return [replace(run, active_partitions=None) for run in read]
 
     # Only the owner knows whether the dead-letter topic takes an exhausted range.
@@ -267,7 +268,7 @@ def _take_in(
     read_runs: _ReadRuns,
     now: float = 0.0,
 ) -> Engine:
-    """Let an engine take partitions in, with answers to what it reads and to nothing else."""
+    """Let an engine restore partitions: its reads are answered, and other commands ignored."""
     read: dict[frozenset[str], tuple[RunSnapshot, ...]] = {}
     # Its last tick is long past, so the engine claims nothing.
     engine = Engine(settings, new_batch_id=str, now=now - 2 * settings.plan_patience_s)
@@ -297,7 +298,7 @@ def _take_in(
 
 
 def _without_owned(run: RunSnapshot, owners: Owners) -> RunSnapshot:
-    """A streaming run without the partitions that it owns in Kafka, where it blocks no other."""
+    """A streaming run without the partitions that it owns in Kafka, as it blocks no run there."""
     if run.active_partitions is None:
         return run
     return replace(run, active_partitions=run.active_partitions - owners.owned_by(run.run_id))

@@ -1,7 +1,7 @@
 """The member tables: owners, open holds and receipts, as metadata of each event of a group asset.
 
-Every event carries them, so the newest one always shows the current state, and nothing has to be
-observed while nothing happens.
+Every event includes the tables, so the newest event always shows the current state, and no
+observation is needed while nothing changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _RECORDS_KEPT = 200
 _READ_AT_ONCE = 200
 _EVENTS_READ = 2_000
-"""How many events the first read of a history covers: this takes half a second."""
+"""The number of events in the first read of a history, which takes half a second."""
 _NEWEST_READ = 10
 """The newest event may be foreign, without the tables."""
 _SENSOR_EVENTS_READ = 200
@@ -242,7 +242,7 @@ def run_links(run_ids: Iterable[str]) -> dict[str, dg.DagsterRunMetadataValue]:
 
 
 def sensors_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> tuple[SensorState, ...]:
-    """Return the sensors that have kept members of a group, by name.
+    """Return the sensors that have run members of a group, by name.
 
     A code location that does not load stays in the storage: its sensors have no ticks.
     """

@@ -77,8 +77,8 @@ def function_named(setting: str, text: str) -> Function:
         function: object = attrgetter(match["function"])(import_module(match["module"]))
     except AttributeError as error:
         msg = (
-            f"{setting} names a function that module '{match['module']}' does not have, or not "
-            "yet: it must stand above the definitions that name it"
+            f"{setting} names a function that module '{match['module']}' does not define, or not "
+            "yet: define it above the definitions that name it"
         )
         raise ConfigurationError(msg) from error
     except Exception as error:
@@ -90,7 +90,7 @@ def function_named(setting: str, text: str) -> Function:
         )
         raise ConfigurationError(msg) from error
     if not callable(function):
-        msg = f"{setting} names '{text}', which is a {type(function).__name__} and no function"
+        msg = f"{setting} names '{text}', which is a {type(function).__name__}, not a function"
         raise ConfigurationError(msg)
     return function
 

@@ -68,10 +68,10 @@ def hardcoded_registry_secrets(key: str, registry: SchemaRegistryResource) -> It
 
 
 def hidden_settings(resource: dg.ConfigurableResource[Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield `(field, name, value)` of the settings that the repr of a resource hides, for a digest.
+    """Yield `(field, name, value)` of the settings with `repr=False`, as input of a digest.
 
-    The value of an `EnvVar` is the name of the variable. The value of a secret is empty, because a
-    short one could be guessed from the digest.
+    For an `EnvVar`, the value is the name of the variable. For a secret it is empty, because a
+    short secret could be guessed from the digest.
     """
     for field, info in type(resource).model_fields.items():
         if info.repr:
@@ -105,8 +105,8 @@ def check_no_secrets(
             problem = "has a name that the batch uses: rename it"
         elif value and (_is_secret_name(name) or any(one in str(value) for one in secrets)):
             problem = (
-                "is a secret, and the context of Dagster Pipes can be read by many: give it to the "
-                "external job by a secret scope or an environment variable"
+                "is a secret, and the context of Dagster Pipes may be readable by others: pass it "
+                "to the external job by a secret scope or an environment variable"
             )
         else:
             continue

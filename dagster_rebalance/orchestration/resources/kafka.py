@@ -1,7 +1,7 @@
-"""`KafkaConsumerResource`: how a member joins its group, holds partitions and sizes batches.
+"""`KafkaConsumerResource`: the settings of a member: its group, holds and batches.
 
-It only has settings: Dagster builds a new one for each tick and each run, so it owns no consumer
-and no thread. No message shows a secret.
+The resource has settings only: Dagster builds a new one for each tick and each run, so it owns no
+consumer and no thread. No message shows a secret.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ _POSITIVE = (
     "batch_timeout_s",
 )
 _MAY_BE_ZERO = {
-    "metrics_partitions": "for no metric of a single partition",
-    "record_every_s": "for a record of each commit",
+    "metrics_partitions": "for no lag metrics by partition",
+    "record_every_s": "for one record per commit",
     "shutdown_timeout_s": "to leave without draining",
 }
-"""With the meaning of 0."""
+"""Settings that may be 0, with the meaning of 0."""
 _MIN_LAG_EVERY_S = 10.0
 _STREAM_BATCH_TIMEOUT_S = 3600.0
 """The default age of a streaming run, at which it must leave anyway."""
@@ -190,13 +190,13 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     min_records: int | None = Field(
         default=None,
-        description="The fewest records of a partition for which a batch starts. Default: 1,000 in "
-        "per-batch runs, 1 in streaming runs.",
+        description="A batch of a partition starts with at least this many records. Default: 1,000 "
+        "in per-batch runs, 1 in streaming runs.",
     )
     max_wait_s: float | None = Field(
         default=None,
-        description="A batch starts with fewer than `min_records` after this time. The first batch "
-        "of a partition is never delayed. Default: 30 if `min_records` is above 1.",
+        description="After this time, a batch starts with fewer than `min_records`. The first "
+        "batch of a partition is never delayed. Default: 30 if `min_records` is above 1.",
     )
     max_attempts: int = Field(
         default=3,
@@ -227,7 +227,8 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     dead_letter_topic: str | None = Field(
         default=None,
-        description="Gets a record for each range whose attempts are exhausted. It must exist.",
+        description="The topic for a record of each range whose attempts are exhausted. It must "
+        "exist.",
     )
     record_every_s: float | None = Field(
         default=None,
@@ -349,9 +350,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if not _is_branch_deployment() or self.branch_group_id:
             return ""
         return (
-            f"this is a branch deployment: it does not join group {self.group_id}, for it would "
-            "take partitions away from production. To read here, give the KafkaConsumerResource "
-            "a branch_group_id"
+            f"this is a branch deployment: it does not join group {self.group_id}, because it "
+            "would take partitions away from production. To read here, set branch_group_id of "
+            "the KafkaConsumerResource"
         )
 
     def check_client(self) -> None:
@@ -377,7 +378,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if (value := getattr(self, field)) is not None
         }
         if isinstance(parse_start(self.start_from), StartTime):
-            config["auto.offset.reset"] = "error"  # the client would only know ends
+            config["auto.offset.reset"] = "error"  # the client has no start times
         for name in sorted(self.client_config):
             own = _ALIASES.get(name, name)
             if own in config:
@@ -394,8 +395,8 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if validated(config, hold_limit_s=self.hold_limit_s).is_eager:
             msg = (
                 f"client_config of group {self.group_id} sets partition.assignment.strategy to an "
-                "eager one: each hold would stop the whole group. Remove it, for "
-                "cooperative-sticky; docs/upgrading.md says how to migrate a group"
+                "eager strategy: each hold would stop the whole group. Remove it to use "
+                "cooperative-sticky; docs/upgrading.md describes how to migrate a group"
             )
             raise ConfigurationError(msg)
         return config
@@ -514,7 +515,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 raise ConfigurationError(msg)
         for name, meaning in _MAY_BE_ZERO.items():
             if (value := getattr(self, name)) is not None and value < 0:
-                msg = f"{name}={value:g} of group {self.group_id} must be 0, {meaning}, or above"
+                msg = f"{name}={value:g} of group {self.group_id} must be at least 0 (0 {meaning})"
                 raise ConfigurationError(msg)
         if self.lag_every_s != 0 and not _MIN_LAG_EVERY_S <= self.lag_every_s < float("inf"):
             msg = (

@@ -1,6 +1,6 @@
 """`SchemaRegistryResource`: a schema registry, and the encodings of topics.
 
-The process of a run fetches the schemas that it needs once. Spark receives their text, no login.
+The process of a run fetches each schema once. Spark receives the text of schemas, and no login.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of resources.
@@ -227,9 +227,9 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 _OWN[name] for name in taken
             )
         elif ":" in (self.username or ""):
-            problem = "a username cannot have a colon in it (HTTP basic authentication)"
+            problem = "a username cannot contain a colon (HTTP basic authentication)"
         elif "@" in self.url:
-            problem = "url has a login in it: give it as username and password, by dg.EnvVar"
+            problem = "url contains a login: give it as username and password, by dg.EnvVar"
         elif (self.username is None) != (self.password is None):
             problem = "one of username and password is missing: give both"
         elif self.token is not None and self.username is not None:
@@ -253,7 +253,7 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self.token is not None:
             config["bearer.auth.credentials.source"] = "STATIC_TOKEN"
             config["bearer.auth.token"] = self.token
-            config.setdefault("bearer.auth.logical.cluster", "")  # only Confluent Cloud has some
+            config.setdefault("bearer.auth.logical.cluster", "")  # only for Confluent Cloud
         if self.ssl_ca_location is not None:
             config["ssl.ca.location"] = self.ssl_ca_location
         return config

@@ -1,7 +1,7 @@
 """The Spark session of a run: local, on a cluster, or on a Spark Connect server.
 
-A session starts at its first use, so never in a sensor. The end of a run stops its Spark jobs.
-A session that the process already had, or that another step of the run needs, is not closed.
+A session starts at its first use, and never in a sensor. The end of a run stops its Spark jobs. A
+session that existed before the run, or that another step of the run needs, is not closed.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of resources at run time.
@@ -105,7 +105,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if isinstance(settings.get("spark_config"), dict):
             settings["spark_config"] = spark_settings(settings["spark_config"])
         super().__init__(**settings)
-        if not self.remote and util.find_spec("pyspark"):  # a code server may do without
+        if not self.remote and util.find_spec("pyspark"):  # a code server may lack pyspark
             table_packages(self.spark_config)
 
     @model_validator(mode="before")
@@ -211,7 +211,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _forget_session(self) -> None:
         lost, self._session = self._session, None
-        # Kept: a session that is garbage-collected shuts down threads that all sessions share
+        # Keep a reference: a garbage-collected session shuts down threads that all sessions share
         # (pyspark 4.0, reattach.py).
         self._lost_sessions.append(lost)
         lost.stop()  # closes its channel, and removes it as the default session of the process
@@ -226,9 +226,9 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         session: Any = make_session({**self.spark_config, "spark.remote": url})
         if not spark_jobs.is_connect(session) or session.session_id != session_id:
             msg = (
-                "this process already has another Spark session, which pyspark returns in place of "
+                "this process already has another Spark session, which pyspark returns instead of "
                 "one with the run's id: its jobs could not be stopped from other processes. Stop "
-                "that session first; in assets use only the session of the resource."
+                "that session first. In assets, use only the session of the resource."
             )
             raise ConfigurationError(msg)
         connected: SparkSession = session

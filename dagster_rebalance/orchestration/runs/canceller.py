@@ -1,7 +1,7 @@
 """Cancel and end runs in threads: the member loop must never wait for a launcher.
 
-Dagster sends the request to the process that launched the run. A suspended one answers after a
-minute or never, and the member would not poll Kafka in that time. After a while a thread that hangs
+Dagster sends the request to the process that launched the run. A suspended process answers after a
+minute or never, and the member could not poll Kafka in that time. A thread that hangs for too long
 is replaced by a new one.
 """
 
@@ -33,7 +33,7 @@ _MAX_PATIENCE_S = 1920.0
 """The patience doubles each time that the same task hangs, so a launcher that is silent for a day
 holds few threads."""
 MAX_REPLACED = 48
-"""The number of hanging threads that are replaced. A further one keeps its place."""
+"""The number of hanging threads that are replaced. Further hanging threads are not."""
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:

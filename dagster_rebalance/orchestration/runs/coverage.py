@@ -1,8 +1,8 @@
-"""The assets that a run was asked for, and those that succeeded: people re-execute parts of runs.
+"""The selected assets of a run, and those that succeeded: users re-execute parts of runs.
 
-The execution plan of a run names all steps of its job, and those that it was asked for. If assets
-were selected, the job of the run is itself only a part, and the other runs of the batch show the
-whole. Asset checks are ignored.
+The execution plan of a run names all steps of its job, and the selected steps. If assets were
+selected, the job of the run is itself only a part, and the other runs of the batch show the whole
+job. Asset checks are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Plan:
     """The plan of a run. A step without assets counts as an asset with its own name.
 
     Attributes:
-        asked: The assets of each step that the run was asked for, by step key.
+        asked: The assets of each selected step, by step key.
         whole: All assets of the job; None if the job of the run is itself a part of a job.
     """
 
@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def names(self) -> frozenset[str]:
-        """All assets that the run was asked for."""
+        """All selected assets."""
         return frozenset(name for names in self.asked.values() for name in names)
 
 

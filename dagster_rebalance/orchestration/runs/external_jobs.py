@@ -1,8 +1,8 @@
 """External work of a run, such as a job on a cluster, which may outlive the run.
 
-It counts as finished only when each `ExternalWork` of the user confirms it. That may take a minute,
-which neither a tick nor a run can wait. So threads call the user's code. A caller that has no
-result after a moment gets an error, and calls again.
+External work counts as finished only when each `ExternalWork` of the user confirms it. A
+confirmation may take a minute, and neither a tick nor a run can wait that long. So threads call the
+user's code. A caller without a result after a moment gets an error, and calls again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 WAIT_S = 5.0
-"""How long one call waits: a tick has a minute for all dead runs together."""
+"""The limit of one wait: a tick has a minute for all dead runs together."""
 FRESH_S = 600.0
 """The age up to which a confirmation counts for a dead run, which begins no more work. Dead runs
 are checked again after a quarter of their timeout, and an answer may take longer than `WAIT_S`."""
 
 
 class ExternalWork(Protocol):
-    """Stops the work that a run has begun outside of its process, such as jobs of a Pipes client.
+    """Stops the work that a run has begun outside its process, such as jobs of a Pipes client.
 
-    It is called before the batch of a run that did not succeed is requested again, by any process
-    of the group: the code server and streaming runs. Calls may be concurrent, and may repeat for a
-    run without work. `ExternalJobs` implements the waiting.
+    `stop` is called before the batch of a run that did not succeed is requested again, by any
+    process of the group: the code server and streaming runs. Calls may be concurrent, and may be
+    repeated for a run without work. `ExternalJobs` implements the waiting.
     """
 
     def stop(self, run_id: str) -> None:
@@ -66,7 +66,7 @@ class ExternalJobs(ABC):
 
     Attributes:
         limit_s: The time-out of one `stop`, in seconds. A failed call is repeated.
-        look_s: The interval in which `stop` lists the jobs, in seconds.
+        look_s: The interval at which `stop` lists the jobs, in seconds.
     """
 
     limit_s: float = 100.0
@@ -127,8 +127,8 @@ class WorkStopper:
 
         Args:
             run_id: The run.
-            since: By the clock: ignore the result of an earlier call, because the run has begun
-                more work since. None for a dead run, which begins none.
+            since: A time of the clock. Results of earlier calls are ignored, because the run has
+                begun more work since. None for a dead run, which begins no more work.
         """
         oldest = self._clock() - FRESH_S if since is None else since
         with self._changed:
@@ -178,7 +178,7 @@ class WorkStopper:
 
 
 def stopper_of(name: str, external_work: Sequence[ExternalWork]) -> WorkStopper | None:
-    """Return what stops the external work of the definitions `name`; None if there is none."""
+    """Return the stopper of external work of the definitions `name`; None if there is none."""
     if not isinstance(external_work, Sequence):
         msg = f"external_work of {name} is a {type(external_work).__name__}: give a list of them"
         raise ConfigurationError(msg)
@@ -196,7 +196,7 @@ def stopper_of(name: str, external_work: Sequence[ExternalWork]) -> WorkStopper 
 def stopping(
     spark: KafkaSparkResource | None, stopper: WorkStopper | None
 ) -> Callable[[str], None] | None:
-    """Return what stops all work of a run that may outlive its process; None if there is none."""
+    """Return a function that stops all work of a run that may outlive its process, or None."""
     if spark is None or stopper is None:
         return spark.stop_abandoned_work if spark else stopper
 

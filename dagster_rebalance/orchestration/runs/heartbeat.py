@@ -1,8 +1,8 @@
 """The heartbeat of a run, which is the run's side of its lease.
 
-A member that saw no new heartbeat for `heartbeat_timeout_s` requests the batch again. Before that,
-this process must end. If it could send no heartbeat for two thirds of that time, by its own clock,
-or finds that its run has ended in Dagster or was deleted, it interrupts itself and its Spark jobs,
+A member that reads no new heartbeat for `heartbeat_timeout_s` requests the batch again. This
+process must end before. If it could send no heartbeat for two thirds of that time, by its own
+clock, or if its run has ended in Dagster or was deleted, it interrupts itself and its Spark jobs,
 and exits a sixth of that time later. The thread that watches the time makes no blocking call.
 `core.runs.liveness` is the member's side.
 """
@@ -52,14 +52,14 @@ LAST_EVENT_LIMIT_S = 5.0
 class Heartbeat:
     """Sends heartbeats in one thread while a run works, and watches the time in another.
 
-    A process that executes this run only goes on with them after its steps, until Dagster shows the
-    end of the run.
+    A process that executes only this run continues to send them after its steps, until Dagster
+    shows the end of the run.
 
     Args:
         instance: The instance of the run; the thread opens its own connection.
         run: The run.
         timeout_s: The `heartbeat_timeout_s` of the group.
-        limit_s: The longest time of the steps. Then the run interrupts itself: a failed attempt.
+        limit_s: The limit of the steps. A run that exceeds it interrupts itself: a failed attempt.
 
     Attributes:
         partitions: Returns the partitions for each heartbeat, as one word.
@@ -105,9 +105,9 @@ class Heartbeat:
     def begin(self) -> None:
         """Send the first heartbeat. From here on the run counts as finished only with proof.
 
-        This precedes the start check: if a run has ended in Dagster without BEGAN, its process will
-        still find that end in the check. BEGAN follows the heartbeat: if only the heartbeat can be
-        written, the process has not begun.
+        The heartbeat precedes the start check: if a run has ended in Dagster without BEGAN, its
+        process will still find that end in the check. BEGAN follows the heartbeat: if only the
+        heartbeat can be written, the process has not begun.
         """
         self._number = self._record_in_dagster().storage_id
         if RunEvent.BEGAN in run_events_of(self._instance, self._run.run_id):
@@ -115,7 +115,7 @@ class Heartbeat:
             # process is stopped, and the batch is requested again.
             msg = (
                 f"run {self._run.run_id} was resumed, and its first process may have left external "
-                "work: it ends, and its batch is requested again in a new run"
+                "work: this run ends, and a new run is requested for its batch"
             )
             raise IllegalStateError(msg)
         process.claim_children(self._run.run_id)
@@ -278,8 +278,8 @@ class Heartbeat:
     def reporting(self) -> Iterator[None]:
         """Report to Dagster in the thread that works.
 
-        A storage that hangs there counts as one that takes no heartbeat: the thread is blocked and
-        receives no signal, although the heartbeat thread has its own connection.
+        A storage that hangs in a report counts as one that accepts no heartbeat: the thread is
+        blocked and receives no signal, although the heartbeat thread has its own connection.
         """
         self._reporting_since = process.boot_time_s()
         try:

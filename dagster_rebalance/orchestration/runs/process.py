@@ -19,7 +19,7 @@ from typing import NoReturn
 
 _PROC = Path("/proc")
 _RUN_VARIABLE = "DAGSTER_REBALANCE_RUN"
-"""In the environment of all children of the process of a run, such as the JVM of Spark."""
+"""An environment variable of all children of the process of a run, such as the JVM of Spark."""
 _KILLED = 128 + 9
 """The exit code of a killed process in shells and containers."""
 _FIELDS_BEFORE_START = 19

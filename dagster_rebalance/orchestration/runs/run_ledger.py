@@ -78,12 +78,12 @@ _AT_WORK = {status for status, state in _STATES.items() if state in WORKING}
 _CODE_SERVER_ERROR = "DagsterUserCode"
 """The prefix of the names of Dagster's errors about a code server; Dagster exports none."""
 _UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
-"""Statuses that are set by others than the process of the run, too."""
+"""Statuses that may also be set by another process than that of the run."""
 _ENDED = {*_UNSURE, dg.DagsterRunStatus.SUCCESS}
 _FINAL = {RunEvent.REFUSED, RunEvent.OVER}
 _WILL_RETRY_TAG = "dagster/will_retry"
 _RETRY_NUMBER_TAG = "dagster/retry_number"
-"""On automatic retries of Dagster, and not on manual re-executions of them."""
+"""A tag of Dagster's automatic retries, but not of manual re-executions of them."""
 _NUMBER = re.compile("[0-9]{1,12}")
 _BATCHES_PER_QUERY = 100
 _REPEAT_STOP_S = 5.0
@@ -91,7 +91,7 @@ _REPEAT_STOP_S = 5.0
 the log of the run."""
 _STOPS_KEPT = 1_000
 _EVENTS_KEPT = 20_000
-"""The cache of the events of ended runs: a stopped range gets a run every few minutes, for days."""
+"""The size of the cache of events of ended runs: a stopped range has a run every few minutes."""
 _LONGEST_SILENCE = timedelta(days=2)
 RETRY_PATIENCE_S = 300.0
 """How long a failed run counts as live if Dagster announced a retry, which may never come."""
@@ -134,8 +134,8 @@ class RunLedger:
     ) -> tuple[RunSnapshot, ...]:
         """Return all runs of the batches, with `with_live` also all live runs of the group.
 
-        The oldest come first. Runs of other groups and jobs are ignored. At the end come deleted
-        runs that may process one of `claims`.
+        The oldest runs come first. Runs of other groups and jobs are ignored. Deleted runs that may
+        process one of `claims` are appended.
         """
         self._jobs.add_own()
         records = self._records(sorted(batch_ids), with_live=with_live)
@@ -226,7 +226,7 @@ class RunLedger:
             yield from with_error(seen, failed.get(claim[1]))
 
     def streams(self, records: Iterable[dg.RunRecord]) -> tuple[RunSnapshot, ...]:
-        """Return the runs of some records of streaming runs, whatever they claim."""
+        """Return the snapshots of streaming runs, with any claims."""
         return tuple(map(self._seen_alone, records))
 
     def written_off(self) -> tuple[RunSnapshot, ...]:
@@ -234,7 +234,7 @@ class RunLedger:
 
         Only runs that ended in the last two days are read: older ones were silent for long enough.
         """
-        # In UTC. Postgres may store times of another zone, for which two days leave room.
+        # In UTC. Postgres may store times of another zone; two days cover the difference.
         since = datetime.now(timezone.utc) - _LONGEST_SILENCE
         records = self._instance.get_run_records(
             dg.RunsFilter(
@@ -326,7 +326,7 @@ class RunLedger:
         entry = self._failure(run_id)
         event = entry.dagster_event if entry else None
         if event is None:
-            return "Dagster has no event of its failure"
+            return "Dagster has no event of the failure"
         # The event of a run that was reported as failed has a message, and no data.
         error = event.job_failure_data.error if event.event_specific_data else None
         messages = [] if error else [event.message or "Dagster has no reason"]
@@ -409,7 +409,8 @@ class RunLedger:
     def _may_cancel(self, run: dg.DagsterRun, *, only_unstarted: bool) -> bool:
         """Whether to request the end of a run.
 
-        A launcher sets CANCELING before it asks the process, which may then fail.
+        The request is repeated for a CANCELING run: a launcher sets that status before it asks the
+        process, and its request may then fail.
         """
         match run.status:
             case dg.DagsterRunStatus.STARTING:
@@ -587,5 +588,5 @@ def _old_heartbeat(record: dg.RunRecord) -> str:
 
 
 def _number(text: str) -> int:
-    """Return the number in a tag; 0 if a person has changed it to something else."""
+    """Return the number in a tag; 0 if a user has replaced it by other text."""
     return int(text) if _NUMBER.fullmatch(text) else 0

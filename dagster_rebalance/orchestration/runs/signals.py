@@ -52,7 +52,7 @@ _registered = threading.Event()
 def has_ended_a_step(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Whether a step of a run ended because its process was asked to end.
 
-    The events are the same if a person cancelled the run; only the status of the run differs.
+    The events are the same if a user cancelled the run; only the status of the run differs.
     """
     entries = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     errors = [e.dagster_event.step_failure_data.error for e in entries if e.dagster_event]
@@ -60,7 +60,7 @@ def has_ended_a_step(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 class Interruptions:
-    """The signals that reach one run from `watch` on, until its step ends."""
+    """The signals that one run receives after `watch`, until its step ends."""
 
     def __init__(self) -> None:
         self._is_asked_to_end = False

@@ -1,4 +1,4 @@
-"""Ticks of sensors: which are real, and how one ends the runs whose process is gone."""
+"""Ticks of sensors: detection of previews, and the end of runs whose process is gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_REQUESTS_PER_TICK = 20
 """A run request costs Dagster's daemon 0.2 to 0.3 s, in which it evaluates no other sensor."""
 _LIMIT_S = 15.0
-"""How long a tick ends dead runs: a platform that does not answer must not time the tick out."""
+"""The time that a tick spends on ending dead runs: a silent platform must not time the tick out."""
 
 
 def is_real_tick(context: dg.SensorEvaluationContext) -> bool:

@@ -1,7 +1,7 @@
 """The commits of a group, as materialisations of its offsets asset.
 
-Owns the form of their metadata. One materialisation may record several commits. People report
-materialisations, too; those without offsets are ignored.
+This module defines the format of their metadata. One materialisation may record several commits.
+Materialisations that users report without offsets are ignored.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _RECORDS_PER_QUERY = 1_000
 _SHOWN_READ = 1_000
-"""A late record covers the last commits of a run, which may have made others after them."""
+"""The limit of events to read: a run may have made many commits after those of a late record."""
 _PARTITIONS_PER_QUERY = 500
 _COMMITS_READ = 10
-"""The last commit may be older than some materialisations that people reported."""
+"""The last commit may be older than some materialisations that users reported."""
 
 
 def materialisation(
     commit: RecordCommit, offsets: dg.AssetKey, member: str
 ) -> dg.AssetMaterialization:
-    """Return the record of a commit in the offsets asset, made by the member of a code location."""
+    """Return the record of a commit in the offsets asset; `member` is the committing member."""
     partition = commit.range.topic_partition
     metadata: dict[str, Any] = {
         "start": commit.range.start,
@@ -61,8 +61,8 @@ def materialisation(
     if commit.is_dead_letter:
         metadata["dead_letter"] = True
         description = (
-            f"the attempts of {commit.range} are exhausted, the last run is {commit.run_id}: "
-            "the dead-letter topic has it"
+            f"the attempts of {commit.range} are exhausted, the last run is {commit.run_id}: the "
+            "range is in the dead-letter topic"
         )
     return dg.AssetMaterialization(
         asset_key=offsets, partition=str(partition), description=description, metadata=metadata

@@ -1,8 +1,8 @@
 """Failure notes: the error of the last failed attempt on a range, for members and commands.
 
-A streaming run keeps the errors of its batches in memory, and each deploy replaces it. So it stores
-them as key-values, one for each range. In Dagster+, which has none, the error is only in the log of
-the run. This module also makes the text of an error.
+A streaming run keeps the errors of its batches in memory, and each deploy replaces the run. So the
+run stores them as key-values, one per range. In Dagster+, which has no key-values, the error is
+only in the log of the run. This module also formats the text of an error.
 """
 
 from __future__ import annotations

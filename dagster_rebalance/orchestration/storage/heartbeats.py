@@ -1,8 +1,8 @@
 """Heartbeats: text that the process of a run writes repeatedly, and members compare.
 
-Runs share a fixed number of key-values, by their storage ids. A run whose slot was taken by another
-one, ten thousand runs later, takes it back with its next heartbeat. In Dagster+, which has no
-key-values, a heartbeat is an event in the log of its run.
+Runs share a fixed number of key-values, by their storage ids. If a run that starts ten thousand
+runs later takes a slot, the earlier run takes it back with its next heartbeat. In Dagster+, which
+has no key-values, a heartbeat is an event in the log of its run.
 """
 
 from __future__ import annotations

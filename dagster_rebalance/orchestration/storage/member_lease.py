@@ -1,7 +1,7 @@
-"""The identity of a member's process, and the lease by which replicas of a code server settle.
+"""The identity of a member's process, and the lease that decides between two replicas.
 
-Two replicas serve the same sensor. Without the lease, they would take the member from each other
-forever.
+Two replicas of a code server serve the same sensor. Without the lease, they would replace each
+other's member forever.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MemberIdentity:
         if not self.run_id:
             return {"code_location": self.location, "sensor": self.sensor}
         location, _, _ = self.location.rpartition("/")
-        # Not as `sensor`: the member of a code server takes such an event for its successor's.
+        # Not as `sensor`: the member of a code server would treat it as an event of its successor.
         return {"member": self.location, "code_location": location, "started_by": self.sensor}
 
 
@@ -60,13 +60,15 @@ def notes_on_home(instance: dg.DagsterInstance) -> tuple[str, ...]:
     home = Path(instance.root_directory)
     if not home.name.startswith(_TEMPORARY_HOME):
         return ()
-    return (f"DAGSTER_HOME is not set, so Dagster deletes {home.name} with all history at its end",)
+    return (
+        f"DAGSTER_HOME is not set, so Dagster deletes {home.name} with all history when it ends",
+    )
 
 
 class MemberLease:
     """The process of a code location that is the member for a sensor, as one key-value.
 
-    The member renews it repeatedly. The replica that made way sees whether the other one lives.
+    The member renews the lease repeatedly, so the replica that left detects whether it is alive.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class MemberLease:
         """Return the holder and the time of its last renewal; empty if the lease is free.
 
         Where Dagster has no key-values, the lease counts as held: two replicas that both found it
-        free would hand the partitions to each other without end.
+        free would hand the partitions to each other forever.
         """
         stored = self._values.fetch([self._key])
         return _UNKNOWN_HOLDER if stored is None else stored.get(self._key, "")

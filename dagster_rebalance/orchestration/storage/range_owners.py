@@ -1,9 +1,9 @@
 """Which run processes a claimed range, kept where deleting a run does not remove it.
 
-When a person deletes a run, Dagster forgets its tags, its events and its storage id, but its
-process may go on. So each run records its ranges before it processes them, and the owner of a
-partition looks for records of runs that are no longer in Dagster. Streaming runs also record how
-their work on abandoned claims ended. Dagster+ has no such records.
+When a user deletes a run, Dagster removes its tags, its events and its storage id, but its process
+may continue. So each run records its ranges before it processes them, and the owner of a partition
+reads the records of runs that are no longer in Dagster. Streaming runs also record how their work
+on abandoned claims ended. Dagster+ has no such records.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class RangeOwners:
 class AbandonedClaims:
     """The records of all streaming runs of an instance.
 
-    The next owner of a claim asks whether the streaming run that made it has ended. A run that goes
-    on without the partition records here how its work on the claim ended; no record means that the
-    work has not ended yet. The keys differ from those of `RangeOwners`, because another run may
-    process the same claim later.
+    The next owner of a claim needs to know whether the work of the streaming run that made it has
+    ended. A run that continues without the partition records here how its work on the claim ended;
+    without a record, the work has not ended yet. The keys differ from those of `RangeOwners`,
+    because another run may process the same claim later.
     """
 
     def __init__(self, instance: dg.DagsterInstance) -> None:

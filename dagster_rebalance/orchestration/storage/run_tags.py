@@ -1,9 +1,9 @@
-"""Tags and events of runs, and the form of a batch in the config of a run.
+"""Tags and events of runs, and the format of a batch in the config of a run.
 
 Retries and re-executions copy tags. So a tag about one run only (refused, taken back) has the id of
-that run as its value. Tags would not do for events: Dagster rewrites all tags of a run to add one,
-so one of two concurrent writers loses its tag. An event in the log of a run is appended, belongs to
-its run, and is deleted with it. No run event describes the output of a run.
+that run as its value. Tags cannot store events: Dagster rewrites all tags of a run to add one, so
+one of two concurrent writers loses its tag. An event is appended to the log of its run, and is
+deleted with it. No run event describes the output of a run.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ ATTEMPT_TAG = "dagster_rebalance/attempt"
 STREAM_TAG = "dagster_rebalance/stream"
 """The sensor of a streaming run, by which streaming runs are queried."""
 SLOT_TAG = "dagster_rebalance/slot"
-"""The number of the replica that a streaming run is."""
+"""The replica number of a streaming run."""
 VERSION_TAG = "dagster_rebalance/version"
 """The code version for which a streaming run was requested."""
 USER_TAG = "user"
-"""The user that launched a run; set by Dagster+ only."""
+"""The user who launched a run; set by Dagster+ only."""
 RERUN_TAG = "dagster_rebalance/rerun"
-"""The rerun that a run belongs to, for people; the batch id has it, too."""
+"""The rerun that a run belongs to, for users; the batch id also contains it."""
 RERUN_BY_TAG = "dagster_rebalance/rerun_by"
 RERUN_REASON_TAG = "dagster_rebalance/rerun_reason"
 RANGES_TAG = "dagster_rebalance/ranges"
-"""The ranges in short, for people; the run config has them in full."""
+"""The ranges in short, for users; the run config has them in full."""
 REFUSED_TAG = "dagster_rebalance/refused"
 """The id of the run that refused itself."""
 REFUSAL_TAG = "dagster_rebalance/refusal"
-"""Why the run refused itself; the member shows it when that is repeated."""
+"""Why the run refused itself; the member shows the reason after repeated refusals."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
 """The time of the last heartbeat of a run of 0.1.0; retries have a copy of it."""
 OLD_TAKEN_BACK_TAG = "dagster_rebalance/taken_back"

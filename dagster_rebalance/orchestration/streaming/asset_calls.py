@@ -111,8 +111,8 @@ def sorted_calls(calls: Sequence[AssetCall]) -> tuple[AssetCall, ...]:
         if any(call is one for one in behind):
             msg = (
                 f"assets {name_of(behind[-1].asset)} and {name_of(call.asset)} depend on each "
-                "other, and a streaming run calls each function once for each batch: make "
-                "them one dg.multi_asset, or split the one that makes several assets"
+                "other, and a streaming run calls each function once per batch: combine them in "
+                "one dg.multi_asset, or split the one that makes several assets"
             )
             raise ConfigurationError(msg)
         for spec in call.asset.specs:
@@ -315,7 +315,7 @@ class ContextOfAsset(dg.AssetExecutionContext):
     ) -> None:
         """Add metadata to the materialization of an asset."""
         if partition_key is not None:
-            msg = "an asset of a streaming run has no partitions: leave partition_key out"
+            msg = "an asset of a streaming run has no partitions: omit partition_key"
             raise ConfigurationError(msg)
         key = None if asset_key is None else dg.AssetKey.from_coercible(asset_key)
         self._of_asset.add_to_asset(key, metadata)
@@ -353,7 +353,7 @@ class Results:
         yield from self._checks
 
     def _check_checks(self) -> None:
-        """Require one result of each check: otherwise its last result would stay on show."""
+        """Require one result of each check: otherwise Dagster would show an earlier result."""
         given = [*self._checks, *chain(*(one.check_results or () for one in self._made.values()))]
         times = Counter((check.asset_key, check.check_name) for check in given)
         optional = {out.name for out in self._asset.op.output_defs if not out.is_required}
@@ -364,7 +364,7 @@ class Results:
             msg = (
                 f"{name_of(self._asset)} returned {found or 'no'} results of the check {spec.name} "
                 f"of {spec.asset_key.to_user_string()}: return one dg.AssetCheckResult for each "
-                "of its check_specs with each batch"
+                "of its check_specs in every batch"
             )
             raise ConfigurationError(msg)
 

@@ -72,7 +72,7 @@ def stream_asset(
                     "This run was not started by its sensor, so nothing would monitor it. "
                     "Streaming runs of this job are started by its sensor, which also replaces "
                     "and ends them: turn it on. To process past ranges again, use "
-                    "dagster-rebalance rerun or the job of the group for that."
+                    "dagster-rebalance rerun or the rerun job of the group."
                 )
                 raise dg.Failure(msg, allow_retries=False)
             StreamRun(context, kafka, spark, calls, lag_limit, stopper=stopper).work()
@@ -99,8 +99,8 @@ def _own_resources(calls: Sequence[AssetCall]) -> dict[str, dg.ResourceDefinitio
             if found.setdefault(key, resource) is not resource:
                 raise refused(
                     call.asset,
-                    f"has another resource {key!r} in resource_defs than an asset before it, and "
-                    "the run has one for all of its assets: give each resource a key of its own",
+                    f"has another resource {key!r} in resource_defs than an earlier asset, but a "
+                    "run has one resource per key: give each resource its own key",
                 )
     return found
 

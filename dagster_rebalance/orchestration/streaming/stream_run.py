@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _WAIT_S = 1.0
 _LOOK_S = 0.1
-"""How often the log end is read: a record waits for that."""
+"""The interval of reading the log end, which delays new records."""
 _IDLE_LOOK_S = 0.5
 _PROGRESS_S = 60.0
 _MOST_REFUSALS = 5
@@ -246,8 +246,8 @@ class StreamRun:
             self._log(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
         # Extensions in Rust and a cancelled asyncio task raise no Exception.
         except BaseException as problem:  # whatever the user's code raises
-            self._is_in_body = False  # first: an interrupt must not hit what follows
-            if self._mailbox.is_abandoned:  # the run may work no longer, and ends
+            self._is_in_body = False  # first: an interrupt must not hit the code below
+            if self._mailbox.is_abandoned:  # the run must not continue to work, and ends
                 raise
             # A batch that did not end when it was interrupted, or that lost its Spark: the records
             # are not at fault.
@@ -362,7 +362,7 @@ class StreamRun:
         except Exception as error:
             logger.warning("Dagster's storage accepted no report", exc_info=True)
             return error
-        # The context keeps what was logged until its step ends, which is in an hour.
+        # The context keeps logged events until its step ends, which may take an hour.
         deque(self._context.op_execution_context.consume_events(), maxlen=0)
         return None
 
@@ -460,7 +460,7 @@ class StreamRun:
         while self._is_at_work and not self._is_over:
             if time.monotonic() > until and process.is_of_one_run():
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
-                if not self._work.is_late:  # else the batch at work is a failed attempt
+                if not self._work.is_late:  # else the current batch is a failed attempt
                     self._report_at_end(
                         partial(
                             record_run_event, self._context.instance, self._run, RunEvent.TAKEN_BACK
@@ -562,7 +562,9 @@ class StreamRun:
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._is_in_body:
-            self._is_in_body = False  # once: a second one must not hit what handles the first
+            self._is_in_body = (
+                False  # once: a second interrupt must not hit the handler of the first
+            )
             self._is_interrupted = True
             raise BatchInterruptedError
 

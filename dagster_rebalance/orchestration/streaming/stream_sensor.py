@@ -1,9 +1,9 @@
-"""The sensor that keeps streaming runs alive, without a member of its own.
+"""The sensor that keeps streaming runs alive. It has no member.
 
 Each tick derives its actions from the runs in Dagster (`core.streaming.replicas`), so an outage of
 ticks, daemon or code server delays no batch. Dagster and its launchers may not notice that the
 process of a run is gone, so the sensor tracks heartbeats as members do (`core.runs.liveness`), and
-ends dead runs. Its cursor stores since when each heartbeat has not changed.
+ends dead runs. Its cursor stores when each heartbeat last changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
 
 _NEWEST = 100
-"""The newest runs that a tick reads, beside all live runs."""
+"""The number of newest runs that a tick reads, in addition to all live runs."""
 _QUEUED = {
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.MANAGED,
@@ -128,8 +128,8 @@ def build_kafka_stream_sensor(
         spark_key=settings.own_spark_key,
         stopper=stopper,
         description=(
-            "Keeps streaming runs alive, which are members of a Kafka consumer group, and replaces "
-            "them one by one when their code is new."
+            "Keeps the streaming runs of a Kafka consumer group alive, and replaces them one by "
+            "one when their code has changed."
         ),
     )
 
@@ -184,7 +184,7 @@ def _cancelled_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> float | N
 
 
 def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
-    """Return since when a run waits.
+    """Return when a run began to wait.
 
     A run that was created and not submitted has no event.
     """

@@ -5,9 +5,9 @@ the assets, this package, the settings without secrets, and the image that Dagst
 code has the same version when it is loaded again. Other changes of a deployment (a library, a
 secret) need an explicit version.
 
-Dagster writes the tags of provenance when a step stores an output, which a streaming run does once
-in its life. It shows an asset as unsynced by them, and `AutomationCondition.data_version_changed()`
-fires.
+Dagster writes the tags of provenance when a step stores an output, which a streaming run does only
+once. From these tags, Dagster shows an asset as unsynced, and
+`AutomationCondition.data_version_changed()` fires.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
     if source is None or not Path(source).is_file():
         return
     own = Path(source).resolve()
-    # What `dg scaffold` writes are folders without an __init__.py, inside of a package: the name of
-    # the module tells how deep they are.
+    # `dg scaffold` writes folders without an __init__.py inside a package: the name of the module
+    # shows their depth.
     names = tuple(found.__module__.split("."))
     is_named = len(names) > 1 and own.with_suffix("").parts[-len(names) :] == names
     folder = own.parents[len(names) - 2] if is_named else own.parent

@@ -1,7 +1,7 @@
 """The worker of a streaming run, between the thread of its member and the thread that processes.
 
 The member begins a batch; the processing thread takes it, and wakes the member when it has ended.
-To the member the worker is also the runs of its group: it knows its own batches, and reads other
+The worker also implements the run port of the member: it knows its own batches, and reads other
 runs from Dagster.
 """
 
@@ -128,7 +128,7 @@ class StreamWorker:
             return self._read_own(batch.batch_id)
 
     def watch(self) -> None:
-        """Interrupt a batch that takes too long, and end the run if that does not help."""
+        """Interrupt a batch that takes too long, and end the run if the batch does not end."""
         with self._lock:
             next_action = self._own.next_action(self._clock())
         if next_action is WorkerAction.INTERRUPT:
@@ -159,7 +159,7 @@ class StreamWorker:
         return self._reported != self._with_batch(partitions) or self._unrecorded_age is not None
 
     def report(self, partitions: Collection[TopicPartition]) -> None:
-        """Report how the work on abandoned claims ended, and then where the worker may still work.
+        """Report how the work on abandoned claims ended, and then the partitions of the worker.
 
         The order matters: a member that reads that this run left a partition, and finds no result
         of its claims, requests them again.

@@ -271,7 +271,7 @@ def test_run_refuses_itself_if_kafka_is_unavailable(
         raise BrokerError(message, retriable=True)
 
     monkeypatch.setattr(KafkaInMemory, "connect", connect)
-    stage.is_refused("Kafka could not be asked for its claim: no broker answers")
+    stage.is_refused("its claim could not be read from Kafka: no broker answers")
 
 
 def test_run_is_refused_if_dagster_storage_is_unavailable(

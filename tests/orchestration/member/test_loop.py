@@ -103,7 +103,7 @@ bench partitions=2 | silence 1 | offers | turn 20 | silence | mark | offers 2 | 
 ## commit_that_the_storage_refuses_is_recorded_once_later
 bench | catalogue commits 3 | offers | run SUCCESS | until recorded = orders-0 0-10
 turn 30 | recorded = orders-0 0-10
-noted "recording a commit in Dagster failed and is tried again: database is locked" = 3
+noted "recording a commit in Dagster failed and is retried: database is locked" = 3
 
 ## slow_command_is_noted_without_the_name_of_its_class
 bench | slow_commits 9.9 | offers | until writes !~ none

@@ -191,7 +191,7 @@ def test_failure_is_a_note_and_no_answer(desk: Desk) -> None:
     desk.worker.ask(Job("showing the state", fails))
     desk.until(lambda: len(desk.notes) == 2)
     assert desk.notes == [
-        "RecordCommit failed and is tried again: database is locked",
+        "RecordCommit failed and is retried: database is locked",
         "showing the state failed: database is locked",
     ]
     assert list(desk.worker.answers()) == []

@@ -164,7 +164,7 @@ def test_resume_names_partitions_that_were_not_paused(
         instance, group_id, wanted(Action.RESUME, "orders:1", "orders:2", reason="")
     )
     assert said.endswith(
-        "Within seconds they continue where they were. Not paused before: orders-2."
+        "Within seconds they continue from their committed offsets. Not paused before: orders-2."
     )
 
 

@@ -598,7 +598,7 @@ def test_launchpad_plans_and_starts_a_rerun(ground: Ground) -> None:
     form = {"partitions": ["orders:0"], "from_offset": 5, "reason": "the fix", "by": "ada"}
     succeeded, said = ask(ground, **form, until_offset=15)
     assert succeeded, said
-    assert "run 1: orders-0 [0, 10) (as a whole, although only a part was asked for)" in said
+    assert "run 1: orders-0 [0, 10) (as a whole, although only a part was selected)" in said
     assert "this is a dry run" in said
     assert ground.book.read() == ()
     succeeded, said = ask(ground, **form, until_offset=40, dry_run=False)

@@ -159,8 +159,8 @@ def test_function_is_imported_by_its_name() -> None:
         (f"{SECRET}=", "does not name a function"),
         ("shop.logins.token", "does not name a function"),
         ("no_such_module_x:token", r"cannot be imported \(ModuleNotFoundError.*install it"),
-        ("os.path:no_such", "names a function that module 'os.path' does not have"),
-        ("os:sep", "'os:sep', which is a str and no function"),
+        ("os.path:no_such", "names a function that module 'os.path' does not define"),
+        ("os:sep", "'os:sep', which is a str, not a function"),
     ],
 )
 def test_missing_function_is_refused_at_start(text: str, message: str) -> None:
@@ -190,7 +190,7 @@ def test_missing_function_is_refused_when_code_loads(
     def load(name: str) -> None:
         build(kafka=resource(client_config={"error_cb": name}), assets=[asset])
 
-    with pytest.raises(ConfigurationError, match=r"module 'os\.path' does not have, or not yet"):
+    with pytest.raises(ConfigurationError, match=r"module 'os\.path' does not define, or not yet"):
         load("os.path:no_such")
     load("builtins:print")
     load(dg.EnvVar("TOKENS"))
@@ -333,12 +333,12 @@ def test_record_interval_reaches_the_engine(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"record_every_s": -1.0}, r"record_every_s=-1 .*must be 0"),
+        ({"record_every_s": -1.0}, r"record_every_s=-1 .*must be at least 0"),
         ({"lag_every_s": 9.0}, "lag_every_s=9 .*at least 10"),
         ({"lag_every_s": -1.0}, "lag_every_s=-1 .*at least 10"),
         ({"lag_every_s": float("inf")}, "lag_every_s=inf .*at least 10"),
         ({"lag_every_s": float("nan")}, "lag_every_s=nan .*at least 10"),
-        ({"topics": []}, "no topics"),
+        ({"topics": []}, "topics is empty"),
         (
             {"hold_limit_s": 30.0, "hold_commit_slice_s": 30.0},
             r"hold_commit_slice_s=30 .* hold_limit_s=30",

@@ -814,6 +814,6 @@ def test_error_of_run_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
 def test_why_failed_has_message_of_reported_failure(runs: Runs) -> None:
     run = runs.make(Status.STARTED)
     why = runs.ledger.why_failed(run.run_id, runs.batch_id)
-    assert why == "Dagster has no event of its failure"
+    assert why == "Dagster has no event of the failure"
     runs.ledger.end_dead(run.run_id, "")
     assert "sent no heartbeat" in runs.ledger.why_failed(run.run_id, runs.batch_id)
