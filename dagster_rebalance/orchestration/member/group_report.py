@@ -264,7 +264,9 @@ class GroupReport:
             try:
                 self._scan(due)
             except BrokerError as error:
-                self._note(f"the lag and the stopped partitions of the group are unknown: {error}")
+                self._note(
+                    f"the lag of the group and its stopped partitions are not known: {error}"
+                )
                 unknown = self._unknown_lag(due, error)
                 if unknown is not None:
                     pace = self._pace

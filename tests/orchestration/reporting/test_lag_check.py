@@ -183,7 +183,7 @@ def test_refused_lag_request_ends_no_member(
     bench.turn(100)
     notes = [note for note in bench.mailbox.take_notes() if "lag of the group" in note]
     assert notes
-    assert notes[0].endswith("is not known: the topic may not be described")
+    assert notes[0].endswith("are not known: the topic may not be described")
 
 
 @pytest.mark.parametrize("question", ["list_topics", "committed"])
