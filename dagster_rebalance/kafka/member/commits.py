@@ -298,7 +298,7 @@ class Commits:
         return {from_confluent(tp): tp.error for tp in answers or () if tp.error is not None}
 
     def _can_divide(self, wanted: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
-        """Return whether smaller requests are possible; all requests are smaller from then on."""
+        """Divide requests into smaller ones from now on; return False if that is impossible."""
         for share in (self._share, self._share * 4):
             parts = len(list(split_requests(wanted, self._group_id, share)))
             if parts > 1 and share <= _LARGEST_SHARE:

@@ -504,12 +504,12 @@ class Fetcher:
     def _note_out_of_range(
         self, partition: TopicPartition, offset: int | None, error: KafkaError
     ) -> None:
-        """Reset the offset, or report that it may not be reset, if the error is a current one.
+        """Reset the offset if the error is current, or report that it may not be reset.
 
-        Unlike records, the client keeps the error over an unassign, so it may be of an assignment
-        that a seek or a loss has ended. If its offset does not decide (a truncation has none), the
-        partition is assigned once more: a current error recurs with the same offset or the expected
-        one, and any other is of an earlier assignment.
+        The client drops records on an unassign, but not this error, so the error may belong to an
+        assignment that a seek or a loss has ended. An error at the expected offset is current. At
+        any other offset (a truncation has none), the partition is assigned once more: a current
+        error recurs with the same offset or the expected one.
         """
         if partition in self._staged or partition not in self._started:
             return
@@ -609,7 +609,8 @@ class Fetcher:
     def _restart_recreated(self) -> None:
         """Treat positions in the logs of recreated topics as out of range.
 
-        Always reports it: records of the new log may have been returned, and others left out.
+        The reset is reported even if it is allowed: records of the new log may have been returned
+        already, and others may be missing.
         """
         recreated = self._recreated.check(self._started)
         if not recreated:

@@ -206,7 +206,7 @@ class RerunPlan(NamedTuple):
 
     @property
     def rerun(self) -> Rerun:
-        """The rerun."""
+        """The rerun that the plan would begin."""
         return self.batches[0].rerun
 
 

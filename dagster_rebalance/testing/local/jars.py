@@ -191,7 +191,10 @@ def _download(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> Path:
 
 
 def _maven(folder: Path) -> MavenContext:
-    """Return the client of the machine's repository or Maven Central, with its files in `folder`.
+    """Return a Maven client that stores its files in `folder`.
+
+    The client reads from the repository that `REPOSITORY_VARIABLE` or the user's settings.xml
+    names, or from Maven Central.
 
     Raises:
         ConfigurationError: jgo is not installed, or the variable is not an address.
