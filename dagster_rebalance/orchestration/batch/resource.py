@@ -108,9 +108,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             ranges: The offsets that the asset must process.
-            messages: The records that `messages`, `dataframe` and the decoded forms return, all in
-                these ranges, in the order of a real batch. Without them, these methods raise. Dead
-                letters are not stored.
+            messages: The records that `messages`, `dataframe` and the decoding methods return, in
+                the order of a real batch. Each must be in one of the ranges. Without messages,
+                these methods raise. Dead letters are not stored.
             batch_id: The id of the batch.
 
         Raises:
@@ -251,17 +251,17 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 `registry.json_schema()` of a `SchemaRegistryResource`, or `plain_json(schema)`.
             key: The encoding of keys.
             dead_letters: A topic for records that cannot be decoded. They are stored there before
-                this returns, and are not in the DataFrame. A replay stores them again: the key of
-                each dead letter is `<topic>-<partition>-<offset>`.
-            keep_undecodable: Instead, return them as well: the column `undecodable` has the
-                reason, the key and the value of such a record, and is null for all others.
-            ranges: As of `dataframe`.
+                this method returns, and are not in the DataFrame. A replay stores them again: the
+                key of each dead letter is `<topic>-<partition>-<offset>`.
+            keep_undecodable: Instead, return these records as well: their column `undecodable` has
+                the reason, the key and the value; it is null for all other records.
+            ranges: See `dataframe`.
             options: Further options of Spark's Kafka connector.
 
         Raises:
             BrokerError: Kafka or the registry did not answer, or a dead letter could not be stored.
             ConfigurationError: Settings contradict each other, or the reader's schema is missing
-                or invalid; or as of `dataframe`.
+                or invalid. See also `dataframe`.
             IllegalStateError: A range is not one of the batch.
         """
         from dagster_rebalance.spark import decoded_frame as in_spark
@@ -288,10 +288,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> Iterator["Message"]:
         """Return the records of the batch as messages of confluent-kafka, without Spark.
 
-        They are read lazily, so a large batch needs little memory. Records of one partition come in
-        the order of their offsets; partitions are read concurrently, in any order. There are fewer
-        records than offsets after compaction, and with transactions: offsets of their markers and,
-        unless `isolation.level` is `read_uncommitted`, of aborted records are left out.
+        The messages are read lazily, so a large batch needs little memory. Messages of one
+        partition are in the order of their offsets; partitions are read concurrently, in any order.
+        After compaction and with transactions there are fewer messages than offsets: transaction
+        markers have none, nor have aborted records unless `isolation.level` is `read_uncommitted`.
 
         Args:
             ranges: One or more ranges of the batch, to write one output after the other. An empty
@@ -346,8 +346,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> Iterator[DecodedMessage]:
         """Return the records of `messages`, each with its value, its key or both decoded.
 
-        The arguments and errors are those of `messages` and `decoded`. The dead letters of records
-        before the current message are stored.
+        See `messages` and `decoded` for the arguments and errors. The dead letters of all records
+        before the current message are already stored.
 
         Raises:
             UndecodableError: A record cannot be decoded, without `dead_letters` and
@@ -377,13 +377,13 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         It has the columns of `dataframe` with headers, and reads lazily. `read_all()` returns a
         `pyarrow.Table`. Polars, DuckDB, pandas and others accept the reader.
 
-        The arguments are those of `messages` and `decoded`. Reading raises `BrokerError` and
-        `UndecodableError`. A decoded column is a struct. The dead letters of the batches that were
-        read are stored.
+        See `messages` and `decoded` for the arguments. Reading raises `BrokerError` and
+        `UndecodableError`. A decoded column is a struct. The dead letters of the record batches
+        that were read are already stored.
 
         Raises:
-            ConfigurationError: pyarrow is missing; or as of `decoded`.
-            UndecodableError: As of `decoded_messages`.
+            ConfigurationError: pyarrow is missing. See also `decoded`.
+            UndecodableError: See `decoded_messages`.
         """
         decoding = Decoding.of(
             self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable

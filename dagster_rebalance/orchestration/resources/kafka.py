@@ -359,7 +359,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Refuse invalid settings of the Kafka client, unless variables hide them until a run.
 
         Raises:
-            ConfigurationError: As of `consumer_config`.
+            ConfigurationError: See `consumer_config`.
         """
         values = (self.security_protocol, *self.client_config.values())
         if not any(isinstance(value, dg.EnvVar) for value in values):

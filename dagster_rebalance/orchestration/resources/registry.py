@@ -190,8 +190,8 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             message: The full name of the message. Default: the first message of the schema.
-            subject: As of `avro`.
-            version: As of `avro`.
+            subject: See `avro`.
+            version: See `avro`.
         """
         return Encoding(
             "protobuf", None, subject, version, message=message, registry=self.registry()
