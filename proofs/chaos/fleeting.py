@@ -186,7 +186,7 @@ class Fleeting:
     def _patiently(self, what: str, ask: Callable[[], object], *, done: int | None = None) -> None:
         """Repeat a request until it succeeds, or fails with `done`.
 
-        Brokers and the storage are away now and then, and Kafka refuses a group with members. A
+        Brokers and the storage are sometimes unavailable, and Kafka refuses a group with members. A
         killed broker may lose the answer of a successful request: the next one then fails with
         `done`.
         """

@@ -59,11 +59,13 @@ def deploy(ground: Ground) -> UnderWay | None:
         return None
     version = ground.parts.exchange.deploy()
     fault = Fault(Kind.CODE_DEPLOYED, f"version {version}")
-    with suppress(DagsterRebalanceError):  # the storage is away: a later fault loads the code
+    with suppress(
+        DagsterRebalanceError
+    ):  # the storage is unavailable: a later fault loads the code
         ground.parts.dagster.ui.reload(STREAMS)
 
     def is_everywhere() -> bool:
-        with suppress(Exception):  # whatever Dagster's storage raises while it is away
+        with suppress(Exception):  # any error of Dagster's storage during an outage
             return all(run.tags.get(VERSION_TAG) == version for run in _live(ground))
         return False
 
@@ -121,7 +123,7 @@ def _cancelled(ground: Ground) -> str | None:
 
 def _has_ended(ground: Ground, run_id: str) -> Callable[[], bool]:
     def has_ended() -> bool:
-        with suppress(Exception):  # whatever Dagster's storage raises while it is away
+        with suppress(Exception):  # any error of Dagster's storage during an outage
             run = ground.parts.instance.get_run_by_id(run_id)
             return run is None or run.is_finished
         return False

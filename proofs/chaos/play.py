@@ -163,7 +163,7 @@ class Play:
         while len(self.faults.done) < faults:
             self._rest()
             self._draw.next(self._strike)
-        self._until("all faults to be mended", lambda: not self.faults.under_way, PEACE_LIMIT_S)
+        self._until("all faults to be repaired", lambda: not self.faults.under_way, PEACE_LIMIT_S)
         self._parts.producer.stop()
         self._until("everything to be worked off", lambda: not self._lags(), PEACE_LIMIT_S)
         if self._parts.is_streaming:

@@ -295,7 +295,7 @@ def _without_ticks(
 def _classic_rebalances(evidence: Evidence) -> Iterator[Span]:
     """Return the times in which classic members wait in a rebalance, and no commit is answered.
 
-    A rebalance waits for all members, including those that hold or are away.
+    A rebalance waits for all members, including those that hold or are unavailable.
     """
     for hold in evidence.holds:
         yield Span(hold.ended_at - hold.seconds, hold.ended_at + HEARTBEAT_S)

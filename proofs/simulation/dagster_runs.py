@@ -196,8 +196,8 @@ class SimulatedDagster(RunLife):
         self._must_be_dead(run_id)
         process.is_working = False
         if run_id not in self.deleted and run.state in LIVE:
-            # A process that is still on its way is not always there to be killed: it finds out when
-            # it looks whether it may work.
+            # A process that is still starting cannot always be killed: its start check detects the
+            # cancellation.
             process.is_gone = (
                 process.is_gone
                 or process.is_frozen

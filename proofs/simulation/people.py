@@ -34,7 +34,7 @@ class People:
         self._look()
 
     def move_behind_what_is_deleted(self, partition: TopicPartition) -> None:
-        """Move the committed offset after deleted and processed records, once nothing works."""
+        """Move the committed offset past deleted and processed records, once no run works."""
         group, dagster = self._world.group, self._world.dagster
         stored, start = group.stored.get(partition), group.starts[partition]
         if stored is None or stored.offset >= start:
@@ -48,7 +48,7 @@ class People:
         moved = min(done, group.ends[partition])
         if moved < done:  # the log was cut off as well
             self._world.forget(partition, moved)
-        # What came in the place of records that a cut had taken away is deleted as well.
+        # Records that replaced truncated ones are deleted as well.
         first = min(stored.offset, group.cuts.get(partition, stored.offset))
         self._world.deleted.add(OffsetRange(partition.topic, partition.partition, first, moved))
         self._move(partition, moved)
@@ -70,7 +70,7 @@ class People:
         clockwork.after(clockwork.within(2, 25), None, lambda: self._order(Action.RESUME, again))
 
     def resume_all(self) -> None:
-        """Resume everything."""
+        """Resume all partitions."""
         if self._world.dagster.orders:
             self._order(Action.RESUME, EVERYTHING)
 
@@ -120,8 +120,8 @@ class People:
         )
 
     def _move(self, partition: TopicPartition, moved: int) -> None:
-        # The note of the last commit goes with it, so no member can record later what its owner has
-        # not.
+        # The pending record of the last commit is dropped too, so no member can record a commit
+        # later that its owner has not recorded.
         self._world.forget_unrecorded(partition)
         self._world.group.stored[partition] = OffsetAndMetadata(moved)
         self._world.group.meddled.add(partition)

@@ -69,7 +69,7 @@ class SimulatedRuns:
         self._dagster.left |= outcomes
 
     def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
-        """Nothing to keep: it is for people."""
+        """Ignore the age, which is shown to operators only."""
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         self._process.ask_launcher()

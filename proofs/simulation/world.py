@@ -233,8 +233,8 @@ class World:
             )
             raise Violation(msg)
         self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
-        # A write that was on its way when Kafka dropped the offset brings it back; it must go on
-        # from there.
+        # A write that was in flight when Kafka dropped the offset restores it; the group must
+        # continue from this offset.
         before = self.vanished.pop(partition, None) if before is None else before
         if before is None:
             return
@@ -389,7 +389,7 @@ class World:
             if not _is_at(stored, end) or (stored is not None and decode(stored).claims):
                 return False
             if stored is None and self.dagster.recorded.get(partition):
-                return False  # it is stopped, and a person has to say where it goes on
+                return False  # it is stopped until an operator sets its offset
         members = [process for process in self.processes if not process.is_gone]
         owned = [o for member in members for o in member.engine.partitions.values()]
         taken_in = {o.partition for o in owned if o.phase is not Phase.RESTORING}

@@ -211,7 +211,7 @@ def test_reset_moves_offsets_only_without_members(shop: Shop, protocol: str) -> 
     assert stored is not None
     read = decode(stored)
     assert (read.next_offset, read.claims) == (0, ())
-    assert read.log.topic_id, "a topic that is made anew must be noticed"
+    assert read.log.topic_id, "a recreated topic must be detected"
     (record,) = shop.instance.fetch_observations(GroupAssets.of(shop.topic).group, limit=1).records
     assert record.asset_observation is not None
     assert (

@@ -32,7 +32,7 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The project reads its environment when it is imported, so each test imports it anew."""
+    """Let each test import the project again, because it reads its environment at import."""
     monkeypatch.syspath_prepend(SOURCE)
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)

@@ -386,7 +386,7 @@ AWS_LOGIN = "software.amazon.msk.auth.iam.IAMLoginModule"
     ],
 )
 def test_setting_without_a_secret_is_accepted_in_the_code(given: dict[str, Any]) -> None:
-    """A wrong refusal teaches people to get around it."""
+    """A false positive would lead users to bypass the check."""
     dg.Definitions.validate_loadable(
         build_kafka_batch_defs(kafka=kafka(), assets=[asset()], **spark(**given))
     )

@@ -1,4 +1,4 @@
-"""The package is built once for all tests that look at it."""
+"""Fixture with the package, which is built once for all its tests."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ MATERIALISATIONS = """query {
 
 
 class Terminal:
-    """A shell in which a person types block after block; folder and variables stay."""
+    """A shell that runs block after block, and keeps its folder and variables."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], port: int) -> None:
         self.folder = folder

@@ -217,7 +217,7 @@ def test_hold_explains_stalls_of_held_partitions() -> None:
 
 
 def test_classic_rebalance_that_waits_for_one_member_explains_stalls_of_others() -> None:
-    """The member holds, or is away and not detected yet."""
+    """The member holds, or is gone and this is not detected yet."""
     hold = HoldSeen("blue", "drained", "revoke", ("numbers-1",), seconds=4.0, ended_at=24.0, runs=1)
     frozen = Fault(Kind.MEMBER_FROZEN, "green", 40.0, frozenset({1}), 60.0)
     assigned = Event("assigned", "purple", "", ("numbers-1",), {"member_id": "id-3"}, 50.0)

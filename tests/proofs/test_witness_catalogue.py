@@ -1,4 +1,4 @@
-"""The witness of the catalogue loses nothing while Dagster's storage is away."""
+"""The witness of the catalogue loses no event while Dagster's storage is unavailable."""
 
 from __future__ import annotations
 

@@ -150,5 +150,5 @@ def test_attempts_count_per_batch_across_rebalances() -> None:
     world.dagster.move(again, RunState.FAILED)
     world.wait(2, heir)
     assert [batch_request.attempt for batch_request in heir.engine.batch_requests] == [2], (
-        "the next batch begins to count anew"
+        "the count restarts with the next batch"
     )

@@ -1,4 +1,4 @@
-"""A batch travels through the extras of Dagster Pipes as text, and comes back as it was."""
+"""A batch is sent through the extras of Dagster Pipes as text, and parsed without a change."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def at_work(
 
 
 def moved(offset: int, found: PartitionLookup | None = FOUND, claims: int = 0) -> str:
-    """The move of a partition, as a person sees it."""
+    """The move of a partition, as it is shown to the operator."""
     known = {} if found is None else {tp(0): found}
     (move,) = plan_moves({tp(0): offset}, known, {tp(0): claims})
     return str(move)

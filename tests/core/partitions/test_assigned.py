@@ -28,7 +28,7 @@ def idle_member(partitions: int) -> tuple[World, Member]:
 
 
 def busy_of(member: Member) -> list[TopicPartition]:
-    """The partitions that need a look."""
+    """Return the busy partitions."""
     return [owned.partition for owned in member.engine.partitions.busy]
 
 

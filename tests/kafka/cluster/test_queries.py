@@ -65,7 +65,7 @@ class MovingLeader(FakeAdmin):
 
 
 class LostController(FakeAdmin):
-    """A client whose metadata names a controller that is away.
+    """A client whose metadata names an unavailable controller.
 
     It names one that answers once the client has asked for metadata `looks` times.
     """

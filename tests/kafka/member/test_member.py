@@ -115,7 +115,7 @@ def test_loss_is_reported_before_a_failed_rejoin(
     assert scene.poll() == []
     clock.advance(5.0)
     assert scene.poll() == []
-    assert len(scene.clients) == 2, "and it joins anew"
+    assert len(scene.clients) == 2, "and it rejoins"
 
 
 def test_member_without_a_client_refuses_commits_and_closes(
@@ -535,7 +535,7 @@ def test_hold_expires_while_the_thread_waits_for_a_broker(
     ticket = scene.member.commit_async({P1: OffsetAndMetadata(7)})
     scene.until(
         lambda: scene.client.asked and scene.client.asked[-1] == [(1, 7, "")],
-        "the commit to be on its way",
+        "the commit to be in flight",
     )
     clock.advance(scene.session._settings.max_poll_interval_s + 1.1)
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.EXPIRED)]
@@ -555,7 +555,7 @@ def test_failure_of_the_thread_is_reported_as_a_loss(
     scene.client.script.put(fail)
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
     assert "a defect" in caplog.text
-    assert len(scene.clients) == 2, "it joins anew"
+    assert len(scene.clients) == 2, "it rejoins"
 
 
 def test_loss_is_reported_before_the_old_client_has_left(

@@ -63,7 +63,7 @@ class ScriptedClient:
 
 
 class Clock:
-    """Each look at it takes a second."""
+    """A clock that advances by a second with each call."""
 
     def __init__(self) -> None:
         self.now = 0.0

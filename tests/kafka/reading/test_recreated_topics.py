@@ -177,7 +177,7 @@ def test_poll_reports_a_recreated_topic_and_reads_its_new_log(
         new = {f"new-{number}" for number in range(50)}
         errors.clear()
         # In the consumer protocol Kafka may assign the new partition before the ids are compared:
-        # it begins anew, with an error only if there is no start to choose.
+        # it restarts, with an error only if no start may be chosen.
         if protocol == "classic":
             until(lambda: any("deleted and created again" in text for text in errors), "the error")
         if reset == "error":

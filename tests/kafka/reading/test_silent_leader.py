@@ -1,4 +1,4 @@
-"""A broker is away: its partitions have no answer, and the others have theirs.
+"""An unavailable broker: its partitions have no answer, all other partitions have one.
 
 No query returns an offset that does not exist.
 """

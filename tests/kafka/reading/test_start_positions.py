@@ -21,7 +21,7 @@ P0, P1, P2, P3 = (TopicPartition("orders", number) for number in range(4))
 
 
 class Deaf(FakeMember):
-    """A member whose coordinator is away."""
+    """A member whose coordinator is unavailable."""
 
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float = 5.0

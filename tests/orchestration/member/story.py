@@ -420,7 +420,7 @@ class BenchScript(ScriptBase):
         return len(self.bench.producer.sent)
 
     def do_failures(self, answer: str) -> None:
-        """Dagster reports why a run has failed, or its storage is away."""
+        """Make Dagster report the error of a failed run, or make its storage unavailable."""
         self.bench.ledger.why_fails = answer == "unreadable"
 
     def is_failures_read(self) -> int:

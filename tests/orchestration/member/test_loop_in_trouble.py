@@ -113,7 +113,7 @@ def test_loop_with_stopped_partitions(instance: dg.DagsterInstance, story: str) 
 
 
 def test_stop_known_only_to_its_owner_stays_shown(instance: dg.DagsterInstance) -> None:
-    """Another member has news, and a person runs the check: neither knows the reason."""
+    """Neither another member nor a manual check knows the reason."""
     blue = Bench(instance, partitions=2, records=0)
     green = Bench(instance, group=blue.group)
 

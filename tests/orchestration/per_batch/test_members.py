@@ -107,7 +107,7 @@ def test_ticks_share_one_member_for_each_key(farm: Farm) -> None:
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
     assert len(farm.made) == 1
     assert members.get("key") is farm.made[0]
-    assert members.get("another") is None, "a look makes none"
+    assert members.get("another") is None, "a look-up creates no member"
     members.tick("another", farm.make)
     assert len(farm.made) == 2
 

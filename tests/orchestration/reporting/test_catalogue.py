@@ -417,9 +417,7 @@ def test_last_commits_of_many_partitions_are_read_in_two_queries(
     assert shown.catalogue.last_recorded(partitions) == dict.fromkeys(
         partitions[:30], LastRecorded(20, COMMIT.run_id)
     )
-    assert len(queries) == 2, (
-        "one for all, and one for the partition of which a person has reported something"
-    )
+    assert len(queries) == 2, "one for all, and one for the partition with a manual report"
 
 
 def test_event_of_a_streaming_run_names_its_code_location_and_sensor(

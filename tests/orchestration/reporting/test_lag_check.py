@@ -1,4 +1,4 @@
-"""The lag of a group as members show it in Dagster, and the check that a person executes."""
+"""The lag of a group as members report it in Dagster, and the manual check."""
 
 from __future__ import annotations
 

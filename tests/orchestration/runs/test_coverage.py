@@ -106,7 +106,7 @@ class Desk:
             return result.run_id
 
     def selected(self, *assets: str) -> None:
-        """Materialises some assets by hand, with the tags and the config of the batch."""
+        """Materialise some assets manually, with the tags and the config of the batch."""
         keys = [dg.AssetKey(asset) for asset in assets]
         config = run_config(self._offer, "kafka_batch")
         whole_job().execute_in_process(

@@ -1,4 +1,4 @@
-"""Tags and config of runs, which people may have changed."""
+"""Tags and config of runs, which users may have changed."""
 
 from __future__ import annotations
 

@@ -505,9 +505,9 @@ MUTANTS = {
 OF_ORDERS = frozenset(
     {ignore_people, begin_before_orders_are_known, paused_for_ever, the_latest_clock_decides}
 )
-"""They are found where people pause partitions."""
+"""Mutants that are found in schedules with paused partitions."""
 OF_PARTS = frozenset({keep_what_a_later_run_has_spoilt})
-"""They are found where people execute parts of runs again all the time."""
+"""Mutants that are found in schedules with many partial re-executions."""
 OF_TORN = frozenset(
     {
         all_assets_are_a_success,

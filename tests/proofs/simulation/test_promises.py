@@ -1,4 +1,4 @@
-"""The checks of commits, runs and leftovers detect violations that a test makes by hand."""
+"""The checks of commits, runs and leftovers detect violations that a test constructs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose writes are torn, launchers that hang, and replicas, by hand."""
+"""Runs whose writes are torn, launchers that hang, and replicas, without a schedule."""
 
 from __future__ import annotations
 
