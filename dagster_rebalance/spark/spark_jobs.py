@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MARK = "_dagster_rebalance_interruptible"
 _CONNECT_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 2.0
+"""Below the time that the end of a run waits for its last event."""
 _TAGGED: dict[str, SparkSession] = {}
 """The sessions that work on batches, by the tags of the batches."""
 
@@ -123,6 +125,7 @@ def _answers(place: Any) -> bool:
     except OSError:
         return False
     with connection:
+        connection.settimeout(_ANSWER_TIMEOUT_S)
         try:
             connection.sendall(f"A\n{place.auth_token}\n".encode())
             return bool(connection.recv(1))

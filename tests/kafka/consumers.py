@@ -19,6 +19,8 @@ CONFIG = {
     "group.id": "etl",
     "auto.offset.reset": "earliest",
 }
+LATEST = {key: value for key, value in CONFIG.items() if key != "auto.offset.reset"}
+"""Without a setting, a partition without a committed offset starts at its end."""
 P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))
 
 

@@ -78,6 +78,7 @@ def test_wheel_has_every_public_name_and_passes_the_core_tests(
     code = f"from dagster_rebalance import {names}; {home}"
     assert str(programs.parent) in run(programs / "python", "-c", code, cwd=tmp_path)
     shutil.copytree(ROOT / "tests" / "core", tmp_path / "tests" / "core")
+    shutil.copy(ROOT / "tests" / "story.py", tmp_path / "tests")
     shutil.copy(ROOT / "tests" / "__init__.py", tmp_path / "tests")
     options = ("--import-mode=importlib", "-o", "pythonpath=.", "-m", "not hypothesis")
     pytest_ = (programs / "python", "-m", "pytest", "-q", "--timeout=240")

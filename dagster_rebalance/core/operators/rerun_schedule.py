@@ -120,7 +120,7 @@ def _unsubmitted(states: Iterable[_BatchState]) -> Iterator[BatchRequest]:
 def _note(states: Sequence[_BatchState], working: int) -> str:
     rerun = states[0].batch.rerun
     left = sum(not isinstance(state.progress, Succeeded) for state in states)
-    texts = [f"{rerun}: {rerun.batches - left} of {rerun.batches} runs done, {working} running"]
+    texts = [f"{rerun}: {rerun.batches - left} of {rerun.batches} runs done, {working} live"]
     halted = [found.run_id for state in states if (found := blocking(state.progress)) is not None]
     if halted:
         texts.append(

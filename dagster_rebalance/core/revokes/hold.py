@@ -50,7 +50,6 @@ from dagster_rebalance.core.runs.progress import InFlight, ToRequest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from dagster_rebalance.core.batches.engine_settings import EngineSettings, HoldBudget
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.partitions.assigned import AssignedPartitions
     from dagster_rebalance.core.partitions.owned import OwnedPartition

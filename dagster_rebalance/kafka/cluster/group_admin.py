@@ -33,6 +33,7 @@ from dagster_rebalance.kafka.client.defaults import ClientKind
 from dagster_rebalance.kafka.client.errors import (
     COORDINATOR_MOVES,
     NOT_ANSWERED,
+    NOT_CONNECTED,
     REFUSALS,
     kafka_error,
     with_timeout,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 _PAUSE_S = 0.2
 _STEP_S = 1.0
+_COORDINATOR_AWAY = COORDINATOR_MOVES | {NOT_CONNECTED}
 _HAS_MEMBERS = {
     KafkaError.NON_EMPTY_GROUP,
     KafkaError.UNKNOWN_MEMBER_ID,
@@ -180,24 +182,36 @@ class GroupAdmin(AdminConnection):
     def _result(self, answer: Future[_Answer]) -> _Answer:
         """Wait for the answer of a request, but stop after a second if Kafka refused the client.
 
-        Unlike `with_timeout`, it sends no second request: librdkafka 2.16 may abort the process if
-        a coordinator answers after the time-out of a request.
+        A request that Kafka did not answer leaves a lookup of the coordinator in its client.
+        librdkafka 2.16 aborts the process if a broker becomes available later, so that client is
+        dropped at once.
         """
         while not wait([answer], _STEP_S).done:
             error = self._root_cause(KafkaError(NOT_ANSWERED))
             if error.code() in REFUSALS:
+                self._drop_client()
                 raise KafkaException(error)
-        return answer.result()
+        try:
+            return answer.result()
+        except KafkaException as problem:
+            if kafka_error(problem).code() < 0:  # not an answer of Kafka
+                self._drop_client()
+            raise
+
+    def _drop_client(self) -> None:
+        self._client.poll(0)  # for its last reported errors
+        vars(self).pop("_login", None)
+        vars(self).pop("_client", None)
 
     def _retried(self, call: Callable[[float], _Answer], timeout_s: float) -> _Answer:
-        """Call, and retry while the coordinator moves."""
+        """Call, and retry while the coordinator moves or restarts."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 left_s = max(deadline - time.monotonic(), _PAUSE_S)
                 return call(left_s)
             except KafkaException as problem:
-                is_moving = kafka_error(problem).code() in COORDINATOR_MOVES
+                is_moving = kafka_error(problem).code() in _COORDINATOR_AWAY
                 if not is_moving or time.monotonic() >= deadline:
                     raise
             time.sleep(_PAUSE_S)

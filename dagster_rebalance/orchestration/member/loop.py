@@ -360,7 +360,9 @@ class MemberLoop:
             case commands.WriteOffsets(writes):
                 return self._written(writes)
             case commands.RecordCommit(range=range_):
-                if self._left is None:
+                owned = self._engine.partitions.get(range_.topic_partition)
+                # The same decision may have released the partition: its next owner records it.
+                if self._left is None and owned is not None and owned.unrecorded == command:
                     self._ask(
                         command,
                         partial(self._catalogue.record_commit, command),

@@ -310,7 +310,7 @@ class Reruns:
         done = rerun.batches - len(batches) + len(finished)
         return (
             f"{rerun} is cancelled: {done} of {rerun.batches} runs were done, "
-            f"{len(live)} running ones are cancelled. Their output stays"
+            f"{len(live)} live ones are cancelled. Their output stays"
         )
 
     def _why_not_cancelled(self, run_id: str) -> str:

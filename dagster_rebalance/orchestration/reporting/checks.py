@@ -62,7 +62,7 @@ _STOPPED_TABLE = dg.TableSchema(
         dg.TableColumn("partition", "string"),
         dg.TableColumn("reason", "string", description="Why it is stopped, and what to do."),
         dg.TableColumn(
-            "source",
+            "said_by",
             "string",
             description="`owner`: reported by its owner. `scan`: found by a scan of the group.",
         ),
@@ -159,10 +159,7 @@ def shown_stops(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> ShownSt
     return ShownStops(
         {partition: str(row.get("reason")) for partition, row in rows.items()},
         partitions or 0,
-        # Earlier versions stored `said_by`.
-        frozenset(
-            p for p, row in rows.items() if _OWNER in (row.get("source"), row.get("said_by"))
-        ),
+        frozenset(p for p, row in rows.items() if row.get("said_by") == _OWNER),
     )
 
 
@@ -229,7 +226,7 @@ def stopped_result(
                         {
                             "partition": str(partition),
                             "reason": reason,
-                            "source": _OWNER if partition in standing.reported else _SCAN,
+                            "said_by": _OWNER if partition in standing.reported else _SCAN,
                         }
                     )
                     for partition, reason in reasons.items()

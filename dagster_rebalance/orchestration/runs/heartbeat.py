@@ -135,7 +135,7 @@ class Heartbeat:
     def why_too_late(self) -> str | None:
         """Why others may consider this run dead before its work begins; None if they do not."""
         silence = self._silence()
-        return f"it {silence}, so its batch may be processed by another run" if silence else None
+        return f"it {silence}, so another run may take over its work" if silence else None
 
     def record_claims(self, claims: Collection[Claimed]) -> None:
         """Record the run as the owner of its ranges, for members to find if the run is deleted."""
@@ -185,8 +185,8 @@ class Heartbeat:
         if self._interrupted_because:
             # With any other error in the teardown of a resource, the run succeeds in Dagster.
             msg = (
-                f"run {self._run.run_id} {self._interrupted_because}, so its batch may be "
-                "processed by another run: its output does not count"
+                f"run {self._run.run_id} {self._interrupted_because}, so another run "
+                "may take over its work: its output does not count"
             )
             raise dg.DagsterExecutionInterruptedError(msg)
 
@@ -334,7 +334,7 @@ class Heartbeat:
         if self._interrupted_at is None:
             self._interrupted_at, self._interrupted_because = process.boot_time_s(), why
             logger.error(
-                "run %s %s, so its batch may be processed by another run: it stops now",
+                "run %s %s, so another run may take over its work: it stops now",
                 self._run.run_id,
                 why,
             )

@@ -16,7 +16,7 @@ from tests.core.world import span
 S = RunState
 RERUN = Rerun("abc", "ada", "the fix", 1_700_000_000.0, runs_at_once=2, batches=4)
 BATCHES = tuple(RerunBatch(RERUN, n, (span(n, 0, 10), span(n, 10, 20))) for n in range(1, 5))
-SAID = "rerun abc by ada: the fix: {} of 4 runs done, {} running"
+SAID = "rerun abc by ada: the fix: {} of 4 runs done, {} live"
 
 
 def run(number: int, state: RunState, run_id: str = "", *, attempt: int = 1) -> RunSnapshot:

@@ -12,7 +12,7 @@ from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.client.settings import validated
-from dagster_rebalance.kafka.cluster import group_admin
+from dagster_rebalance.kafka.cluster import group_admin, queries
 from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
 
 if TYPE_CHECKING:
@@ -104,3 +104,54 @@ def test_group_request_of_a_refused_client_stops_before_its_time_out(call: str) 
     with pytest.raises(BrokerError, match="wrong password"):
         request(group)
     assert len(admin.limits_s) == 1
+
+
+class FailingAdmin(FakeAdmin):
+    """An admin client whose requests fail with the errors, one after the other."""
+
+    def __init__(self, answer: object, *codes: int) -> None:
+        super().__init__(answer)
+        self._codes = list(codes)
+
+    def poll(self, _timeout_s: float) -> None:
+        pass
+
+    def describe_consumer_groups(
+        self, _groups: object, *, request_timeout: float
+    ) -> dict[str, Future[Any]]:
+        self._future = Future()
+        if not self._codes:
+            return super().describe_consumer_groups(_groups, request_timeout=request_timeout)
+        self.limits_s.append(request_timeout)
+        self._future.set_exception(KafkaException(KafkaError(self._codes.pop(0))))
+        return {"shop": self._future}
+
+    alter_consumer_group_offsets = describe_consumer_groups
+
+
+@pytest.mark.parametrize(
+    ("code", "is_kept"),
+    [(KafkaError._TIMED_OUT, False), (KafkaError.GROUP_AUTHORIZATION_FAILED, True)],
+)
+@pytest.mark.parametrize("call", REQUESTS)
+def test_client_of_an_unanswered_group_request_is_dropped(
+    call: str, code: int, *, is_kept: bool
+) -> None:
+    """A broker that becomes available to it later makes librdkafka 2.16 abort the process."""
+    answer, request = REQUESTS[call]
+    admin = FailingAdmin(answer, code)
+    group = group_of(admin)
+    with pytest.raises(BrokerError):
+        request(group)
+    assert (vars(group).get("_client") is admin) is is_kept
+
+
+@pytest.mark.parametrize("call", REQUESTS)
+def test_group_request_on_a_broken_connection_is_sent_again(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, request = REQUESTS[call]
+    admin = FailingAdmin(answer, KafkaError._TRANSPORT)
+    monkeypatch.setattr(queries, "create_client", lambda *_: admin)
+    request(group_of(admin))
+    assert len(admin.limits_s) == 2

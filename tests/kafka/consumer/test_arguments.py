@@ -14,7 +14,7 @@ from dagster_rebalance.kafka.aio.async_consumer import AsyncRebalanceAwareConsum
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
 from dagster_rebalance.testing.fake_group import FakeGroup
-from tests.kafka.consumers import CONFIG, P0, P1, P2, P3, Listener
+from tests.kafka.consumers import LATEST, P0, P1, P2, P3, Listener
 from tests.kafka.consumers import consumer_of as new_consumer
 from tests.kafka.fake_log import fake_log
 
@@ -124,7 +124,7 @@ def test_reading_starts_at_the_position_returned_to_the_assignment_callback(
         positions.append(view.position(P0))
         group.produce(P0, 10)
 
-    consumer = new_consumer(group, config={**CONFIG, "auto.offset.reset": "latest"}, fetch=True)
+    consumer = new_consumer(group, config=LATEST, fetch=True)
     consumer.set_rebalance_listener(Listener(assigned=look_up))
     read = [record.offset() for record in consumer.poll(0) if record.partition() == 0]
     assert positions == [100]

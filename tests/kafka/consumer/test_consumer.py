@@ -19,8 +19,8 @@ from dagster_rebalance.kafka.consumer.consumer import PollResult
 from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.kafka.consumers import (
-    CONFIG,
     EVERYTHING,
+    LATEST,
     P0,
     P1,
     P2,
@@ -386,7 +386,7 @@ def test_failed_commit_raises_the_worst_error_with_every_partition(group: FakeGr
 def test_position_without_a_fetcher_is_where_reading_would_start(group: FakeGroup) -> None:
     group.produce(P0, 10)
     group.committed[P1] = OffsetAndMetadata(3)
-    blue = owner(group, config={**CONFIG, "auto.offset.reset": "latest"})
+    blue = owner(group, config=LATEST)
     assert blue.position(P0) == 10
     assert blue.position(P1) == 3
     with pytest.raises(IllegalStateError, match="without a fetcher"):

@@ -25,7 +25,7 @@ from dagster_rebalance.orchestration.runs.canceller import in_thread
 from dagster_rebalance.orchestration.storage.dynamic_partitions import GroupJobs, JobName
 from tests.orchestration.bench import SETTINGS, Bench, Status
 from tests.orchestration.member.story import BenchScript
-from tests.orchestration.parts import idle_job, new_on_postgres, tp
+from tests.orchestration.parts import idle_job, new_on_postgres, span, tp
 from tests.story import stories
 
 if TYPE_CHECKING:
@@ -495,3 +495,35 @@ mark | catalogue readable | until shown = 0 | took 0 15 = True
 """)
 def test_report_of_a_shared_group(instance: dg.DagsterInstance, story: str) -> None:
     BenchScript(instance).play(story)
+
+
+@pytest.mark.parametrize("tenths", range(13))
+def test_commit_of_a_partition_that_is_released_at_its_deadline_is_not_recorded_later(
+    instance: dg.DagsterInstance, tenths: int
+) -> None:
+    """The next owner records it, even if the same decision repeats the record and releases."""
+    waiting: list[Callable[[], None]] = []
+
+    def start(_name: str, work: Callable[[], None]) -> None:
+        owned = bench.engine.partitions.get(tp(1))
+        if waiting or (owned is not None and owned.unrecorded is not None):
+            waiting.append(work)  # Dagster's storage does not answer any more
+        else:
+            work()
+
+    bench = Bench(instance, partitions=2, start=start)
+    bench.batch_requests(2)
+    runs = [bench.run(Status.STARTED, number) for number in (0, 1)]
+    bench.until(lambda: not bench.mailbox.mail.batch_requests)
+    bench.only_note_cancels()
+    bench.joined_by_another()
+    bench.until(lambda: bench.engine.holds)
+    bench.group.clock.advance(0.03 + tenths / 10)
+    (held,) = bench.engine.held
+    for run in runs:
+        bench.succeed(run)
+    bench.until(lambda: waiting)
+    assert bench.engine.partitions[held].unrecorded is not None
+    bench.until(lambda: held not in bench.engine.partitions)
+    bench.turn(3)
+    assert ("record", span(held.partition, 0, 10)) not in bench.member_loop._storage._waiting

@@ -375,7 +375,7 @@ def test_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
         ConfigurationError, match=f"no unfinished rerun 'xyz'; unfinished: {rerun_id}"
     ):
         ground.reruns.cancel("xyz")
-    assert "0 of 1 runs were done, 1 running ones are cancelled" in ground.reruns.cancel(rerun_id)
+    assert "0 of 1 runs were done, 1 live ones are cancelled" in ground.reruns.cancel(rerun_id)
     assert status_of(ground.instance, run) is Status.CANCELED
     assert ground.reruns.open_ones() == []
     assert ground.shown(ground.assets.group)[0]["event"] == "rerun_cancelled"
@@ -388,7 +388,7 @@ def test_cancelled_rerun_counts_runs_that_ended_since_the_last_tick(
     rerun_id = ground.begin(records_per_run=10)
     succeeded, said, run_id = ground.run(batch_request(f"r.{rerun_id}.1", span(0, 0, 10)))
     assert succeeded, said
-    assert "1 of 3 runs were done, 0 running ones are cancelled" in ground.reruns.cancel(rerun_id)
+    assert "1 of 3 runs were done, 0 live ones are cancelled" in ground.reruns.cancel(rerun_id)
     event = ground.shown(ground.assets.offsets)[0]
     assert (event["event"], event["run"]) == ("reprocessed", run_id)
     observed = ground.instance.fetch_observations(ground.assets.group, limit=1).records[0]

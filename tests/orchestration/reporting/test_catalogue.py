@@ -317,7 +317,7 @@ def test_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> None
     assert row.data == {
         "partition": "orders-1",
         "reason": "orders-1: offsets were deleted",
-        "source": "scan",
+        "said_by": "scan",
     }
     shown.catalogue.show_stopped(GroupState(), {})
     assert shown.check().passed
