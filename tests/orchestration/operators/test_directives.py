@@ -191,7 +191,7 @@ def test_unknown_group_is_refused_with_the_known_ones(
 ) -> None:
     Catalogue(instance, GroupAssets.of(group_id), NO_MEMBER).record_left("it ends")
     assert group_id in groups_of(instance)
-    with pytest.raises(ConfigurationError, match=f"group orphan has had .*{group_id}"):
+    with pytest.raises(ConfigurationError, match=f"group orphan has never been .*{group_id}"):
         issue_directive(instance, "orphan", wanted(Action.PAUSE, "*"))
 
 
