@@ -200,7 +200,8 @@ phase 0 = OWNED | phase 1 = STOPPED | phase 2 = OWNED
 ## ignored_run_request_is_shown_and_repeated
 # Dagster skips the key of a run whose tags were changed.
 join m 1 STALLED | skip_keys | turns 65 | runs = none | phase = STOPPED
-news ~ dagster/run_key=b1.88c45434.1 were | requests = b1.1 0[0,10) | delete | tick | wait 1 | news = resumed
+news ~ dagster/run_key=b1.88c45434.1 were
+requests = b1.1 0[0,10) | delete | tick | wait 1 | news = resumed
 
 ## time_without_ticks_is_not_counted_as_stalled
 join m 1 PATIENT | ticks | wait 100 | ticks | wait 2 | phase = OWNED
