@@ -57,11 +57,6 @@ def test_demo_ends_all_its_processes_after_ctrl_c(
 
 
 def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
-    with _started(tmp_path, "starting Kafka, Dagster") as demo:
-        wait_until(
-            lambda: [*(tmp_path / "tmp").glob("dagster-rebalance-*/home/*.log")] or None,
-            timeout_s=START_LIMIT_S,
-            what="the code server to start",
-        )
+    with _started(tmp_path, "run 1 is assigned") as demo:
         demo.kill()
         wait_until(lambda: demo.is_gone, timeout_s=20, what="the demo's children to end")

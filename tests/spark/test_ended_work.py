@@ -209,8 +209,10 @@ def test_run_continues_in_a_new_session_after_a_server_restart(
         assert batch() == "3"
         assert accepts_connections(server.port)
         server.kill()
-        assert not accepts_connections(server.port)
-        server.restart()
+        try:
+            assert not accepts_connections(server.port)
+        finally:
+            server.restart()  # other tests share it
         assert "NO_ACTIVE_SESSION" in batch()
         assert batch() == "3"
         KafkaSparkResource(remote=server.remote).stop_abandoned_work(run_id)

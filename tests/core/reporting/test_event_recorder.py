@@ -157,7 +157,7 @@ succeed run1 | wait 1 | values OFFSETS_COMMITTED claim_to_commit_s = None
 at_work 1 | revoke 0 | wait 3 | values REVOKE_REQUESTED partitions = ['orders-0']
 values HOLD_WAITING run_ids = ['run1'] | values HOLD_ENDED outcome = none
 succeed run1 | wait 1 | values HOLD_ENDED outcome = drained | values HOLD_ENDED cause = revoke
-values HOLD_ENDED partitions = ['orders-0'] | values HOLD_ENDED seconds ~ 3.
+values HOLD_ENDED partitions = ['orders-0'] | values HOLD_ENDED seconds = 3.25
 
 ## end_of_a_hold_names_handed_over_partitions
 at_work 1 | leave "a newer process" successor | wait 1

@@ -11,11 +11,24 @@ import pytest
 from tests.e2e.stage import Group
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.e2e.stage import Stage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
 TAKE_OVER_S = 120.0
+
+
+@pytest.fixture
+def restarted_blue(stage: Stage) -> Iterator[None]:
+    """Start `blue` again after a test that ends its code server, also after a failure."""
+    yield
+    ended = stage.dagster.locations["blue"]
+    ended.server.stop_at_once()
+    ended.start(stage.dagster.home)
+    ended.wait_until_ready()
+    stage.dagster.ui.reload("blue")
 
 
 def _in_flight(groups: list[Group], location: str, runs: int) -> None:
@@ -44,6 +57,7 @@ def test_batch_of_a_timed_out_tick_is_requested_once(stage: Stage) -> None:
         group.check_exactly_once()
 
 
+@pytest.mark.usefixtures("restarted_blue")
 def test_runs_of_a_killed_code_server_are_adopted_by_the_next_owner(stage: Stage) -> None:
     groups = stage.groups("killed")
     _in_flight(groups, "blue", 2)
@@ -61,9 +75,9 @@ def test_runs_of_a_killed_code_server_are_adopted_by_the_next_owner(stage: Stage
             "both runs were adopted"
         )
         group.check_exactly_once()
-    _restart(stage, "blue")
 
 
+@pytest.mark.usefixtures("restarted_blue")
 def test_run_with_a_dead_process_is_repeated(stage: Stage) -> None:
     groups = stage.groups("dying", partitions=1)
     _in_flight(groups, "blue", 1)
@@ -76,9 +90,9 @@ def test_run_with_a_dead_process_is_repeated(stage: Stage) -> None:
         assert [run.status.value for run in group.runs()] == ["FAILURE", "SUCCESS"]
         assert len({run.tags["dagster_rebalance/batch"] for run in group.runs()}) == 1
         group.check_exactly_once()
-    _restart(stage, "blue")
 
 
+@pytest.mark.usefixtures("restarted_blue")
 def test_ctrl_c_waits_for_the_run_and_commits_it(stage: Stage) -> None:
     groups = stage.groups("interrupted", partitions=1)
     _in_flight(groups, "blue", 1)
@@ -93,7 +107,6 @@ def test_ctrl_c_waits_for_the_run_and_commits_it(stage: Stage) -> None:
         )
         assert group.events("left", "blue")
         group.check_exactly_once()
-    _restart(stage, "blue")
 
 
 def test_reloaded_code_location_adopts_the_runs_of_the_old_process(stage: Stage) -> None:
@@ -115,12 +128,3 @@ def test_reloaded_code_location_adopts_the_runs_of_the_old_process(stage: Stage)
     for group in groups:
         group.wait("all records to be committed", lambda group: group.is_done(20))
         group.check_exactly_once()
-
-
-def _restart(stage: Stage, location: str) -> None:
-    """Bring a code server back, for the next test."""
-    ended = stage.dagster.locations[location]
-    ended.server.stop_at_once()
-    ended.start(stage.dagster.home)
-    ended.wait_until_ready()
-    stage.dagster.ui.reload(location)

@@ -5,7 +5,7 @@ No query returns an offset that does not exist.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,6 +43,16 @@ def kafka() -> Iterator[KafkaCluster]:
         yield cluster
 
 
+@contextmanager
+def killed(kafka: KafkaCluster, node: int) -> Iterator[None]:
+    """Kill a node, and restart it also after a failure, for the next test."""
+    kafka.kill(node)
+    try:
+        yield
+    finally:
+        kafka.restart(node)
+
+
 @pytest.mark.parametrize("offset", [0, 1], ids=["with a backlog", "at the end"])
 def test_truncated_asks_several_brokers_at_once(kafka: KafkaCluster, offset: int) -> None:
     """A hand-over waits for this."""
@@ -70,11 +80,10 @@ def test_end_offsets_of_an_unavailable_leader_raise_until_its_successor(
         partition for partition in PARTITIONS if leaders[partition.partition] == leaders[0]
     ]
     others = [partition for partition in PARTITIONS if partition != silent]
-    with RebalanceAwareConsumer(
-        {**kafka.client_config(), "group.id": "reader", "log_level": 0}, fetch=False
-    ) as consumer:
+    config = {**kafka.client_config(), "group.id": "reader", "log_level": 0}
+    with RebalanceAwareConsumer(config, fetch=False) as consumer, ExitStack() as stack:
         assert consumer.end_offsets(PARTITIONS) == dict.fromkeys(PARTITIONS, RECORDS)
-        kafka.kill(leaders[0])
+        stack.enter_context(killed(kafka, leaders[0]))
         with pytest.raises(BrokerError, match="orders-0") as caught:
             consumer.end_offsets(PARTITIONS, 1.0)
         assert caught.value.retriable
@@ -92,7 +101,6 @@ def test_end_offsets_of_an_unavailable_leader_raise_until_its_successor(
         )
         assert found == dict.fromkeys(PARTITIONS, RECORDS)
         assert consumer.beginning_offsets(PARTITIONS, 10.0) == dict.fromkeys(PARTITIONS, 0)
-    kafka.restart(leaders[0])
 
 
 def test_read_continues_at_the_next_leader(kafka: KafkaCluster) -> None:
