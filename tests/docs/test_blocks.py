@@ -30,6 +30,10 @@ PAGES = (
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
 BLOCKS = [block for page in PAGES for block in all_blocks(page)]
+EXAMPLES = [
+    Block(str(path.relative_to(ROOT)), 1, "python", path.read_text(), "")
+    for path in sorted((ROOT / "docs").rglob("*.py"))
+]
 DRAWN = {"mermaid", "text"}
 _VARIABLE = re.compile(r"[A-Z_]+=.*")
 OTHERS = {
@@ -75,7 +79,7 @@ def test_block_has_a_known_language() -> None:
     } - DRAWN
 
 
-@pytest.mark.parametrize("block", of("python"), ids=str)
+@pytest.mark.parametrize("block", [*of("python"), *EXAMPLES], ids=str)
 def test_python_block_compiles_and_its_imports_exist(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -178,7 +178,7 @@ def _loaded(monkeypatch: pytest.MonkeyPatch, environment: str) -> tuple[dg.Defin
     for name, value in VARIABLES[environment].items():
         monkeypatch.setenv(name, value)
     names: dict[str, Any] = {"__name__": "pasted"}
-    run_block(PAGE, block_with(PAGE, "python", "IS_PRODUCTION"), names)
+    run_block(PAGE, (FILES / "definitions.py").read_text(), names)
     defs: dg.Definitions = names["defs"]
     dg.Definitions.validate_loadable(defs)
     keys = ("kafka", "spark")

@@ -21,7 +21,7 @@ from dagster_rebalance import (
     build_kafka_stream_defs,
 )
 from dagster_rebalance.spark.output import write_parquet_by_range
-from tests.docs.blocks import block_with, run_block
+from tests.docs.blocks import ROOT, block_with, run_block
 from tests.spark.lakes import connected, table_server
 
 if TYPE_CHECKING:
@@ -37,13 +37,17 @@ LIMIT_S = 120.0
 RANGES = (OffsetRange("orders", 1, 0, 10), OffsetRange("orders", 0, 5, 8))
 
 
-def pasted(text: str, page: str = PAGE, **replaced: str) -> dict[str, Any]:
-    """Execute the block with a text, with `data` in place of `/data`, and return its names."""
-    block = block_with(page, "python", text)
+def pasted(text: str, **replaced: str) -> dict[str, Any]:
+    """Execute the block with a text, or a file, with `data` in place of `/data`.
+
+    Returns its names.
+    """
+    is_file = text.startswith("docs/")
+    block = (ROOT / text).read_text() if is_file else block_with(PAGE, "python", text)
     for old, new in replaced.items():
         block = block.replace(f'"/{old}', f'"{new}')
     names: dict[str, Any] = {"__name__": "pasted"}
-    run_block(page, block, names)
+    run_block(PAGE, block, names)
     return names
 
 
@@ -88,7 +92,7 @@ def test_values_example_passes_values_between_assets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
-    names = pasted("def cleaned", "docs/assets.md", data=str(tmp_path))
+    names = pasted("docs/assets/values.py", data=str(tmp_path))
     written: list[object] = []
     names["write_by_range"] = lambda *given: written.append(given)
 
@@ -124,7 +128,7 @@ def test_table_examples_work_with_the_added_packages(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("provider", ["iceberg", "delta"])
 def test_merge_example_keeps_the_newest_row(session: SparkSession, provider: str) -> None:
-    names = pasted("MERGE INTO")
+    names = pasted("docs/outputs/newest_row.py")
     if provider == "delta":
         names["TABLE"] = "customers"
     session.sql("CREATE NAMESPACE IF NOT EXISTS lake.shop")
@@ -154,7 +158,7 @@ def test_merge_example_keeps_the_newest_row(session: SparkSession, provider: str
 def test_compacted_copy_has_each_record_once_after_repeated_work(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    names = pasted("def copy_compacted", "docs/parquet.md")
+    names = pasted("docs/parquet/compacted_copy.py")
     out, status = str(tmp_path / "out"), [{"topic": "orders", "partition": 0, "committed": 20}]
     status.append({"topic": "orders", "partition": 1, "committed": None})
 
@@ -187,7 +191,7 @@ def test_database_example_writes_each_range_once(
     postgres.create_database("shop")
     address = postgres.url("shop").replace("+psycopg2", "")
     monkeypatch.setenv("SHOP_DATABASE", address)
-    names = pasted("import psycopg2")
+    names = pasted("docs/outputs/postgres.py")
     with closing(psycopg2.connect(address)) as shop, shop, shop.cursor() as at:
         at.execute('CREATE TABLE orders (topic TEXT, partition INT, "offset" BIGINT, body TEXT)')
     start = threading.Barrier(2)

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 PAGE = "docs/pipes.md"
-FILES = {"class EmrJobs": "docs/pipes/emr.py", "class Pods": "docs/pipes/kubernetes.py"}
+FILES = {
+    "class DatabricksRuns": "docs/pipes/databricks.py",
+    "class EmrJobs": "docs/pipes/emr.py",
+    "class Pods": "docs/pipes/kubernetes.py",
+}
 RUN = "7d9f1c1e-0000-4000-8000-000000000001"
 OTHER = "7d9f1c1e-0000-4000-8000-000000000002"
 SHIELD = """

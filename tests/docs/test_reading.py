@@ -12,17 +12,18 @@ import pytest
 from confluent_kafka import Message
 
 from dagster_rebalance import KafkaBatch, OffsetRange
-from tests.docs.blocks import block_with, run_block
+from tests.docs.blocks import ROOT, block_with, run_block
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = "docs/reading.md"
+EXAMPLES = ROOT / "docs" / "reading"
 RANGES = (OffsetRange("orders", 0, 5, 8), OffsetRange("orders", 1, 0, 10))
 
 
 def pasted(block: str, folder: Path) -> dict[str, Any]:
-    """The names of a block as a user pastes it, with `/data` elsewhere."""
+    """The names of an example as a user pastes it, with `/data` elsewhere."""
     names: dict[str, Any] = {"__name__": "pasted"}
     run_block(PAGE, block.replace('"/data', f'"{folder}'), names)
     return names
@@ -50,7 +51,7 @@ def _brokers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_polars_example_writes_each_range_once(tmp_path: Path) -> None:
     folder = tmp_path / "orders"
     folder.mkdir()
-    names = pasted(block_with(PAGE, "python", "import polars"), tmp_path)
+    names = pasted((EXAMPLES / "polars_files.py").read_text(), tmp_path)
     dg.Definitions.validate_loadable(names["defs"])
     for attempt in (batch((0, 5, "pen"), (1, 3, "cup")), batch((0, 5, "pen"), (0, 7, "ink"))):
         dg.materialize([names["orders"]], resources={"kafka_batch": attempt})
@@ -63,7 +64,7 @@ def test_polars_example_writes_each_range_once(tmp_path: Path) -> None:
 
 
 def test_duckdb_example_writes_each_range_once(tmp_path: Path) -> None:
-    names = pasted(block_with(PAGE, "python", "import duckdb"), tmp_path)
+    names = pasted((EXAMPLES / "duckdb_table.py").read_text(), tmp_path)
     for attempt in (batch((0, 5, "pen"), (1, 3, "cup")), batch((0, 5, "pen"), (0, 7, "ink"))):
         dg.materialize([names["orders"]], resources={"kafka_batch": attempt})
     with duckdb.connect(str(tmp_path / "shop.duckdb")) as shop:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from textwrap import fill
 from typing import Any, TypeVar
 
 import dagster as dg
@@ -28,7 +27,6 @@ from pydantic import PrivateAttr
 from dagster_rebalance import KafkaBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "assets.md"
-_WRAPPED: dict[str, Any] = {"width": 120, "subsequent_indent": "  ", "break_on_hyphens": False}
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 os.environ["RATE_OF_TABLE"] = "9"
 SEEN: dict[str, list[Any]] = {}
@@ -100,7 +98,7 @@ class Form:
     works: Callable[[Outcome], None] = lambda _outcome: None
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.area}: {self.name}"
 
     @property
     def keys(self) -> list[str]:
@@ -964,18 +962,8 @@ def pipes_session(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch):
 
 
 def table() -> str:
-    """The forms that work in both kinds of run, and a table of the others."""
-    lines = ["## Forms that work in both\n"]
-    for area in dict.fromkeys(form.area for form in ROWS):
-        working = [
-            form.name for form in ROWS if form.area == area and not form.batch and not form.stream
-        ]
-        lines.append(fill(f"- **{area}**: {'; '.join(working)}.", **_WRAPPED))
-    lines += [
-        "\n## Forms that are refused, and the alternative\n",
-        "| form | per-batch run | streaming run |",
-        "|---|---|---|",
-    ]
+    """The forms that one of the two kinds of run refuses."""
+    lines = ["| form | per-batch run | streaming run |", "|---|---|---|"]
     refused: dict[tuple[str, str], list[str]] = {}
     for form in ROWS:
         if form.batch or form.stream:
