@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 PAGE = "docs/component.md"
+EXAMPLES = ROOT / "docs" / "component"
 
 
 def attributes_table(model: type[BaseModel]) -> str:
@@ -58,7 +59,7 @@ def test_python_form_of_the_component_loads() -> None:
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.defs_folder_path / "orders"
         folder.mkdir()
-        (folder / "component.py").write_text(block_with(PAGE, "python", "@dg.component_instance"))
+        (folder / "component.py").write_text((EXAMPLES / "component.py").read_text())
         with sandbox.build_all_defs() as defs:
             dg.Definitions.validate_loadable(defs)
             assert dg.AssetKey("orders") in defs.resolve_all_asset_keys()
@@ -66,7 +67,7 @@ def test_python_form_of_the_component_loads() -> None:
 
 def test_custom_component_gets_its_attributes_from_yaml() -> None:
     names: dict[str, Any] = {"__name__": "pasted"}
-    run_block(PAGE, block_with(PAGE, "python", "class TableComponent"), names)
+    run_block(PAGE, (EXAMPLES / "own_component.py").read_text(), names)
     kafka = {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["sales"]}
     component = names["TableComponent"].from_attributes_dict(
         attributes={"table": "sales", "kafka": kafka}

@@ -15,7 +15,7 @@ from dagster_rebalance import (
 )
 from tests.decoding.http_registry import http_registry
 from tests.decoding.records import ORDER, avro, batch
-from tests.docs.blocks import block_with, run_block
+from tests.docs.blocks import ROOT, block_with, run_block
 
 if TYPE_CHECKING:
     import pytest
@@ -46,7 +46,7 @@ def test_spark_decoding_example_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decoding_example_without_spark_reads_the_records(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    names = pasted(block_with(PAGE, "python", "def refunds("))
+    names = pasted((ROOT / "docs/decoding/without_spark.py").read_text())
     with http_registry() as registry:
         schema_id = registry.register("orders-value", json.dumps(ORDER))
         given = batch(avro(schema_id, ORDER, {"id": 77, "item": "pen"}), None)

@@ -15,14 +15,13 @@ import yaml
 
 from dagster_rebalance.core.model.member_events import EVENT_SPECS
 from dagster_rebalance.core.reporting.metrics import OF_EACH, Form, Metric
-from tests.docs.blocks import ROOT, block_with
+from tests.docs.blocks import ROOT
 from tests.orchestration.scrape import everything, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PAGE = "docs/monitoring.md"
 TABLES = "docs/reference/monitoring.md"
 PROMTOOL = shutil.which("promtool")
 PREFIX = "dagster_rebalance."
@@ -164,7 +163,3 @@ def test_dashboard_is_importable_and_shows_each_metric() -> None:
     text = json.dumps(dashboard)
     for metric in Metric:
         assert metric.value.name.replace(".", "_") in text, metric.value.name
-
-
-def test_monitoring_recipes_compile() -> None:
-    compile(block_with(PAGE, "python", "JsonFormatter("), PAGE, "exec")

@@ -34,6 +34,7 @@ FILES = {
     "class DatabricksRuns": "docs/pipes/databricks.py",
     "class EmrJobs": "docs/pipes/emr.py",
     "class Pods": "docs/pipes/kubernetes.py",
+    "PipesSubprocessClient": "docs/pipes/local.py",
 }
 RUN = "7d9f1c1e-0000-4000-8000-000000000001"
 OTHER = "7d9f1c1e-0000-4000-8000-000000000002"
@@ -153,13 +154,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     return found
 
 
-def pasted(text: str, **names: object) -> dict[str, Any]:
-    """The names of a block, or of a file beside the page, as a user pastes it."""
-    found: dict[str, Any] = {"__name__": "pasted", **names}
-    if text in FILES:
-        run_block(FILES[text], (ROOT / FILES[text]).read_text(), found)
-    else:
-        run_block(PAGE, block_with(PAGE, "python", text), found)
+def pasted(text: str) -> dict[str, Any]:
+    """The names of a file beside the page, as a user pastes it."""
+    found: dict[str, Any] = {"__name__": "pasted"}
+    run_block(FILES[text], (ROOT / FILES[text]).read_text(), found)
     return found
 
 
@@ -296,7 +294,7 @@ def test_spark_job_writes_exactly_its_batch(
     topic: str,
     other_side: Path,
 ) -> None:
-    names = pasted(text, dg=dg, KafkaBatch=KafkaBatch)
+    names = pasted(text)
     client = Client() if named_by else dg.PipesSubprocessClient()
     batch = KafkaBatch.for_testing([OffsetRange(topic, 0, 2, 7)])
     result = dg.materialize([names["orders"]], resources={"kafka_batch": batch, "pipes": client})

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.producers.dead_letter_producer import Delivery
 
 PAGE = "docs/dead-letters.md"
+OP = ROOT / "docs" / "dead-letters" / "process_again.py"
 POLICIES = "docs/failures.md"
 
 
@@ -52,10 +53,10 @@ class NoSpark(KafkaSparkResource):
         return None  # type: ignore[return-value]
 
 
-def executed(text: str) -> dict[str, Any]:
-    """The names that the block with a text defines."""
+def executed(example: str) -> dict[str, Any]:
+    """The names that an example defines."""
     names: dict[str, Any] = {}
-    run_block(PAGE, block_with(PAGE, "python", text), names)
+    run_block(PAGE, example, names)
     return names
 
 
@@ -93,7 +94,11 @@ def test_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
 
 def test_policy_settings_of_the_example_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
-    settings = executed("on_failure=")["kafka"].process_config_and_initialize().engine_settings()
+    settings = (
+        executed(block_with(PAGE, "python", "on_failure="))["kafka"]
+        .process_config_and_initialize()
+        .engine_settings()
+    )
     assert (settings.dead_letter_topic, settings.max_attempts) == ("orders-dead", 3)
 
 
@@ -112,7 +117,7 @@ def test_example_op_processes_the_range_of_a_dead_letter(
         "dagster_rebalance.spark.output.write_parquet_by_range",
         lambda frame, path: written.append((frame, path)),
     )
-    process_again = executed("process_again")["process_again"]
+    process_again = executed(OP.read_text())["process_again"]
     resources = {
         "kafka": KafkaConsumerResource(
             bootstrap_servers="kafka:9092", group_id="orders", topics=["orders"]

@@ -68,7 +68,8 @@ def test_readme_pages_exist() -> None:
 
 
 def test_example_test_of_the_guide_passes() -> None:
-    _run(block_with("docs/testing.md", "python", "FakeGroup"))["test_a_revoke_can_be_delayed"]()
+    example = (ROOT / "docs/testing/delayed_revoke.py").read_text()
+    _run(example)["test_a_revoke_can_be_delayed"]()
 
 
 class Work:

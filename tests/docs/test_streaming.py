@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance import KafkaConsumerResource
-from tests.docs.blocks import ROOT, block_with, run_block
+from tests.docs.blocks import ROOT, run_block
 
 if TYPE_CHECKING:
     import pytest
@@ -19,7 +19,7 @@ PAGE = "docs/streaming.md"
 def test_streaming_example_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
     names: dict[str, Any] = {"__name__": "pasted"}
-    run_block(PAGE, block_with(PAGE, "python", "build_kafka_stream_defs"), names)
+    run_block(PAGE, (ROOT / "docs/streaming/definitions.py").read_text(), names)
     defs: dg.Definitions = names["defs"]
     assert defs.resolve_job_def("kafka_stream").name == "kafka_stream"
     assert defs.resolve_sensor_def("kafka_stream_sensor").name == "kafka_stream_sensor"

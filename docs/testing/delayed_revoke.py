@@ -1,0 +1,29 @@
+"""A test of a delayed revoke, with a group in memory."""
+
+from dagster_rebalance import RebalanceAwareConsumer
+from dagster_rebalance.testing.fake_group import FakeGroup
+
+
+def member_of(group: FakeGroup) -> RebalanceAwareConsumer:
+    config = {"bootstrap.servers": "in memory", "group.id": "etl"}
+    parts = {"member": group.member(), "cluster": group, "clock": group.clock}
+    consumer = RebalanceAwareConsumer(config, fetch=False, **parts)
+    consumer.subscribe(["orders"])
+    consumer.poll(1.0)
+    return consumer
+
+
+def test_a_revoke_can_be_delayed():
+    group = FakeGroup({"orders": 2})
+    blue = member_of(group)
+    green = member_of(group)
+    blue.poll(1.0)
+    asked_back = blue.get_to_be_revoked_partitions()
+    assert len(asked_back) == 1
+    assert blue.delay_revoke(asked_back)
+    blue.poll(1.0)
+    green.poll(1.0)
+    assert not green.assignment(), "it is held"
+    blue.poll(1.0)
+    green.poll(1.0)
+    assert green.assignment() == asked_back, "it was not delayed again, and so released"
