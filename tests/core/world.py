@@ -198,6 +198,7 @@ class Member:
         while todo:
             epochs = {partition: owned.epoch for partition, owned in self.engine.partitions.items()}
             decided, recorded = record_events(self.engine, [todo.popleft()], self.world.now)
+            self.engine.partitions.take_dropped_records()  # a member cancels them
             for member_event in recorded:
                 assert tuple(member_event.fields) == EVENT_SPECS[member_event.kind].fields, (
                     member_event

@@ -163,7 +163,7 @@ def test_this_package_is_part_of_the_version(monkeypatch: pytest.MonkeyPatch) ->
     read = Path.read_bytes
 
     def upgraded(file: Path) -> bytes:
-        return b"new" if file.name == "run.py" else read(file)
+        return b"new" if file.name == "stream_run.py" else read(file)
 
     monkeypatch.setattr(Path, "read_bytes", upgraded)
     assert code_version([], "a") != before
