@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,6 +18,11 @@ from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids
 from tests.core.world import ENDED, Member, World, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest
 
 PARTITIONS = 3
 BASE = EngineSettings(
@@ -90,6 +96,7 @@ def disturb(member: Member, random: Random) -> None:
                 set(),
                 {commands.WriteOffsets},
                 {commands.RecordCommit},
+                {commands.StoreDeadLetter},
             ]
             member.fails = random.choice(failing)
 
@@ -138,3 +145,124 @@ def test_quiet_engine_returns_the_commands_of_an_engine_that_always_decides(
     _, expected = commands_of(seed, settings, RestlessEngine)
     assert given == expected
     assert engine.skipped > 100
+
+
+RARE_S = 1e4
+SLOW = EngineSettings(
+    limits=BatchLimits(max_records_per_range=10, min_records=5, max_wait_s=33.3),
+    backoff=RetryBackoff(101.3, 101.3),
+    max_attempts=1,
+    lease_s=RARE_S,
+    plan_patience_s=RARE_S,
+    stalled_after_s=RARE_S,
+    poll_s=5.0,
+    bounds_s=20.0,
+    idle_bounds_s=20.0,
+    directives_s=RARE_S,
+    retry_s=1.7,
+    recheck_s=33.3,
+)
+"""Reads are rare, so other times are due between two of them."""
+LETTERS = replace(SLOW, dead_letter_topic="dead")
+
+
+class Quiet:
+    """A member with one partition, and the commands and run requests of each turn."""
+
+    def __init__(self, settings: EngineSettings, kind: type[Engine]) -> None:
+        self.world = World(records=10)
+        self.member = Member(self.world, settings)
+        self.member.engine = kind(
+            settings, new_batch_id=lambda _: f"b{next(self.world.batch_ids)}", now=self.world.now
+        )
+        self.given: list[tuple[float, list[commands.Command], tuple[BatchRequest, ...]]] = []
+        self.member.feed(events.TickArrived())
+        self.member.feed(events.PartitionsAssigned((tp(0),)))
+        self.wait(25)
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(int(seconds * 4)):
+            self.world.now += 0.25
+            told = self.member.pass_time()
+            self.given.append((self.world.now, told, self.member.engine.batch_requests))
+
+    def work(self) -> str:
+        """Start the requested run."""
+        (run_id,) = self.member.tick()
+        self.world.start(run_id)
+        return run_id
+
+    def fail(self) -> None:
+        self.world.dagster.move(self.work(), RunState.FAILED)
+
+
+def unanswered_read(quiet: Quiet) -> None:
+    quiet.member.fails.add(commands.ReadStoredOffsets)
+    quiet.member.feed(events.PartitionsLost((tp(0),)))
+    quiet.member.feed(events.PartitionsAssigned((tp(0),)))
+
+
+def refused_commit(quiet: Quiet) -> None:
+    run_id = quiet.work()
+    quiet.world.kafka.forbidden[tp(0)] = "grant the ACL READ"
+    quiet.world.succeed(run_id)
+
+
+def deferred_record(quiet: Quiet) -> None:
+    quiet.world.succeed(quiet.work())
+    quiet.world.kafka.produce(tp(0), 10)
+    quiet.wait(30)
+    quiet.world.succeed(quiet.work())
+
+
+def few_records(quiet: Quiet) -> None:
+    quiet.world.succeed(quiet.work())
+    quiet.wait(30)
+    quiet.world.kafka.produce(tp(0), 3)
+
+
+def unanswered_letter(quiet: Quiet) -> None:
+    quiet.member.fails.add(commands.StoreDeadLetter)
+    quiet.fail()
+
+
+def failed_letter(quiet: Quiet) -> None:
+    unanswered_letter(quiet)
+    quiet.wait(30)
+    (*_, letter) = quiet.member.given(commands.StoreDeadLetter)
+    assert isinstance(letter, commands.StoreDeadLetter)
+    for _ in range(4):
+        quiet.member.feed(events.DeadLetterFailed(letter, "no leader"))
+
+
+DUE: dict[str, tuple[Callable[[Quiet], None], EngineSettings, type[commands.Command]]] = {
+    "stored offset is read again": (unanswered_read, SLOW, commands.ReadStoredOffsets),
+    "refused commit is written again": (refused_commit, SLOW, commands.WriteOffsets),
+    "joined commits are recorded": (
+        deferred_record,
+        replace(SLOW, record_every_s=77.9),
+        commands.RecordCommit,
+    ),
+    "few records are claimed": (few_records, SLOW, commands.WriteOffsets),
+    "unanswered letter is stored again": (unanswered_letter, LETTERS, commands.StoreDeadLetter),
+    "failed letter is stored again": (failed_letter, LETTERS, commands.StoreDeadLetter),
+    "failed range is requested after its runs are read": (Quiet.fail, SLOW, commands.ReadRuns),
+}
+
+
+@pytest.mark.parametrize(("story", "settings", "due"), DUE.values(), ids=DUE)
+def test_quiet_engine_decides_when_only_one_time_is_due(
+    story: Callable[[Quiet], None], settings: EngineSettings, due: type[commands.Command]
+) -> None:
+    played: list[Quiet] = []
+    for kind in (WatchedEngine, RestlessEngine):
+        played.append(quiet := Quiet(settings, kind))
+        story(quiet)
+        began_at = quiet.world.now
+        quiet.wait(150)
+        late = [one for at, told, _ in quiet.given if at > began_at + 30 for one in told]
+        assert any(isinstance(one, due) for one in late)
+    watched, restless = played
+    assert watched.given == restless.given
+    assert isinstance(watched.member.engine, WatchedEngine)
+    assert watched.member.engine.skipped > 100
