@@ -88,7 +88,6 @@ TOGETHER = (
         "kafka/client/test_credentials.py",
         "kafka/client/test_token_logins.py",
         "orchestration/streaming/test_logins.py",
-        "testing/test_secured.py",
     ),
     ("kafka/client/test_security.py", "orchestration/member/test_lost_topics.py"),
 )
