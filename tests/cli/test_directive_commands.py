@@ -87,7 +87,7 @@ def test_stop_without_by_uses_the_login_name(
         (["pause", "orders:9", "-r", "x", "--group", "shop"], "matches no partition of group shop"),
         (["pause", "-r", "x", "--group", "shop"], "name the partitions to pause"),
         (["stop", "orders", "--all", "-r", "x"], "pass either partitions or --all, not both"),
-        (["resume", "--all", "--group", "shopp"], "Its groups: billing, shop"),
+        (["resume", "--all", "--group", "shopp"], "Groups of the instance: billing, shop"),
         (["pause", "--all", "--group", "shop", "-r", " "], "give a reason"),
     ],
 )
