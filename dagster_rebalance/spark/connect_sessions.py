@@ -42,7 +42,7 @@ def connect_session_id(run_id: str) -> str:
 def remote_with_session(remote: str, session_id: str) -> str:
     """Return the URL of a Connect server with a session id and a user id added.
 
-    A `user_id` in the URL wins. Sessions belong to a user: another user does not find a session.
+    A `user_id` in the URL takes precedence. A session belongs to one user: others cannot find it.
     """
     address, _, text = remote.partition(";")
     address = address.rstrip("/")
@@ -100,9 +100,9 @@ def stop_session(remote: str, session_id: str, *, timeout_s: float = TIMEOUT_S) 
     """End a session from any process: its work stops, and no client can submit more in it.
 
     A session that does not exist, or was ended before, is not an error. A write that already moves
-    its finished files, or commits to a table, may still end after its range was replayed.
+    its finished files, or commits to a table, may still end after its range was processed again.
     `write_parquet_by_range`, `write_delta` and `write_iceberg` tolerate such a late write; any
-    other output has to tolerate it too.
+    other output must tolerate it, too.
 
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.

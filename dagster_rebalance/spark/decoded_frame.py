@@ -1,8 +1,8 @@
 """Decoding in Spark: the schema ids of a read, its decoded columns, and its dead letters.
 
 The executors decode in Python, as a run without Spark does. They need pyarrow and the library of
-the format but not this package: the code and the schemas are pickled into the plan, without the
-login of the registry. All functions work in classic and in Connect sessions.
+the format, but not this package: the code and the schemas are pickled into the plan, without the
+registry login. All functions work in classic and in Connect sessions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _OPTIONS_REDACTION_SETTING = "spark.sql.redaction.options.regex"
 _MAX_REQUEST_SIZE = "kafka.max.request.size"
 _NO_LIMIT = str(2**31 - 1)
-"""Limit of the client, whose default is 1 MiB, so only the topic limits the size of a letter."""
+"""Record limit of the client (default: 1 MiB), so only the topic limits the size of a letter."""
 _PICKLED = (
     "dagster_rebalance.core.model.errors",
     "dagster_rebalance.core.model.printable",
@@ -66,9 +66,9 @@ def schema_ids(frame: DataFrame, parts: Sequence[str]) -> dict[str, list[int]]:
 def decoded_frame(
     frame: DataFrame, decoders: Sequence[Decoder], on_undecodable: OnUndecodable
 ) -> DataFrame:
-    """Return a frame of `read_ranges`, headers included, with decoded keys, values, or both.
+    """Return a DataFrame of `read_ranges` with decoded keys, values, or both, and with headers.
 
-    The decoders must have all schemas that the records name.
+    The decoders must have all schemas of the records.
     """
     types = {field.name: field.dataType.simpleString() for field in frame.schema}
     types["timestamp"] = TIMESTAMP.ddl  # the meaning of `timestamp` alone depends on the session
@@ -78,7 +78,7 @@ def decoded_frame(
     ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in types.items())
     pickle_by_value()
     decoded = frame.mapInArrow(batch_decoder(decoders, on_undecodable), ddl)
-    # Writers by range use it to recognise two parts of one read.
+    # Writers by range use it to recognize two parts of one read.
     return decoded.withMetadata("range_start", frame.schema["range_start"].metadata)
 
 
@@ -88,7 +88,7 @@ def write_letters(
     """Store a dead letter for each undecodable record of a frame of `read_ranges`.
 
     Return when Kafka has confirmed all letters. The topic must exist, and the decoders must have
-    all schemas that the records name.
+    all schemas of the records.
     """
     pickle_by_value()
     letters = frame.mapInArrow(letter_maker(decoders), LETTER_DDL)
@@ -102,7 +102,8 @@ def write_letters(
     _redact_keys(frame.sparkSession)
     try:
         with explained_read_errors():
-            letters.write.format("kafka").options(**options).option("topic", topic).save()
+            writer = letters.write.format("kafka").options(**options).option("topic", topic)
+            writer.mode("append").save()  # with another mode, Spark's newer source refuses to write
     except DagsterRebalanceError:
         raise
     except Exception as problem:
@@ -118,7 +119,7 @@ def write_letters(
 def _redact_keys(session: SparkSession) -> None:
     """Keep private keys out of the plans of this session's writes to Kafka.
 
-    The setting is not restored: restoring it would expose another write that is running.
+    The setting is not restored, because that would expose the keys of another running write.
     """
     try:
         # Any value replaces Spark's default, which masks the url of JDBC.
@@ -136,7 +137,7 @@ def _redact_keys(session: SparkSession) -> None:
 
 
 def pickle_by_value() -> None:
-    """Let cloudpickle send the decoding modules with the plan, instead of their names."""
+    """Let cloudpickle send the decoding modules with the plan, instead of references to them."""
     from pyspark.cloudpickle import cloudpickle
 
     for name in _PICKLED:

@@ -1,31 +1,34 @@
 """Ranges in tables of Delta Lake and Iceberg: one commit replaces the rows of ranges.
 
-The rows of a range are those with its topic, partition and offsets, regardless of their writer and
-of the ranges that they were written in. No record of earlier writes is kept: because one commit
-does both, two writers of a range at any interleaving leave each record once.
+The rows of a range are the rows with its topic, partition and offsets, regardless of their writer
+and of the ranges that they were written in. No record of earlier writes is kept: one commit removes
+and adds the rows, so two writers of a range at any interleaving leave each record once.
 
 Delta Lake overwrites with a filter (`replaceWhere`), and fails the commit if another commit has
 added or removed rows of the same table partition since the overwrite began, even if the partition
 had no rows before.
 
-An overwrite with a filter in Iceberg drops whole files. Iceberg evaluates the filter again in each
+In Iceberg, an overwrite with a filter drops whole files. Iceberg evaluates the filter again in each
 attempt to commit, so it finds the rows that another writer has just added. It refuses a file that
-also has rows of other ranges, as after a compaction; a MERGE then rewrites such files.
+also has rows of other ranges, as after a compaction. A MERGE then rewrites such files.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import re
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.batches.range_progress import read_rounds
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.decoding.columns import quoted
+from dagster_rebalance.outputs.rows import (
+    Rows,
+    check_columns,
+    rows_without_ranges,
+    until_no_conflict,
+)
 from dagster_rebalance.spark.launch import DELTA_LAKE, coordinates_text
 from dagster_rebalance.spark.launch import ICEBERG as ICEBERG_PACKAGES
 from dagster_rebalance.spark.ranges import (
@@ -38,15 +41,11 @@ from dagster_rebalance.spark.ranges import (
 from dagster_rebalance.spark.schemas import ddl, refuse_ambiguous_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, DataFrameWriter
 
 
-COLUMNS = ("topic", "partition", "offset")
-ATTEMPTS = 10
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
 _NO_SUCH_FORMAT = re.compile(
     r"DATA_SOURCE_NOT_FOUND|Failed to find (the )?data source|Cannot find catalog plugin class"
     r"|CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG|REQUIRES_SINGLE_PART_NAMESPACE"
@@ -54,7 +53,7 @@ _NO_SUCH_FORMAT = re.compile(
 _DEFAULT = "CURRENT_DEFAULT"
 """The metadata of a column with a DEFAULT."""
 _compared: set[tuple[str, frozenset[str]]] = set()
-"""Tables, and the columns of frames that had all of theirs."""
+"""Tables, each with the columns of a frame that had all columns of the table."""
 _SHARED_FILE = "Cannot delete file where some, but not all, rows match filter"
 _NEW_COLUMNS = "TOO_MANY_DATA_COLUMNS"
 _UNRESOLVED = "UNRESOLVED_COLUMN"
@@ -75,36 +74,6 @@ class TableFormat:
     setup: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of adjacent ranges: topic, partition, first offset, and end (exclusive)."""
-
-    spans: tuple[tuple[str, int, int, int], ...]
-
-    @classmethod
-    def of(cls, ranges: Iterable[OffsetRange]) -> Rows:
-        """Return the rows of ranges; raise IllegalStateError if there are none or they overlap."""
-        return cls(
-            tuple(
-                (span[0].topic, span[0].partition, span[0].start, span[-1].until)
-                for spans in read_rounds(ranges)
-                for span in spans
-            )
-        )
-
-    def condition(self) -> str:
-        """Return SQL that is true for these rows.
-
-        Columns are quoted, because `offset` is a reserved word of ANSI SQL. The name of a topic
-        needs no escaping.
-        """
-        return " OR ".join(
-            f"(`topic` = '{topic}' AND `partition` = {partition} "
-            f"AND `offset` >= {start}L AND `offset` < {until}L)"
-            for topic, partition, start, until in self.spans
-        )
-
-
 def replace_rows(
     frame: DataFrame,
     table: str,
@@ -114,13 +83,13 @@ def replace_rows(
     create: Callable[[DataFrameWriter], None],
     write: Callable[[DataFrame, Rows], None],
 ) -> None:
-    """Replace the rows of some ranges in a table by those of a frame.
+    """Replace the rows of ranges in a table by the rows of a DataFrame.
 
     `create` creates a table that does not exist, partitioned by topic and partition, with a writer
-    of no rows. `write` makes the one commit that replaces the rows. Without ranges, the frame must
-    be empty. The errors are those of `write_delta`.
+    of no rows. `write` makes the single commit that replaces the rows. Without ranges, the frame
+    must be empty. The errors are those of `write_delta`.
     """
-    _check_columns(frame)
+    check_columns(frame.columns)
     refuse_ambiguous_names(frame.schema)
     if not ranges:
         _check_empty(frame, table)
@@ -132,28 +101,22 @@ def replace_rows(
         frame = frame.withMetadata("range_start", {})  # a table would keep it in its schema
     checked = _checked(frame, rows)
     places = {f"{range_} in {table}" for range_ in ranges}
+
+    def attempt() -> None:
+        create(_empty_writer(frame, form))
+        with explained_read_errors():
+            write(checked, rows)
+
     with written_once(read.get(READ_ID), places):
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                create(_empty_writer(frame, form))
-                with explained_read_errors():
-                    write(checked, rows)
-            except Exception as error:
-                if form.conflict.search(str(error)) is None:
-                    if _NO_SUCH_FORMAT.search(str(error)) is None:
-                        raise
-                    msg = f"the Spark session cannot write {table} as a table of {form.name}: "
-                    raise ConfigurationError(msg + form.setup) from error
-                if attempt == ATTEMPTS:
-                    msg = (
-                        f"{ATTEMPTS} commits to {table} in a row conflicted with those of other "
-                        "writers, and nothing of them was written. Partition the table by topic "
-                        "and partition, so only writers of the same Kafka partition conflict."
-                    )
-                    raise ConfigurationError(msg) from error
-            else:
-                return
-            _pause(attempt)
+        try:
+            until_no_conflict(
+                table, attempt, lambda error: form.conflict.search(str(error)) is not None
+            )
+        except Exception as error:
+            if _NO_SUCH_FORMAT.search(str(error)) is None:
+                raise
+            msg = f"the Spark session cannot write {table} as a table of {form.name}: "
+            raise ConfigurationError(msg + form.setup) from error
 
 
 def overwrite(
@@ -165,31 +128,16 @@ def overwrite(
 
 
 def merges_schema(options: Mapping[str, str] | None) -> bool:
-    """Whether the columns of a table and those of a frame may differ."""
+    """Whether the table and the frame may have different columns."""
     given = {key.lower(): value for key, value in (options or {}).items()}
     return str(given.get("mergeschema", "")).lower() == "true"
-
-
-def _check_columns(frame: DataFrame) -> None:
-    missing = [column for column in COLUMNS if column not in frame.columns]
-    if missing:
-        msg = (
-            f"the table cannot be written by range: the column(s) {', '.join(missing)} are "
-            "missing. Keep those of kafka_batch.dataframe(); give aggregated rows an offset of "
-            "their range, for example min(offset) AS offset."
-        )
-        raise IllegalStateError(msg)
 
 
 def _check_empty(frame: DataFrame, table: str) -> None:
     with explained_read_errors():
         is_empty = frame.isEmpty()
     if not is_empty:
-        msg = (
-            f"there are rows for {table}, but no ranges: pass the ranges that the frame was read "
-            "from. Nothing was written."
-        )
-        raise IllegalStateError(msg)
+        raise rows_without_ranges(table)
 
 
 def _checked(frame: DataFrame, rows: Rows) -> DataFrame:
@@ -211,7 +159,7 @@ def _read_metadata(frame: DataFrame) -> Mapping[str, Any]:
 
 
 def _check_read(rows: Rows, read: Mapping[str, Any]) -> None:
-    """Refuse ranges outside of the read: rows of other writers would be removed."""
+    """Refuse ranges that the frame was not read from: rows of other writers would be removed."""
     if READ_RANGES not in read:
         return
     spans_of: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -235,12 +183,6 @@ def _empty_writer(frame: DataFrame, form: TableFormat) -> DataFrameWriter:
     """Return a writer of no rows with the frame's columns; the frame is not evaluated."""
     empty = frame.sparkSession.createDataFrame([], frame.schema)
     return empty.write.format(form.provider).mode("ignore").partitionBy("topic", "partition")
-
-
-def _pause(attempt: int) -> None:
-    """Wait before a further attempt, so writers do not conflict again."""
-    longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
-    time.sleep(random.uniform(0, longest_s))  # noqa: S311 - no secret
 
 
 DELTA = TableFormat(
@@ -267,18 +209,18 @@ def write_delta(
     *,
     options: Mapping[str, str] | None = None,
 ) -> None:
-    """Write records to a table of Delta Lake, replacing ranges that were written before.
+    """Write records to a Delta Lake table, replacing ranges that were written before.
 
-    One commit of the table removes its rows of the ranges and adds the rows of the frame. Readers
+    One commit removes the table's rows of the ranges and adds the rows of the DataFrame. Readers
     never see a partial write, and a writer that is killed before its commit leaves nothing visible.
     If two runs write a range concurrently, the later commit replaces the rows of the earlier one.
-    The rows of a range are those with its topic, partition and offsets, so ranges with other bounds
-    replace each other too, and files may be compacted at any time.
+    The rows of a range are the rows with its topic, partition and offsets, so ranges with other
+    bounds also replace each other, and files may be compacted at any time.
 
-    Write a read to one table in one call. A second part of it would replace the first, and is
-    refused if the frame still has the column `range_start` of `kafka_batch.dataframe()`. Ranges
-    that the frame was not read from, such as those of a topic that another call writes, are refused
-    too.
+    Write all rows of a read to a table in one call. A second call would replace rows of the first,
+    and is refused if the frame still has the column `range_start` of `kafka_batch.dataframe()`.
+    Ranges that the frame was not read from, such as ranges of a topic that another call writes, are
+    also refused.
 
     Example:
         ```python
@@ -292,19 +234,18 @@ def write_delta(
         frame: All rows of the ranges, with the columns `topic`, `partition` and `offset`.
         table: The name or the path of a table (`/data/orders`, `s3a://lake/orders`). If it does not
             exist, it is created, partitioned by `topic` and `partition`.
-        ranges: The ranges that the frame was read from: `kafka_batch.offset_ranges`, or those
-            selected with `ranges=`. A range without rows in the frame has none in the table
-            afterwards. Without ranges, for a topic that the batch does not contain, nothing
-            changes.
+        ranges: The ranges that the frame was read from: `kafka_batch.offset_ranges`, or the ranges
+            that you selected with `ranges=`. If the frame has no rows of a range, the table has
+            none afterwards. If `ranges` is empty (the batch has no such topic), nothing changes.
         options: Further options of the write, such as `mergeSchema` or `userMetadata`. With
-            `mergeSchema` the frame may have new columns, which are added to the table, and lack
-            others, which are NULL in its rows.
+            `mergeSchema` the frame may have new columns, which are added to the table, and may lack
+            columns, which are NULL in its rows.
 
     Raises:
-        IllegalStateError: A column is missing, also one of the table; names differ only in
-            capitals; there are rows and no ranges, or others than the frame was read from; or
-            another part of the same read was written to the table before.
-        ConfigurationError: The session cannot write tables of Delta Lake, or the commit conflicted
+        IllegalStateError: The frame lacks a required column or a column of the table; names differ
+            only in capitals; there are rows but no ranges, or ranges that the frame was not read
+            from; or another part of the same read was written to the table before.
+        ConfigurationError: The session cannot write Delta Lake tables, or the commit conflicted
             with other writers ten times in a row. Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.
         PySparkException: A row is in none of the ranges. Nothing was written.
@@ -378,19 +319,19 @@ def write_iceberg(
     *,
     options: Mapping[str, str] | None = None,
 ) -> None:
-    """Write records to a table of Iceberg, replacing ranges that were written before.
+    """Write records to an Iceberg table, replacing ranges that were written before.
 
     The guarantees, arguments and errors are those of `write_delta`, except that:
 
     - `table` is a name with its catalog (`lake.shop.orders`), whose namespace must exist;
-    - `options` are, for example, `fanout-enabled` or `snapshot-property.team`, and do not apply to
-      a write into compacted files. With `mergeSchema`, the new columns of the frame are added to
-      the table first;
-    - a table that accepts any schema and was compacted is a ConfigurationError.
+    - `options` are, for example, `fanout-enabled` or `snapshot-property.team`. They are ignored if
+      a compaction has merged a replaced range with other rows. With `mergeSchema`, new columns of
+      the DataFrame are added to the table first;
+    - a compacted table with `write.spark.accept-any-schema` raises ConfigurationError.
 
     The catalog must make commits atomic for all writers, as REST, Hive, Glue and JDBC catalogs do.
-    Iceberg's Hadoop catalog does not on object stores, and on a mounted file system only within one
-    Spark.
+    Iceberg's Hadoop catalog does not on object stores. On a mounted file system, its commits are
+    atomic only for the writers of one Spark application.
     """
 
     def write(checked: DataFrame, rows: Rows) -> None:
@@ -430,7 +371,7 @@ def _replace(frame: DataFrame, table: str, rows: Rows, options: Mapping[str, str
 def _add_columns(frame: DataFrame, table: str) -> None:
     """Add the new columns of the frame to the table.
 
-    Iceberg itself adds them only to a table that accepts any schema, in which no MERGE works.
+    Iceberg itself adds columns only to a table that accepts any schema, in which no MERGE works.
     """
     session = frame.sparkSession
     known = {name.lower() for name in session.table(table).columns}
@@ -445,9 +386,9 @@ def _add_columns(frame: DataFrame, table: str) -> None:
 def _merge(frame: DataFrame, table: str, rows: Rows) -> None:
     """Replace rows in files that also have rows of other ranges.
 
-    The source has the new rows and, for each range, a row that stands for its old rows. Only these
-    match rows of the table, by an equality, so Spark does not compare all rows with all. The
-    columns of the source have unique names, so no name has to be qualified with the table.
+    The source has the new rows and one marker row per range for the old rows. Only marker rows
+    match rows of the table, by an equality, so Spark does not compare all pairs of rows. The
+    columns of the source have unique names, so no name must be qualified with the table.
     """
     expr = functions_of(frame.sparkSession).expr
     marks = {name: f"{_PREFIX}{name}" for name in ("topic", "partition", "start", "until")}

@@ -1,7 +1,7 @@
 """Translation of librdkafka's settings into options of Spark's Kafka connector, a Java client.
 
 One configuration thereby serves the group member and Spark. Settings of the member alone (group,
-polling, batching) are left out. A security setting without a counterpart is an error; it is never
+polling, batching) are left out. A security setting without a counterpart is an error, and is never
 dropped. Secrets are hidden in the `repr` of the options and never appear in a message.
 """
 
@@ -100,7 +100,7 @@ _BEARER = "org.apache.kafka.common.security.oauthbearer"
 
 
 class Secret(str):
-    """The value of a secret option, which `repr` hides wherever the options are copied to."""
+    """The value of a secret option. `repr` hides the value, also in copies of the options."""
 
     __slots__ = ()
 
@@ -126,9 +126,9 @@ def spark_kafka_options(librdkafka_config: Config) -> dict[str, str]:
     mask them there with the regular expression `REDACTION`, or let clients name the secrets by a
     config provider of Kafka (docs/security.md has both).
 
-    Keys that start with `kafka.` are options of Spark and win: with `kafka.sasl.jaas.config` no
-    part of the login is translated, with `kafka.ssl.keystore.key` or `kafka.ssl.keystore.location`
-    no part of the client's key.
+    Keys that start with `kafka.` are options of Spark, and take precedence: with
+    `kafka.sasl.jaas.config` no part of the login is translated, with `kafka.ssl.keystore.key` or
+    `kafka.ssl.keystore.location` no part of the client's key.
     """
     own = {
         key: _text(value)

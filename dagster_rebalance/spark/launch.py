@@ -1,12 +1,12 @@
 """The start of a Spark session: its packages, its settings in a file, and its Python.
 
 pyspark ships without the Kafka connector. A session (or the Spark Connect server) names it in
-`spark.jars.packages`, in exactly Spark's version and for Spark's Scala version, and Delta Lake and
-Iceberg in a version for Spark's minor.
+`spark.jars.packages`, in exactly Spark's version and for Spark's Scala version. Delta Lake and
+Iceberg need a version for Spark's minor version.
 
 pyspark puts each setting on the JVM's command line, which every user of the machine can read. The
 settings therefore go into a file that only this user can read, until the session has started. JVM
-options always are on the command line, so a secret among them is refused.
+options are always on the command line, so a secret in them is refused.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def connector_coordinate(pyspark_version: str, scala_version: str) -> str:
 def table_packages(config: Mapping[str, str]) -> list[str]:
     """Return the Maven coordinates that the settings of a session lack for its table formats.
 
-    A session uses a format if one of its settings names a class of it. Jars in the installed Spark
-    count as given.
+    A session uses a format if one of its settings names a class of the format. Coordinates of jars
+    in the installed Spark are not needed.
     """
     # An environment variable has no value before a run.
     texts = {key: value for key, value in config.items() if type(value) is str}
@@ -147,7 +147,7 @@ def installed_pyspark_version() -> str:
 
 
 def installed_scala_version() -> str:
-    """Return the Scala version of the installed Spark's jars, or Spark 4's if it has none."""
+    """Return the Scala version of the installed Spark's jars; without jars, that of Spark 4."""
     for jar in _jars("spark-core_"):
         if match := re.match(r"spark-core_(\d+\.\d+)-", jar.name):
             return match[1]
@@ -219,7 +219,7 @@ def one_fetch_at_a_time(config: Mapping[str, str]) -> Iterator[None]:
 def workers_of_this_python() -> Iterator[None]:
     """Let a session that starts in the block use the Python of this process, with its libraries.
 
-    pyspark would use the first python3 of the PATH. PYSPARK_PYTHON wins if it is set.
+    pyspark would use the first python3 of the PATH. If PYSPARK_PYTHON is set, it takes precedence.
     """
     if _PYTHON in os.environ:
         yield
@@ -235,8 +235,8 @@ def workers_of_this_python() -> Iterator[None]:
 def only_the_given_server() -> Iterator[None]:
     """Unset SPARK_REMOTE while a session starts in the block.
 
-    The resource decides whether there is a server. pyspark starts no local session if that variable
-    is set, even if it is empty.
+    The resource decides whether there is a server. If the variable is set, even to an empty text,
+    pyspark starts no local session.
     """
     hidden = os.environ.pop(_REMOTE, None)
     try:
@@ -247,7 +247,6 @@ def only_the_given_server() -> Iterator[None]:
 
 
 def _escaped(text: str) -> str:
-    """Escape text for a Java properties file."""
     units = text.encode("utf-16-be")
     numbers = [int.from_bytes(units[index : index + 2], "big") for index in range(0, len(units), 2)]
     return "".join(

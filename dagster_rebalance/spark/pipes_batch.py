@@ -1,7 +1,7 @@
-"""`PipesBatch`: a batch on the other side of Dagster Pipes, in a job on a cluster.
+"""`PipesBatch`: the batch in an external process of Dagster Pipes, such as a job on a cluster.
 
-The job needs neither Dagster nor a Kafka client. It supplies the settings of the connection to
-Kafka, because the message from Dagster does not include them.
+The job needs neither Dagster nor a Kafka client. It supplies its own connection settings for Kafka,
+because the Pipes context does not include them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PipesBatch(SentBatch):
                 machine without TLS.
 
         Raises:
-            ConfigurationError: The options cannot work, or the session has no Kafka connector.
+            ConfigurationError: An option is invalid, or the session has no Kafka connector.
         """
         return read_ranges(
             session,
@@ -63,7 +63,7 @@ class PipesBatch(SentBatch):
         )
 
     def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
-        """Return metadata of the materialisation, for `report_asset_materialization`.
+        """Return metadata of the materialization, for `report_asset_materialization`.
 
         Args:
             row_count: The number of written records, for Dagster's chart.

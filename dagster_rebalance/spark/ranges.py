@@ -1,6 +1,6 @@
 """A DataFrame over exactly the offsets of some ranges, read through Spark's own Kafka connector.
 
-It works in classic and in Connect sessions. Expressions are SQL or built with `functions_of`,
+This works in classic and in Connect sessions. Expressions are SQL or built with `functions_of`,
 because pyspark's own functions depend on the process instead of the session. This module neither
 queries Kafka for offsets nor commits, and a read with missing records fails.
 """
@@ -15,7 +15,7 @@ import threading
 import uuid
 import weakref
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.batches.range_progress import read_rounds
@@ -75,10 +75,11 @@ _UNREADABLE = {
         "without Spark, with kafka_batch.arrow() or kafka_batch.messages()"
     ),
 }
+_METADATA = re.compile(re.escape(f'{{"{READ_ID}": "'))
 _MAX_READS = 1000
 
 _with_connector: weakref.WeakSet[SparkSession] = weakref.WeakSet()
-"""Sessions that have read from Kafka. A check costs a round trip, which delays a batch."""
+"""Sessions that have read from Kafka. A check takes a round trip, which delays a batch."""
 _written: OrderedDict[str, set[str]] = OrderedDict()
 """The places to which parts of each read were written."""
 _written_lock = threading.Lock()
@@ -106,18 +107,18 @@ def read_ranges(
             `includeHeaders` or `minPartitions`.
         allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another
             machine without TLS.
-        clients: Reads with the same text and the same options share Kafka clients in Spark, and the
-            prefetched records of these clients. Set it only for reads of the same logs. By default,
-            each read creates new clients.
+        clients: A name of Kafka clients in Spark. Reads with the same name and options share these
+            clients and their prefetched records, so use a name only for reads of the same logs. By
+            default, each read creates new clients.
 
     Returns:
         The connector's columns (`key`, `value`, `topic`, `partition`, `offset`, `timestamp`,
         `timestampType`), and `range_start` and `range_until`: the bounds of the record's range, by
-        which output is keyed. The frame is lazy: an action on it fails if Kafka no longer has all
-        of the offsets (`explained_read_errors` explains the error).
+        which output is keyed. The frame is lazy: its actions fail if Kafka no longer has all of the
+        offsets (`explained_read_errors` explains the error).
 
     Raises:
-        ConfigurationError: The options cannot work, or the session has no Kafka connector.
+        ConfigurationError: An option is invalid, or the session has no Kafka connector.
         IllegalStateError: There are no ranges, or they overlap.
     """
     rounds = read_rounds(ranges)
@@ -162,10 +163,10 @@ def given_records(
     ranges: Iterable[OffsetRange],
     connector_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return a DataFrame like that of `read_ranges` over given records, without a connector.
+    """Return a DataFrame of the given records as `read_ranges` does, without a connector.
 
     A record has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`,
-    `headers`, and the bounds of its range. Of the options only `includeHeaders` has an effect.
+    `headers`, and the bounds of its range. Only the option `includeHeaders` has an effect.
     """
     columns = (
         "key binary, value binary, topic string, partition int, offset bigint, "
@@ -177,6 +178,22 @@ def given_records(
     if options.get("includeheaders", "").lower() != "true":
         frame = frame.drop("headers")
     return frame.withMetadata("range_start", _read_metadata(ranges))
+
+
+def read_in_plan(frame: Any) -> Mapping[str, Any]:
+    """Return the metadata of the one read in the plan of a Connect frame, without the server.
+
+    The result is empty if the plan names no read, as that of a view, or several. An operation may
+    have removed the metadata from the column.
+    """
+    plan = frame._plan.to_proto(frame.sparkSession.client)  # noqa: SLF001 - pyspark has no public way to a plan
+    text = plan.SerializeToString().decode("latin-1")  # the metadata is ASCII
+    found: dict[str, Mapping[str, Any]] = {}
+    for start in _METADATA.finditer(text):
+        with suppress(ValueError):
+            metadata, _ = json.JSONDecoder().raw_decode(text, start.start())
+            found[metadata[READ_ID]] = metadata
+    return next(iter(found.values())) if len(found) == 1 else {}
 
 
 def functions_of(session: SparkSession) -> Any:
@@ -192,8 +209,8 @@ def functions_of(session: SparkSession) -> Any:
 def written_once(read_id: str | None, places: AbstractSet[str]) -> Iterator[None]:
     """Refuse to write a second part of one read over the first.
 
-    A second read of the same ranges is a new read, because a replay must replace. If the block
-    raises, its places count as not written. Without a read id, nothing is refused.
+    A second read of the same ranges is a new read, because a retry must replace the output. If the
+    block raises, its places count as not written. Without a read id, nothing is refused.
     """
     if read_id is None:
         yield
@@ -305,8 +322,8 @@ def _bound_of_row(
 ) -> str:
     """Return SQL for a bound of the range of a row.
 
-    The bounds are in arrays indexed by partition, because a look-up by key would scan all of them.
-    `search` finds the bound among those of a partition, row by row. It is not needed where each
+    The bounds are in arrays indexed by partition, because a look-up by key would scan all bounds.
+    `search` finds the bound of a row in the bounds of its partition. It is not needed if each
     partition has one range, which is the usual case.
     """
     cases = {}
@@ -358,10 +375,10 @@ def _lost_records(start: str, until: str, partition: TopicPartition) -> BrokerEr
         f"{partition.topic} --time earliest, and latest). If the log begins after {start}, "
         "retention deleted records before they were processed: they are gone. If it ends before "
         f"{until}, it was truncated (unclean leader election) or the topic was recreated: new "
-        "records will get these offsets, and an offset that is set past them would skip those. If "
+        "records will get these offsets, and a committed offset after them would skip these. If "
         "the log holds the offsets, a transaction may still be open: its records become readable "
         "when it ends. Only if the records are really gone, set the group's committed offset of "
-        "this partition to where the log continues (dagster-rebalance reset). Against retention, "
-        "set retention.ms above the longest backlog."
+        "this partition to the next offset that the log has (dagster-rebalance reset), and set "
+        "retention.ms above the longest time that a record waits."
     )
     return BrokerError(msg, partitions={partition: f"offset out of range: [{start}, {until})"})

@@ -1,72 +1,49 @@
 """Column names and types that every reader of a Parquet output can read.
 
-Readers use the schema of one file for all files of an output, so a frame has to fit the existing
+Readers use the schema of one file for all files of an output, so a frame must fit the existing
 files. That schema is only in the footers of the files, so a deleted output accepts any schema
-again. One file represents all of them, because each write had to fit. If this process sees the
-output, the check reads the footer of one file per write; otherwise Spark lists the output once per
-process.
+again. One file represents all files, because each write had to fit. If this process can read the
+output, the check reads the footer of one file per write; otherwise Spark reads the schema of
+the output once per process.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.decoding.columns import quoted
+from dagster_rebalance.outputs import columns
 from dagster_rebalance.spark.parquet_files import stored_schemas
 from dagster_rebalance.spark.spark_jobs import is_connect
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-_INTEGERS = ("byte", "short", "integer", "long")
 _SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
-_MAX_DIFFERENCES = 5
-"""Differences in a message; a frame may have hundreds of columns."""
 _NO_FILES = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
 
 _known: dict[str, StructType] = {}
-"""Schemas of outputs that only Spark sees."""
+"""Schemas of outputs that are visible only to Spark."""
 
 
 def refuse_ambiguous_names(schema: StructType) -> None:
     """Raise IllegalStateError if the names of columns or of fields differ only in capitals."""
-    for first, second in _ambiguous_names(schema.jsonValue(), ""):
-        msg = (
-            f"the names {first!r} and {second!r} differ only in capitals, which Spark and most "
-            "other readers ignore: the output could not be read. Rename one of them. Nothing was "
-            "written."
-        )
-        raise IllegalStateError(msg)
-
-
-def _ambiguous_names(type_: Any, path: str) -> Iterator[tuple[str, str]]:
-    if not isinstance(type_, dict):
-        return
-    known: dict[str, str] = {}
-    for field in type_.get("fields", ()):
-        name = f"{path}{field['name']}"
-        if (other := known.setdefault(name.lower(), name)) != name:
-            yield other, name
-        yield from _ambiguous_names(field["type"], f"{name}.")
-    for part in ("elementType", "keyType", "valueType"):
-        yield from _ambiguous_names(type_.get(part), path)
+    columns.refuse_ambiguous_names(_shape(schema.jsonValue()))
 
 
 def stored_schema(
     session: SparkSession, output: str, folder: Path | None, path_column: str
 ) -> StructType | None:
-    """Return the schema of the files of an output; None if there are none.
+    """Return the schema of the files of an output; None if there are no files.
 
-    `folder` is the output as this process sees it, None if it is not visible here. Readers derive
-    `path_column` from the paths, and no file has it.
+    `folder` is the local folder of the output; None if this process cannot read it. Readers derive
+    `path_column` from the paths, and no file has this column.
     """
     first = next(stored_schemas(folder), None) if folder is not None else None
     if first is not None:
@@ -106,9 +83,9 @@ def _without(schema: Any, column: str) -> StructType:
 
 
 def fit_to_files(frame: DataFrame, stored: StructType, output: str) -> DataFrame:
-    """Return the frame with the columns of the stored files, in their order and of their types.
+    """Return the frame with the columns of the stored files, in the same order and types.
 
-    A narrower type is widened, as in tables: an `int` becomes the `bigint` of the files.
+    A narrower type is widened, as in tables: for example, `int` becomes `bigint`.
     """
     schema = frame.schema
     refuse_misfits(schema, stored, output)
@@ -119,18 +96,7 @@ def fit_to_files(frame: DataFrame, stored: StructType, output: str) -> DataFrame
 
 def refuse_misfits(schema: StructType, stored: StructType, output: str) -> None:
     """Refuse a schema that does not fit the files of an output."""
-    differences = list(_differences(schema, stored))
-    if not differences:
-        return
-    more = len(differences) - _MAX_DIFFERENCES
-    shown = "; ".join(differences[:_MAX_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
-    msg = (
-        f"the records do not fit the files of {output}: {shown}. Readers take the schema of one "
-        "file for all, so they could read none of them. Cast or keep these columns, write to a new "
-        "path, or write to a table (write_delta, write_iceberg), whose schema can change. Nothing "
-        "was written."
-    )
-    raise IllegalStateError(msg)
+    columns.refuse_misfits(_shapes(schema), _shapes(stored), output)
 
 
 def refuse_concurrent_schemas(
@@ -142,25 +108,14 @@ def refuse_concurrent_schemas(
             try:
                 refuse_misfits(schema, _parse(session, file, noted), str(folder))
             except IllegalStateError as error:
-                msg = (
-                    f"two writers created {folder} at the same moment with different schemas, and "
-                    f"both have written: delete the files of one of them. {error}"
-                )
-                raise IllegalStateError(msg) from error
+                raise columns.concurrent_schemas(str(folder), error) from error
 
 
-def _differences(schema: StructType, stored: StructType) -> Iterator[str]:
-    now, then = _types(schema), _types(stored)
-    for name in [*then, *(name for name in now if name not in then)]:
-        if name not in now:
-            yield f"column {name!r} is missing"
-        elif name not in then:
-            yield f"column {name!r} is new"
-        elif not _widens(_shape(now[name].jsonValue()), _shape(then[name].jsonValue())):
-            yield (
-                f"column {name!r} is {now[name].simpleString()}, "
-                f"and {then[name].simpleString()} in the files"
-            )
+def _shapes(schema: StructType) -> dict[str, tuple[Any, str]]:
+    return {
+        name: (_shape(type_.jsonValue()), type_.simpleString())
+        for name, type_ in _types(schema).items()
+    }
 
 
 def _types(schema: StructType) -> dict[str, DataType]:
@@ -198,29 +153,3 @@ def _shape(type_: Any) -> Any:
             return ["map", _shape(key), _shape(value)]
         case _:
             return type_
-
-
-def _widens(now: Any, then: Any) -> bool:
-    """Whether each value of one type is a value of the other."""
-    if isinstance(now, str) and isinstance(then, str):
-        return _atom_widens(now, then)
-    if type(now) is not type(then) or len(now) != len(then):
-        return False
-    if isinstance(now, tuple):  # a cast matches the fields of a struct by position
-        return all(
-            one[0] == other[0] and _widens(one[1], other[1])
-            for one, other in zip(now, then, strict=True)
-        )
-    if isinstance(now, list):
-        return all(map(_widens, now, then))
-    return bool(now == then)
-
-
-def _atom_widens(now: str, then: str) -> bool:
-    if now in _INTEGERS and then in _INTEGERS:
-        return _INTEGERS.index(now) <= _INTEGERS.index(then)
-    one, other = _DECIMAL.fullmatch(now), _DECIMAL.fullmatch(then)
-    if one and other:
-        digits, scale, most, longest = map(int, (*one.groups(), *other.groups()))
-        return scale <= longest and digits - scale <= most - longest
-    return now == then or (now, then) == ("float", "double")

@@ -1,10 +1,10 @@
 """Tags on the Spark jobs of a batch, and calls into Spark that a signal can interrupt.
 
 A classic session calls the JVM over one socket per thread. If a signal raises an exception in the
-middle of a call, its answer stays unread: the thread's next call waits for the whole running job,
-and each later one reads the answer of the previous call. py4j cleans up after `KeyboardInterrupt`
-only, not after the exception with which Dagster cancels a run; `make_interruptible` adds that. With
-pyspark 4.0.0, a cancelled run otherwise hung until its Spark job ended.
+middle of a call, its response stays unread: the thread's next call waits for the whole running job,
+and each later call reads the previous response. py4j cleans up after `KeyboardInterrupt` only, not
+after the exception with which Dagster cancels a run; `make_interruptible` adds this. With pyspark
+4.0.0, a cancelled run otherwise hung until its Spark job ended.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _MARK = "_dagster_rebalance_interruptible"
 _CONNECT_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 2.0
-"""Below the time that the end of a run waits for its last event."""
+"""Shorter than the time that the end of a run waits for its last event."""
 _TAGGED: dict[str, SparkSession] = {}
 """The sessions that work on batches, by the tags of the batches."""
 
 
 def is_connect(session: SparkSession) -> bool:
-    """Whether the session is one of Spark Connect."""
+    """Whether this is a Spark Connect session."""
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
@@ -48,7 +48,7 @@ def tag_batch(session: SparkSession, batch_id: str) -> str:
 
 
 def settle_batch(batch_id: str, *, is_done: bool) -> None:
-    """Remove the tag of a batch from this thread; interrupt its work if it is not done."""
+    """Remove the tag of a batch from this thread; unless the batch is done, interrupt its work."""
     tag = batch_tag(batch_id)
     session = _TAGGED.pop(tag, None)
     if session is None:
@@ -83,7 +83,7 @@ def interrupt(session: SparkSession, tag: str) -> None:
 
 
 def has_classic_session() -> bool:
-    """Whether the process has a classic session, which a new one would share."""
+    """Whether the process has a classic session, which a new session would share."""
     from pyspark import SparkContext
 
     return SparkContext._active_spark_context is not None  # noqa: SLF001 - no public way to ask without starting one
@@ -103,7 +103,7 @@ def jvm_has_died(*, ask: bool = True) -> bool:
 
     Args:
         ask: Whether to connect to a JVM that seems alive. A process closes its sockets shortly
-            before it counts as ended, so calls may fail earlier.
+            before it is reported as ended, so calls may fail earlier.
     """
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     gateway: Any = getattr(context, "_gateway", None)
@@ -136,7 +136,7 @@ def _answers(place: Any) -> bool:
 
 
 def is_stopped(session: Any) -> bool:
-    """Whether a session was stopped, by an asset for example; its JVM must be alive."""
+    """Whether a session was stopped, for example by an asset. Its JVM must be alive."""
     if is_connect(session):
         return bool(session.is_stopped)
     java = session.sparkContext._jsc  # noqa: SLF001 - None in a stopped session; no public way to ask
@@ -174,8 +174,8 @@ def make_interruptible(session: SparkSession) -> None:
 def signal_handlers_kept() -> Iterator[None]:
     """Restore the handlers of SIGINT and SIGTERM at the end of the block.
 
-    A new SparkContext replaces that of SIGINT by one that calls the JVM in the middle of another
-    call. This fails with an error of py4j instead of cancelling the run (pyspark 4.0.0).
+    A new SparkContext replaces the SIGINT handler by a handler that calls the JVM in the middle of
+    another call. This fails with a py4j error instead of cancelling the run (pyspark 4.0.0).
     """
     if threading.current_thread() is not threading.main_thread():
         yield

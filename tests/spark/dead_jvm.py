@@ -23,7 +23,7 @@ from dagster_rebalance import (
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.kafka.group_ports import GroupEvent
-from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
+from dagster_rebalance.orchestration.storage.range_owners import StreamingRunRecords
 from dagster_rebalance.orchestration.storage.run_tags import (
     SLOT_TAG,
     STREAM_TAG,
@@ -88,7 +88,7 @@ def streamed(instance: dg.DagsterInstance) -> dict[str, object]:
     )
     stored = group.committed[tp(0)]
     left = [(batch_id, range_) for range_, batch_id in decode(stored).ranges(tp(0))]
-    outcomes = AbandonedClaims(instance).read(left)
+    outcomes = StreamingRunRecords(instance).read(left)
     return {
         "succeeded": result.success,
         "batches": batches,

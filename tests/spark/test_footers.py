@@ -9,13 +9,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dagster_rebalance.spark.parquet_files import (
-    COLUMNS,
-    RangeKey,
-    local_folder,
-    ranges_by_file,
-    stored_schemas,
-)
+from dagster_rebalance.outputs.layout import COLUMNS, RangeKey, local_folder
+from dagster_rebalance.spark.parquet_files import ranges_by_file, stored_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

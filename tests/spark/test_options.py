@@ -270,6 +270,9 @@ class Writes:
     def option(self, *_: str) -> Writes:
         return self
 
+    def mode(self, _: str) -> Writes:
+        return self
+
     def save(self) -> None:
         """Store nothing."""
 

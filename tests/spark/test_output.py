@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import polars as pl
 import pytest
@@ -134,9 +135,111 @@ def test_empty_write_as_read_replaces_nothing(session: SparkSession, tmp_path: P
 def test_records_are_counted_without_an_observation(
     session: SparkSession, tmp_path: Path, topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "_observed", lambda frame: (frame, SimpleNamespace(get={})))
+    monkeypatch.setattr(parquet, "_counted", lambda frame: (frame, lambda _written: None))
     frame = records(session, "orders", "returns").where("true" if topics else "false")
     assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10 * len(topics)
+
+
+@pytest.fixture
+def questions(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the questions about plans that a Connect server is asked."""
+    if not is_connect(session):
+        pytest.skip("a classic session has no server")
+    connected: Any = session
+    client = type(connected.client)
+    asked: list[str] = []
+    analyze = client._analyze
+
+    def noted(self: object, method: str, **arguments: object) -> object:
+        asked.append(method)
+        return analyze(self, method, **arguments)
+
+    monkeypatch.setattr(client, "_analyze", noted)
+    return asked
+
+
+def read_of(session: SparkSession, *columns: str) -> DataFrame:
+    """Return two ranges with the metadata of a read of Kafka."""
+    metadata = {READ_ID: uuid4().hex, IS_ONE_RANGE_A_TASK: True}
+    return (
+        one_range_a_task(session, "orders")
+        .selectExpr("*", *columns)
+        .withMetadata("range_start", metadata)
+    )
+
+
+def test_schema_that_fitted_before_is_not_asked_for(
+    session: SparkSession, tmp_path: Path, questions: list[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert write_parquet_by_range(read_of(session), out) == 10
+    fewer, none = read_of(session).where("offset <> 3"), read_of(session).where("false")
+    questions.clear()
+    assert write_parquet_by_range(fewer, out) == 9
+    assert write_parquet_by_range(none, out) == 0
+    assert questions == []
+    assert session.read.parquet(out).count() == 9
+    assert list((tmp_path / ".out-staging").iterdir()) == []
+
+
+def test_other_schema_than_before_is_checked(
+    session: SparkSession, tmp_path: Path, questions: list[str]
+) -> None:
+    out = tmp_path / "out"
+    write_parquet_by_range(read_of(session, "offset AS id"), str(out))
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")}
+    for frame, reason in [
+        (read_of(session, "string(offset) AS id"), "'id' is string, and bigint in the files"),
+        (read_of(session), "'id' is missing"),
+        (read_of(session, "offset AS id").drop("topic"), "topic"),
+        (read_of(session, "offset AS id", "1 AS ID"), "only in capitals"),
+    ]:
+        parquet._asked.clear()
+        with pytest.raises(IllegalStateError, match=reason):
+            write_parquet_by_range(frame, str(out))
+        assert "schema" in questions
+        assert list((tmp_path / ".out-staging").iterdir()) == []
+    assert {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")} == before
+    parquet._asked.clear()
+    for _ in range(2):
+        assert write_parquet_by_range(read_of(session, "INT(offset) AS id"), str(out)) == 10
+    assert dict(session.read.parquet(str(out)).dtypes)["id"] == "bigint"
+
+
+def test_second_part_of_a_read_is_refused_without_a_question(
+    session: SparkSession, tmp_path: Path, questions: list[str]
+) -> None:
+    out = str(tmp_path / "out")
+    write_parquet_by_range(read_of(session), out)
+    frame = read_of(session)
+    questions.clear()
+    write_parquet_by_range(frame.where("offset % 2 = 0"), out)
+    with pytest.raises(IllegalStateError, match="one call"):
+        write_parquet_by_range(frame.where("offset % 2 = 1"), out)
+    assert questions == []
+    assert session.read.parquet(out).count() == 5
+
+
+def test_output_that_was_deleted_takes_another_schema(
+    session: SparkSession, tmp_path: Path, questions: list[str]
+) -> None:
+    out = tmp_path / "out"
+    write_parquet_by_range(read_of(session), str(out))
+    shutil.rmtree(out)
+    assert write_parquet_by_range(read_of(session, "1 AS more"), str(out)) == 10
+    assert "schema" in questions
+
+
+def test_moved_records_are_gathered_after_a_fitting_write(
+    session: SparkSession, tmp_path: Path, gathered: list[str], questions: list[str]
+) -> None:
+    out = tmp_path / "out"
+    write_parquet_by_range(read_of(session), str(out))
+    for _ in range(2):
+        assert write_parquet_by_range(read_of(session).repartition(3, "offset"), str(out)) == 10
+    assert len(gathered) == 2
+    assert questions[0] == "schema"
+    assert {file.name for file in out.rglob("*.parquet")} == {"0-5.parquet", "5-10.parquet"}
 
 
 def test_all_readers_see_the_names_of_topics(session: SparkSession, tmp_path: Path) -> None:

@@ -8,13 +8,10 @@ import pyarrow.fs
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.outputs.layout import place_of
+from dagster_rebalance.outputs.publication import publish_in_store
 from dagster_rebalance.spark.parquet import _no_moves
-from dagster_rebalance.spark.parquet_files import (
-    _publish_in_store,
-    _publish_on_hadoop,
-    check_scheme,
-    place_of,
-)
+from dagster_rebalance.spark.parquet_files import _publish_on_hadoop, check_scheme
 from dagster_rebalance.spark.spark_jobs import is_connect
 
 if TYPE_CHECKING:
@@ -36,7 +33,7 @@ def test_object_is_replaced_by_a_copy_within_the_store(tmp_path: Path) -> None:
     source, place = staged(tmp_path / "bucket")
     store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
     moves = {"s3a://bucket/.out-staging/1/new": "s3a://bucket/out/p/0-5.parquet"}
-    assert not _publish_in_store(store, "s3a://bucket/out", moves, "s3a://bucket/.out-staging/1")
+    assert not publish_in_store(store, "s3a://bucket/out", moves, "s3a://bucket/.out-staging/1")
     assert place.read_text() == "new"
     assert not source.parent.exists()
 
@@ -45,7 +42,7 @@ def test_output_of_version_0_1_0_in_a_store_is_unchanged(tmp_path: Path) -> None
     source, place = staged(tmp_path / "bucket")
     (tmp_path / "bucket" / "out" / "topic=orders").mkdir()
     store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    assert _publish_in_store(
+    assert publish_in_store(
         store, "gs://bucket/out", {"gs://bucket/x": "gs://bucket/y"}, "gs://bucket/.out-staging/1"
     )
     assert (source.read_text(), place.read_text()) == ("new", "old")
@@ -66,7 +63,7 @@ def test_staging_folder_of_an_empty_write_is_removed_from_a_store(tmp_path: Path
     folder.mkdir(parents=True)
     store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
     for _ in ("with a mark of Spark's", "where Spark has left nothing"):
-        assert not _publish_in_store(store, root, files, staging)
+        assert not publish_in_store(store, root, files, staging)
         assert not folder.exists()
 
 

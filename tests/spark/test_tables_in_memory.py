@@ -9,11 +9,12 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dagster_rebalance import ConfigurationError, IllegalStateError, OffsetRange
+from dagster_rebalance.outputs import rows
+from dagster_rebalance.outputs.rows import Rows
 from dagster_rebalance.spark import delta_and_iceberg
 from dagster_rebalance.spark.delta_and_iceberg import (
     DELTA,
     ICEBERG,
-    Rows,
     TableFormat,
     replace_rows,
     write_delta,
@@ -58,7 +59,7 @@ def _no_session(monkeypatch: pytest.MonkeyPatch) -> None:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The attempts after which a writer waits."""
     after: list[int] = []
-    monkeypatch.setattr(delta_and_iceberg, "_pause", after.append)
+    monkeypatch.setattr(rows, "pause", after.append)
     return after
 
 
@@ -75,9 +76,9 @@ def replace(
 
 
 def test_rows_are_identified_by_offsets() -> None:
-    rows = Rows.of([OffsetRange("orders", 0, 8, 9), *RANGES])
-    assert rows.spans == (("orders", 0, 5, 9), ("orders", 1, 0, 10))
-    assert rows.condition() == (
+    found = Rows.of([OffsetRange("orders", 0, 8, 9), *RANGES])
+    assert found.spans == (("orders", 0, 5, 9), ("orders", 1, 0, 10))
+    assert found.condition() == (
         "(`topic` = 'orders' AND `partition` = 0 AND `offset` >= 5L AND `offset` < 9L) OR "
         "(`topic` = 'orders' AND `partition` = 1 AND `offset` >= 0L AND `offset` < 10L)"
     )
@@ -110,8 +111,8 @@ def test_commit_that_always_conflicts_fails(pauses: list[int]) -> None:
 
     with pytest.raises(ConfigurationError, match=r"10 commits to shop\.orders in a row"):
         replace(write)
-    assert len(written) == delta_and_iceberg.ATTEMPTS == 10
-    assert len(pauses) == delta_and_iceberg.ATTEMPTS - 1
+    assert len(written) == rows.ATTEMPTS == 10
+    assert len(pauses) == rows.ATTEMPTS - 1
 
 
 def test_other_error_is_not_retried(pauses: list[int]) -> None:

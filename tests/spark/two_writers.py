@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_rebalance.outputs.publication import mounted_publisher
 from dagster_rebalance.spark.parquet import _moves, _stage, write_parquet_by_range
-from dagster_rebalance.spark.parquet_files import mounted_publisher
 from tests.spark.readers import LIBRARIES, Reader, by_spark
 
 if TYPE_CHECKING:
@@ -110,16 +110,35 @@ class Staged:
 
 
 def play(session: SparkSession, rounds: int, seed: int, *, whole: bool) -> Tally:
-    """Play rounds of two writers each, and return the findings of their readers."""
+    """Play rounds of two writers each with Spark, and return the findings of their readers."""
+    with tempfile.TemporaryDirectory(prefix="two-writers-staged-") as name:
+        staged = Staged(session, Path(name))
+
+        def writes(root: Path) -> Callable[[str], object]:
+            return partial(_write_whole, session, root) if whole else staged.writes(root)
+
+        return play_writers(
+            rounds, seed, writes, {**LIBRARIES, "spark": partial(by_spark, session)}
+        )
+
+
+def play_writers(
+    rounds: int,
+    seed: int,
+    writes: Callable[[Path], Callable[[str], object]],
+    readers: Mapping[str, Reader],
+) -> Tally:
+    """Play rounds of two writers each, and return the findings of their readers.
+
+    `writes` returns the function by which a writer, given its name, writes to an output.
+    """
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="two-writers-") as name:
-        folder = Path(name)
-        staged = Staged(session, folder / "staged")
         for number in range(rounds):
             chance = random.Random(f"{seed}-{number}")  # noqa: S311 - a draw, no secret
-            root = folder / str(number) / "out"
-            write = partial(_write_whole, session, root) if whole else staged.writes(root)
-            _play_round(session, root, chance, tally, write)
+            root = Path(name) / str(number) / "out"
+            root.parent.mkdir()
+            _play_round(readers, root, chance, tally, writes(root))
             shutil.rmtree(root.parent)
     return tally
 
@@ -129,7 +148,7 @@ def _write_whole(session: SparkSession, root: Path, name: str) -> None:
 
 
 def _play_round(
-    session: SparkSession,
+    readers: Mapping[str, Reader],
     root: Path,
     chance: random.Random,
     tally: Tally,
@@ -178,8 +197,7 @@ def _play_round(
         if writer.error and not isinstance(writer.error, Killed):
             tally.wrong.append(f"{order}: {writer.name} failed: {writer.error!r}")
     one_is_done = was_there or any(writer.error is None for writer in writers)
-    everyone: dict[str, Reader] = {**LIBRARIES, "spark": partial(by_spark, session)}
-    _check(root, tally, f"{order}, at the end", everyone, is_whole=one_is_done)
+    _check(root, tally, f"{order}, at the end", readers, is_whole=one_is_done)
 
 
 def _check(

@@ -1,0 +1,101 @@
+"""Ranges in a Delta Lake table from Arrow, through delta-rs: one commit replaces their rows.
+
+delta-rs overwrites with a filter, as `spark.delta_and_iceberg` does with `replaceWhere`. Its commit
+fails if another commit has added rows of the filter, or removed a file with such rows, since the
+table was opened, even if the table had no such rows before. An attempt therefore opens the table
+first, and the next attempt opens it again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.arrow.range_records import RangeRecords
+from dagster_rebalance.arrow.records import library
+from dagster_rebalance.outputs.rows import until_no_conflict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dagster_rebalance.core.model.offsets import OffsetRange
+
+
+def write_delta(
+    records: Any,
+    table: str,
+    ranges: Sequence[OffsetRange],
+    *,
+    merge_schema: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+) -> None:
+    """Write records to a Delta Lake table, replacing ranges that were written before.
+
+    Guarantees and rules are those of `dagster_rebalance.spark.output.write_delta`
+    (docs/outputs.md), so a group may move from one to the other on the same table. One commit
+    removes the table's rows of the ranges and adds the records. Readers never see a partial write,
+    and a writer that is killed before its commit leaves nothing visible. If two runs write a range
+    concurrently, the later commit replaces the rows of the earlier one. Memory is bounded. Write
+    all records of the ranges in one call.
+
+    Example:
+        ```python
+        @dg.asset
+        def orders(kafka_batch: KafkaBatch) -> None:
+            write_delta(kafka_batch.arrow(), "/data/orders", kafka_batch.offset_ranges)
+        ```
+
+    Args:
+        records: A `pyarrow.RecordBatchReader` such as `kafka_batch.arrow()`, a `pyarrow.Table`, or
+            another object with an Arrow stream, with the columns `topic`, `partition` and `offset`.
+        table: The path or URI of a table. If it does not exist, it is created, partitioned by
+            `topic` and `partition`.
+        ranges: The ranges of the records, such as `kafka_batch.offset_ranges`. If there are no
+            records of a range, the table has none afterwards. If `ranges` is empty, nothing
+            changes.
+        merge_schema: Whether the records may have new columns, which are added to the table, and
+            may lack columns, which are NULL in their rows.
+        storage_options: Settings of the object store, by delta-rs's names.
+
+    Raises:
+        IllegalStateError: A required column or a column of the table is missing; names differ only
+            in capitals; a record is in none of the ranges, or there are records but no ranges.
+            Nothing was written.
+        ConfigurationError: delta-rs is missing, or the commit conflicted with other writers ten
+            times in a row. Nothing was written.
+        BrokerError: Kafka no longer has all of the offsets.
+    """
+    deltalake = library("deltalake", "delta")
+    errors = library("deltalake.exceptions", "delta")
+    options = dict(storage_options or {})
+
+    with RangeRecords.of(records, table, ranges) as given:
+        if given is None:
+            return
+
+        def write() -> None:
+            opened = _opened(deltalake, table, given.schema, options)
+            stored = library("pyarrow", "delta").schema(opened.schema())
+            schema = given.fitted(stored, table, merges=merge_schema)
+            with given.reader(schema) as reader:
+                deltalake.write_deltalake(
+                    opened,
+                    reader,
+                    mode="overwrite",
+                    predicate=given.rows.condition('"', ""),
+                    schema_mode="merge" if merge_schema else None,
+                )
+
+        until_no_conflict(table, write, lambda error: isinstance(error, errors.CommitFailedError))
+
+
+def _opened(deltalake: Any, table: str, schema: Any, options: dict[str, str]) -> Any:
+    """Open the newest version of a table, which is created if it does not exist."""
+    if not deltalake.DeltaTable.is_deltatable(table, options):
+        deltalake.DeltaTable.create(
+            table,
+            schema,
+            mode="ignore",
+            partition_by=["topic", "partition"],
+            storage_options=options,
+        )
+    return deltalake.DeltaTable(table, storage_options=options)

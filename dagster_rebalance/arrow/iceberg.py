@@ -1,0 +1,163 @@
+"""Ranges in an Iceberg table from Arrow, through pyiceberg: one transaction replaces their rows.
+
+A transaction deletes the rows of the ranges and appends the records. Its commit replaces the newest
+snapshot that it has seen. If another commit came first, pyiceberg compares the filter of the delete
+with the files that the other one has added, and fails if they may have rows of the filter. Only the
+isolation level `serializable` does this, so a table with another one is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.arrow.range_records import RangeRecords
+from dagster_rebalance.arrow.records import library, plain
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.outputs.rows import COLUMNS, until_no_conflict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.outputs.rows import Rows
+
+_CHUNK_BYTES = 64 << 20
+"""The size of the records of one data file per partition."""
+_ISOLATION = "write.delete.isolation-level"
+_SERIALIZABLE = "serializable"
+
+
+def write_iceberg(
+    records: Any,
+    table: str,
+    ranges: Sequence[OffsetRange],
+    *,
+    catalog: Any,
+    merge_schema: bool = False,
+) -> None:
+    """Write records to an Iceberg table, replacing ranges that were written before.
+
+    Guarantees and rules are those of `dagster_rebalance.spark.output.write_iceberg`
+    (docs/outputs.md). The current snapshot of the table has all records of the ranges or those of
+    before, and a writer that is killed before its commit leaves nothing visible. If two runs write
+    a range concurrently, the later commit replaces the rows of the earlier one. Memory is bounded.
+    Write all records of the ranges in one call.
+
+    Moving a group between Spark and Arrow on the same table is tested for Parquet and Delta Lake.
+    For Iceberg it is untested, and needs a catalog that both use.
+
+    Example:
+        ```python
+        @dg.asset
+        def orders(kafka_batch: KafkaBatch) -> None:
+            write_iceberg(
+                kafka_batch.arrow(),
+                "shop.orders",
+                kafka_batch.offset_ranges,
+                catalog=load_catalog("lake"),
+            )
+        ```
+
+    Args:
+        records: A `pyarrow.RecordBatchReader` such as `kafka_batch.arrow()`, a `pyarrow.Table`, or
+            another object with an Arrow stream, with the columns `topic`, `partition` and `offset`.
+        table: The name of the table in the catalog, with its namespace, which must exist. If the
+            table does not exist, it is created, partitioned by `topic` and `partition`.
+        ranges: The ranges of the records, such as `kafka_batch.offset_ranges`. If there are no
+            records of a range, the table has none afterwards. If `ranges` is empty, nothing
+            changes.
+        catalog: The catalog of pyiceberg, such as `load_catalog("lake")`.
+        merge_schema: Whether the records may have new columns, which are added to the table, and
+            may lack columns, which are NULL in their rows.
+
+    Raises:
+        IllegalStateError: A required column or a column of the table is missing; names differ only
+            in capitals; a record is in none of the ranges, or there are records but no ranges.
+            Nothing was written.
+        ConfigurationError: pyiceberg is missing, the table has an isolation level other than
+            serializable, or the commit conflicted with other writers ten times in a row. Nothing
+            was written.
+        BrokerError: Kafka no longer has all of the offsets.
+    """
+    errors = library("pyiceberg.exceptions", "iceberg")
+    conflicts = (errors.CommitFailedException, errors.ValidationException)
+    with RangeRecords.of(records, table, ranges) as given:
+        if given is not None:
+            until_no_conflict(
+                table,
+                lambda: _replace(catalog, table, given, merge_schema=merge_schema),
+                lambda error: isinstance(error, conflicts),
+            )
+
+
+def _replace(catalog: Any, name: str, given: RangeRecords, *, merge_schema: bool) -> None:
+    pa = library("pyarrow", "iceberg")
+    table = _loaded(catalog, name, given.schema)
+    isolation = table.properties.get(_ISOLATION, _SERIALIZABLE)
+    if isolation != _SERIALIZABLE:
+        msg = (
+            f"the table {name} has {_ISOLATION}={isolation}, with which two writers of a range "
+            f"could double it: set it to {_SERIALIZABLE}, or remove it. Nothing was written."
+        )
+        raise ConfigurationError(msg)
+    stored = pa.schema([(field.name, plain(field.type)) for field in table.schema().as_arrow()])
+    schema = given.fitted(stored, name, merges=merge_schema)
+    with given.reader(schema) as reader, table.transaction() as transaction:
+        if merge_schema and not set(schema.names) <= set(stored.names):
+            with transaction.update_schema() as update:
+                update.union_by_name(schema)
+        # A range that is written for the first time has no rows. Not catch_warnings, which threads
+        # share.
+        warnings.filterwarnings("ignore", "Delete operation did not match any records")
+        transaction.delete(_condition(given.rows))
+        for chunk in _chunks(reader):
+            transaction.append(chunk)
+
+
+def _loaded(catalog: Any, name: str, schema: Any) -> Any:
+    """Return the newest state of a table, which is created if it does not exist."""
+    errors = library("pyiceberg.exceptions", "iceberg")
+    try:
+        return catalog.load_table(name)
+    except errors.NoSuchTableError:
+        pass
+    try:
+        with (
+            catalog.create_table_transaction(name, schema) as transaction,
+            transaction.update_spec() as spec,
+        ):
+            spec.add_identity("topic")
+            spec.add_identity("partition")
+    except errors.TableAlreadyExistsError:
+        pass  # by another writer, at the same time
+    return catalog.load_table(name)
+
+
+def _condition(rows: Rows) -> Any:
+    """Return an expression that is true for the rows of ranges."""
+    of = library("pyiceberg.expressions", "iceberg")
+    topic_, partition_, offset_ = COLUMNS
+    spans = [
+        of.And(
+            of.EqualTo(topic_, topic),
+            of.EqualTo(partition_, partition),
+            of.GreaterThanOrEqual(offset_, start),
+            of.LessThan(offset_, until),
+        )
+        for topic, partition, start, until in rows.spans
+    ]
+    return spans[0] if len(spans) == 1 else of.Or(*spans)
+
+
+def _chunks(reader: Any) -> Iterator[Any]:
+    """Yield records as tables of limited size."""
+    pa = library("pyarrow", "iceberg")
+    waiting: list[Any] = []
+    for batch in reader:
+        waiting.append(batch)
+        if sum(one.nbytes for one in waiting) > _CHUNK_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)

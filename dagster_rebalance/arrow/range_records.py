@@ -1,0 +1,141 @@
+"""Records for the rows of a table: checked, and read once more after a commit that conflicted."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from importlib import import_module
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.arrow.records import cast, opened, shape, shapes
+from dagster_rebalance.core.model.errors import IllegalStateError
+from dagster_rebalance.outputs.columns import differences, refuse_ambiguous_names
+from dagster_rebalance.outputs.rows import Rows, check_columns, rows_without_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dagster_rebalance.core.model.offsets import OffsetRange
+
+_KEPT_BYTES = 64 << 20
+"""Records that are kept in memory; more of them are in a temporary file."""
+
+
+class RangeRecords:
+    """The records of ranges, which can be read several times.
+
+    They are read and kept before a library of a table takes them: a library would read them in a
+    thread that no signal interrupts, and would replace the error of a failed read by another one.
+
+    Attributes:
+        rows: The rows of the table that the records replace.
+        schema: The columns of the records.
+    """
+
+    def __init__(self, rows: Rows, schema: Any, kept: Any) -> None:
+        self.rows = rows
+        self.schema = schema
+        self._kept = kept
+
+    @classmethod
+    @contextmanager
+    def of(
+        cls, records: Any, table: str, ranges: Sequence[OffsetRange]
+    ) -> Iterator[RangeRecords | None]:
+        """Read and yield the records of ranges; None if there are no ranges.
+
+        Raises:
+            IllegalStateError: Columns are missing or ambiguous, the ranges overlap, a record is in
+                none of them, or there are records but no ranges.
+        """
+        reader = opened(records)
+        check_columns(reader.schema.names)
+        refuse_ambiguous_names(tuple((one.name, shape(one.type)) for one in reader.schema))
+        if not ranges:
+            if any(batch.num_rows for batch in reader):
+                raise rows_without_ranges(table)
+            yield None
+            return
+        rows = Rows.of(ranges)
+        with SpooledTemporaryFile(max_size=_KEPT_BYTES) as kept:
+            _keep(reader, rows, kept)
+            yield cls(rows, reader.schema, kept)
+
+    def fitted(self, stored: Any, table: str, *, merges: bool) -> Any:
+        """Return the schema of records for a table: types of the table, then new columns.
+
+        With `merges`, the records may have other columns than the table.
+
+        Raises:
+            IllegalStateError: A column or its type does not fit the table.
+        """
+        now, then = shapes(self.schema), shapes(stored)
+        if merges:
+            then = {name: type_ for name, type_ in then.items() if name in now}
+            now = {name: type_ for name, type_ in now.items() if name in then}
+        if found := list(differences(now, then, "the table")):
+            msg = (
+                f"the records do not have the columns of {table}: {'; '.join(found)}. Cast or keep "
+                "these columns, or change the table. With merge_schema=True new columns are added "
+                "to the table, and missing ones are NULL. Nothing was written."
+            )
+            raise IllegalStateError(msg)
+        pa = import_module("pyarrow")
+        known = [field for field in stored if field.name in self.schema.names]
+        new = [field for field in self.schema if field.name not in stored.names]
+        return pa.schema([(field.name, field.type) for field in (*known, *new)])
+
+    def reader(self, schema: Any = None) -> Any:
+        """Return a reader of all records, with the columns of a schema."""
+        pa = import_module("pyarrow")
+        schema = schema or self.schema
+        self._kept.seek(0)
+        stream = pa.ipc.open_stream(pa.PythonFile(self._kept, mode="r"))
+        return pa.RecordBatchReader.from_batches(schema, (cast(batch, schema) for batch in stream))
+
+
+def _keep(reader: Any, rows: Rows, kept: Any) -> None:
+    """Write all records to a file. Refuse a row in none of the ranges."""
+    pa = import_module("pyarrow")
+    spans_of: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for topic, partition, start, until in rows.spans:
+        spans_of.setdefault((topic, partition), []).append((start, until))
+    with pa.ipc.new_stream(pa.PythonFile(kept, mode="w"), reader.schema) as stream:
+        for batch in reader:
+            if batch.num_rows:
+                _refuse_other_rows(batch, spans_of)
+                stream.write_batch(batch)
+
+
+def _refuse_other_rows(
+    batch: Any, spans_of: Mapping[tuple[str, int], Sequence[tuple[int, int]]]
+) -> None:
+    pa, compute = import_module("pyarrow"), import_module("pyarrow.compute")
+    rows = pa.Table.from_batches([batch]).select(["topic", "partition", "offset"])
+    ends = rows.group_by(["topic", "partition"], use_threads=False).aggregate(
+        [("offset", "min"), ("offset", "max"), ("offset", "count")]
+    )
+    if sum(ends["offset_count"].to_pylist()) != batch.num_rows:
+        _refuse(None, None, None)
+    for end in ends.to_pylist():
+        topic, partition = end["topic"], end["partition"]
+        spans = spans_of.get((topic, partition), ())
+        first, last = end["offset_min"], end["offset_max"]
+        if any(start <= first and last < until for start, until in spans):
+            continue
+        is_here = compute.and_(
+            compute.equal(rows["topic"], topic), compute.equal(rows["partition"], partition)
+        )
+        for offset in rows.filter(is_here)["offset"].to_pylist():
+            if not any(start <= offset < until for start, until in spans):
+                _refuse(topic, partition, offset)
+
+
+def _refuse(topic: str | None, partition: int | None, offset: int | None) -> None:
+    given = "NULL" if offset is None else offset
+    of = f"{topic or 'no topic'}-{'no partition' if partition is None else partition}"
+    msg = (
+        f"a row of {of} with offset {given} is in none of the ranges that are written, or its "
+        "topic, partition or offset is NULL: nothing was written"
+    )
+    raise IllegalStateError(msg)
