@@ -1,16 +1,17 @@
-"""The columns of Avro types: those of Spark's own `from_avro`, where it has one."""
+"""The columns of Avro types, the same as in Spark's `from_avro` if that supports the type."""
 
 from __future__ import annotations
 
 from ctypes import c_float
-from datetime import date, datetime, time, timezone
+from dataclasses import replace
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
 from dagster_rebalance.decoding.avro_schemas import branches_of, type_of
-from dagster_rebalance.decoding.columns import Nesting
+from dagster_rebalance.decoding.columns import Nesting, Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +35,32 @@ def _millis_to_micros(at: Any) -> Any:
     return at * 1000 if isinstance(at, int) else at
 
 
+_DAY, _MILLI, _MICRO = timedelta(days=1), timedelta(milliseconds=1), timedelta(microseconds=1)
+
+
+def _moments(column: Column, kind: str, unit: timedelta) -> Column:
+    """Return a column of the times that Python supports, as numbers of a unit since the epoch."""
+
+    def convert(numbers: Any) -> Any:
+        import pyarrow as pa
+
+        type_ = column.arrow()
+        if unit == _MILLI:
+            return numbers.view(pa.timestamp("ms", type_.tz)).cast(type_)
+        return numbers.view(type_)
+
+    first, last = (
+        (moment.replace(tzinfo=timezone.utc) - _EPOCH) // unit
+        for moment in (datetime.min, datetime.max)  # noqa: DTZ901 - they have no zone
+    )
+    return replace(column, numbers=Numbers(kind, first, last, convert))
+
+
+def _times(kind: str, column: Column, unit: timedelta) -> Column:
+    """Return a column of times of a day."""
+    return replace(column, numbers=Numbers(kind, 0, _DAY // unit - 1, lambda numbers: numbers))
+
+
 _PLAIN = {
     "boolean": columns.BOOLEAN,
     "int": columns.INT,
@@ -45,13 +72,21 @@ _PLAIN = {
     "null": columns.JSON_TEXT,
 }
 _LOGICAL = {
-    ("int", "date"): columns.DATE,
-    ("int", "time-millis"): columns.INT.converted_by(_time_number(lambda at: _micros(at) // 1000)),
-    ("long", "time-micros"): columns.LONG.converted_by(_time_number(_micros)),
-    ("long", "timestamp-millis"): columns.TIMESTAMP.converted_by(_millis_to_micros),
-    ("long", "timestamp-micros"): columns.TIMESTAMP,
-    ("long", "local-timestamp-millis"): columns.LOCAL_TIMESTAMP.converted_by(_millis_to_micros),
-    ("long", "local-timestamp-micros"): columns.LOCAL_TIMESTAMP,
+    ("int", "date"): _moments(columns.DATE, "int32", _DAY),
+    ("int", "time-millis"): _times(
+        "int32", columns.INT.converted_by(_time_number(lambda at: _micros(at) // 1000)), _MILLI
+    ),
+    ("long", "time-micros"): _times(
+        "int64", columns.LONG.converted_by(_time_number(_micros)), _MICRO
+    ),
+    ("long", "timestamp-millis"): _moments(
+        columns.TIMESTAMP.converted_by(_millis_to_micros), "int64", _MILLI
+    ),
+    ("long", "timestamp-micros"): _moments(columns.TIMESTAMP, "int64", _MICRO),
+    ("long", "local-timestamp-millis"): _moments(
+        columns.LOCAL_TIMESTAMP.converted_by(_millis_to_micros), "int64", _MILLI
+    ),
+    ("long", "local-timestamp-micros"): _moments(columns.LOCAL_TIMESTAMP, "int64", _MICRO),
 }
 _NUMBERS = ({"int", "long"}, {"float", "double"})
 """A union of these has the type of the larger one."""
@@ -78,7 +113,7 @@ _INT_ENDS = 1 << 31
 
 
 def column_of(schema: Any, names: Mapping[str, Any], nesting: Nesting | None = None) -> Column:
-    """Return the column of a parsed schema with these named types."""
+    """Return the column of a parsed schema; `names` has the named types."""
     nesting = nesting or Nesting()
     nesting.count_column()
     if isinstance(schema, list):
@@ -116,7 +151,7 @@ def _without_branches(value: Any) -> Any:
 
 
 def _leaf(kind: str, schema: Mapping[str, Any]) -> Column | None:
-    """Return the column of a type without parts; None for that of the plain type."""
+    """Return the column of a type without parts; None if the column of the plain type applies."""
     logical = schema.get("logicalType")
     if kind == "enum":
         return columns.STRING

@@ -3,12 +3,13 @@
 fastavro reads recursively in C without a depth limit: a payload of a few thousand levels overflows
 the stack and kills the process. It also has no limit for items without bytes, of which a payload of
 12 bytes may contain any number: in an array, or in records that double with each level.
-`SizeCheck` refuses both first.
+`SizeCheck` refuses both kinds of payloads before fastavro reads them.
 """
 
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -23,16 +24,18 @@ from dagster_rebalance.decoding.avro_schemas import (
     parts_of,
     register_exact_readers,
     resolve,
+    resolve_many,
     type_of,
     unusable_schema,
 )
+from dagster_rebalance.decoding.avro_vectors import UnsupportedError, VectorReader
 from dagster_rebalance.decoding.wire_format import parse_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from dagster_rebalance.decoding.avro_schemas import AvroSchema, Defaults
-    from dagster_rebalance.decoding.columns import Column
+    from dagster_rebalance.decoding.columns import Column, DecodeMany
     from dagster_rebalance.decoding.wire_format import SchemaText
 
 _MAX_LEVELS = 100
@@ -42,6 +45,11 @@ _MAX_EMPTY_ITEMS = 10_000
 _MAX_VARINT_BYTES = 10
 _TOO_DEEP = f"it nests more than {_MAX_LEVELS} records in each other"
 _TRUNCATED = "it is truncated, or has a branch that its schema does not have"
+_MARK_BYTES = 8
+_TOGETHER = 500
+"""Payloads that fastavro reads in one call. If one is damaged, all are decoded again."""
+_BYTES_TOGETHER = 8 << 20
+"""Bytes of payloads that are read by column in one call, which needs some times as much memory."""
 _FIXED_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _NUMBERS = {"int", "long", "enum"}
 _LENGTH_PREFIXED = {"bytes", "string"}
@@ -49,10 +57,13 @@ _LENGTH_PREFIXED = {"bytes", "string"}
 
 def open_reader(
     schema: SchemaText, writer: Callable[[int], SchemaText], *, as_python: bool = False
-) -> tuple[Column, Callable[[bytes], Any]]:
-    """Return the column of the reader's schema, and a function that decodes.
+) -> tuple[Column, Callable[[bytes], Any], DecodeMany | None]:
+    """Return the column of the reader's schema, a function that decodes, and one for columns.
 
-    With `as_python`, values have no numbers of their union branches.
+    The latter decodes payloads with the same first five bytes into an array, and returns it with
+    the rows that have to be decoded by the first function. It returns None, or raises an error, if
+    these are all. With `as_python`, there is no such function, and values do not
+    include the numbers of their union branches.
     """
     register_exact_readers()
     reader = parse(schema)
@@ -61,26 +72,34 @@ def open_reader(
         defaults = _decode_defaults(reader.names, with_branches=not as_python)
     plans: dict[int, _ReadPlan] = {}
 
-    def decode(payload: bytes) -> Any:
-        frame = parse_frame(payload)
-        if frame.schema_id not in plans:
-            text = writer(frame.schema_id)
+    def plan(schema_id: int) -> _ReadPlan:
+        if schema_id not in plans:
+            text = writer(schema_id)
             written = reader if text == schema else parse(text)
             with unusable_schema():
-                plans[frame.schema_id] = _ReadPlan.of(
-                    written, reader, defaults, with_branches=not as_python
+                plans[schema_id] = _ReadPlan.of(
+                    written, reader, defaults, None if as_python else column
                 )
-        return plans[frame.schema_id].read(payload, frame.schema_id, frame.starts_at)
+        return plans[schema_id]
 
-    return column, decode
+    def decode(payload: bytes) -> Any:
+        frame = parse_frame(payload)
+        return plan(frame.schema_id).read(payload, frame.schema_id, frame.starts_at)
+
+    def decode_many(payloads: Sequence[bytes]) -> tuple[Any, list[int]] | None:
+        frame = parse_frame(payloads[0])
+        many = plan(frame.schema_id).many
+        return None if many is None else many.read(payloads, frame.starts_at)
+
+    return column, decode, None if as_python else decode_many
 
 
 @dataclass(frozen=True)
 class _ReadPlan:
     """Plan for reading the payloads of one writer's schema.
 
-    `reader` is None if both schemas are the same. The value is the field of a record around it if
-    `is_wrapped`, and values may share a list or a dict if `shares_defaults`.
+    `reader` is None if both schemas are the same. If `is_wrapped`, the value is a field of an extra
+    record. If `shares_defaults`, values may share a list or a dict.
     """
 
     writer: Any
@@ -88,20 +107,24 @@ class _ReadPlan:
     is_wrapped: bool
     check_size: SizeCheck | None
     shares_defaults: bool
+    many: _ReadMany | None
 
     @classmethod
     def of(
-        cls, writer: AvroSchema, reader: AvroSchema, defaults: Defaults, *, with_branches: bool
+        cls, writer: AvroSchema, reader: AvroSchema, defaults: Defaults, column: Column | None
     ) -> _ReadPlan:
         for_writer, for_reader, is_wrapped = resolve(
-            writer, reader, defaults, with_branches=with_branches
+            writer, reader, defaults, with_branches=column is not None
         )
         check = SizeCheck(writer)
         shares_defaults = for_reader is not None and any(
             isinstance(one, (dict, list)) for one in defaults.values()
         )
         check_size = check if check.is_needed() else None
-        return cls(for_writer, for_reader, is_wrapped, check_size, shares_defaults)
+        many = None
+        if column is not None and check_size is None and not SizeCheck(reader).is_needed():
+            many = _ReadMany.of(writer, reader, defaults, column)
+        return cls(for_writer, for_reader, is_wrapped, check_size, shares_defaults, many)
 
     def read(self, payload: bytes, schema_id: int, starts_at: int) -> Any:
         import fastavro
@@ -123,6 +146,82 @@ class _ReadPlan:
         return _deep_copy(value) if self.shares_defaults else value
 
 
+@dataclass(frozen=True)
+class _ReadMany:
+    """Plan for reading many payloads of one writer's schema into an array.
+
+    Without `vectors`, fastavro reads up to 500 payloads in one call, as an array in which each is
+    followed by random bytes. If a payload is truncated or has more bytes than its value, the marks
+    are not where they have to be: a value that takes a mark, and even the next payloads with it,
+    leaves too few marks for its successors.
+    """
+
+    writer: Any
+    reader: Any
+    mark: bytes
+    column: Column
+    vectors: VectorReader | None
+
+    @classmethod
+    def of(
+        cls, writer: AvroSchema, reader: AvroSchema, defaults: Defaults, column: Column
+    ) -> _ReadMany:
+        pair, (for_writer, for_reader) = resolve_many(writer, reader, defaults, _MARK_BYTES)
+        try:
+            vectors = VectorReader(pair, column)
+        except (UnsupportedError, ImportError):
+            vectors = None
+        return cls(for_writer, for_reader, os.urandom(_MARK_BYTES), column, vectors)
+
+    def read(self, payloads: Sequence[bytes], starts_at: int) -> tuple[Any, list[int]]:
+        """Return the values as an array, and its rows that have to be decoded otherwise."""
+        import pyarrow as pa
+
+        size = _TOGETHER
+        if self.vectors is not None:
+            size = max(1, len(payloads) * _BYTES_TOGETHER // max(1, sum(map(len, payloads))))
+        arrays: list[Any] = []
+        doubtful: list[int] = []
+        for first in range(0, len(payloads), size):
+            array, rows = self._read_chunk(payloads[first : first + size], starts_at)
+            arrays.append(array)
+            doubtful += [first + row for row in rows]
+        return (arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)), doubtful
+
+    def _read_chunk(self, chunk: Sequence[bytes], starts_at: int) -> tuple[Any, Sequence[int]]:
+        import pyarrow as pa
+
+        try:
+            if self.vectors is not None:
+                return self.vectors.read(chunk, starts_at)
+            return self.column.array_of(self._read([one[starts_at:] for one in chunk])), ()
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - the other decoder finds the reason
+            return pa.nulls(len(chunk), self.column.arrow()), range(len(chunk))
+
+    def _read(self, payloads: Sequence[bytes]) -> list[Any]:
+        """Return the values of payloads without frames; raise an error if one is damaged."""
+        import fastavro
+
+        data = b"".join([_varint(len(payloads)), self.mark.join([*payloads, b""]), b"\0"])
+        file = io.BytesIO(data)
+        rows: Any = fastavro.schemaless_reader(file, self.writer, self.reader)
+        marks = [row["end"] for row in rows].count(self.mark)
+        if file.tell() != len(data) or marks != len(payloads):
+            msg = "a payload does not end with its value"
+            raise ValueError(msg)
+        return [row["value"] for row in rows]
+
+
+def _varint(count: int) -> bytes:
+    left, encoded = count << 1, bytearray()
+    while left >= 0x80:  # noqa: PLR2004 - the continuation bit
+        encoded.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*encoded, left])
+
+
 def _deep_copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _deep_copy(one) for name, one in value.items()}
@@ -132,7 +231,7 @@ def _deep_copy(value: Any) -> Any:
 
 
 def _decode_defaults(names: Mapping[str, Any], *, with_branches: bool) -> Defaults:
-    """Decode the reader's defaults; fastavro would return their JSON values."""
+    """Decode the reader's defaults, because fastavro would return their JSON values."""
     return {
         (name, field["name"]): _decode_default(
             field["type"], field["default"], names, with_branches=with_branches
@@ -192,7 +291,7 @@ def _may_be(branch: Any, value: Any, names: Mapping[str, Any]) -> bool:
 class SizeCheck:
     """Checks payloads of a writer's schema before fastavro reads them.
 
-    The bounds of each part are computed once, because a type may be named at many places.
+    The bounds of each part are computed once, because a type may be referenced in many places.
     """
 
     def __init__(self, schema: AvroSchema) -> None:
@@ -210,7 +309,7 @@ class SizeCheck:
         )
 
     def __call__(self, payload: bytes, starts_at: int) -> None:
-        """Refuse a payload beyond the bounds; leave other defects to fastavro."""
+        """Refuse a payload beyond the bounds; fastavro reports all other defects."""
         try:
             _Walk(payload, starts_at, self._schema.names, self._empty_items_of).pass_over(
                 self._schema.root, 0
@@ -234,7 +333,7 @@ class SizeCheck:
         return self._levels[key]
 
     def _empty_items_of(self, schema: Any) -> int:
-        """Return the number of values in a part without bytes, itself included; else 0."""
+        """Return the number of values in a part that has no bytes, including the part; else 0."""
         key = _key(schema)
         if key not in self._empty_items:
             self._empty_items[key] = 0  # for a recursive schema, no value of which is empty

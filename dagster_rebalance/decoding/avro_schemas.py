@@ -1,7 +1,7 @@
 """Avro schemas: parsing with references, exact logical types, and resolution.
 
 fastavro takes the first branch of a reader's union that can hold the writer's type (a double for a
-long), and fails where one schema names a type that the other one defines at the same place. It
+long), and fails if one schema references a type that the other schema defines in the same place. It
 therefore receives two schemas of one form, in which only the pairs that `resolve` chose match.
 fastavro also rounds a decimal with too many digits, wraps a time outside of a day, and normalises
 the text of a UUID, so these schemas name logical types whose readers are registered here.
@@ -44,14 +44,19 @@ _PROMOTIONS = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-"""The types to which each type may be promoted; those that keep its digits first."""
+"""The types to which each type may be promoted. Types that keep its digits are first."""
 _LEFT_OUT = {"aliases", "doc", "namespace"}
 _NANOS = {"timestamp-nanos", "local-timestamp-nanos"}
 """Times that fastavro returns as numbers."""
+TIMES = {
+    *("date", "time-millis", "time-micros", "timestamp-millis", "timestamp-micros"),
+    *("local-timestamp-millis", "local-timestamp-micros"),
+}
+"""Times whose columns also convert numbers."""
 
 
 class AvroSchema(NamedTuple):
-    """A schema as fastavro has parsed it, its named types by full name, and the schemas in it.
+    """A schema as parsed by fastavro, its named types by full name, and all schemas inside it.
 
     `parts` has each named type once.
     """
@@ -63,7 +68,7 @@ class AvroSchema(NamedTuple):
 
 @contextmanager
 def unusable_schema() -> Iterator[None]:
-    """Turn an error of a schema into UndecodableError."""
+    """Convert errors of a schema to UndecodableError."""
     try:
         yield
     except Exception as problem:
@@ -96,7 +101,7 @@ def _load(text: str) -> Any:
 
 
 def _without_invalid_decimal(part: dict[str, Any]) -> dict[str, Any]:
-    """Remove the logical type of an invalid decimal, which Avro requires to ignore."""
+    """Remove the logical type of an invalid decimal: Avro requires readers to ignore it."""
     if part.get("logicalType") == "decimal":
         precision, scale = part.get("precision"), part.get("scale", 0)
         is_valid = type(precision) is int and type(scale) is int and 0 <= scale <= precision
@@ -112,7 +117,7 @@ def _check_precision(part: Any) -> None:
     if isinstance(part, dict) and part.get("logicalType") == "decimal":
         precision = part.get("precision") or 0
         if precision > _MAX_PRECISION:
-            msg = f"a decimal has a precision of {precision}, and {_MAX_PRECISION} is the most"
+            msg = f"a decimal has a precision of {precision}; the maximum is {_MAX_PRECISION}"
             raise ValueError(msg)
 
 
@@ -133,7 +138,7 @@ def _collect_parts(root: Any, named: Mapping[str, Any]) -> AvroSchema:
 
 
 def parts_of(schema: Any) -> list[Any]:
-    """Return the schemas directly inside a schema; none for a name."""
+    """Return the schemas directly inside a schema; none for a reference by name."""
     if isinstance(schema, str):
         return []
     if isinstance(schema, list):
@@ -189,9 +194,9 @@ def register_exact_readers() -> None:
 
 
 def exact(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with the logical type that is read exactly.
+    """Return a schema whose logical type is decoded by an exact reader, if there is one.
 
-    A UUID loses its logical type, because it may be a key: it remains the written text.
+    The logical type uuid is removed: a UUID may be a key, and stays the string in the record.
     """
     logical = schema.get("logicalType")
     if logical == "uuid":
@@ -229,18 +234,38 @@ def resolve(
 ) -> tuple[Any, Any, bool]:
     """Return the schemas for fastavro, and whether they are wrapped in a record.
 
-    The reader's schema is None if it is the writer's. Unless both schemas are records, they become
-    the field `value` of a record; records themselves are read a third faster without that. With
+    The reader's schema is None if it is the writer's schema. Unless both schemas are records, each
+    becomes the field `value` of a record; records are read a third faster without this. With
     `with_branches`, the value of a named type in a union of several types is a pair of its branch
     number (not counting null) and the value.
     """
-    import fastavro
-
     resolution = _Resolution(writer, reader, defaults, with_branches=with_branches)
     pair = resolution.match(writer.root, reader.root)
     is_wrapped = not all(map(_is_record, pair))
     if is_wrapped:
         pair = resolution.wrap(pair, "payload")
+    for_writer, for_reader = _parse_pair(pair)
+    return for_writer, None if reader is writer else for_reader, is_wrapped
+
+
+def resolve_many(
+    writer: AvroSchema, reader: AvroSchema, defaults: Defaults, end_bytes: int
+) -> tuple[Pair, Pair]:
+    """Return both schemas in one form, and those for fastavro of an array of payloads.
+
+    Times in columns are numbers if both schemas have the same unit. An item of the array has the
+    fields `value` and `end`, a mark of some bytes. The reader's schema of the array is None if it
+    is the writer's schema.
+    """
+    resolution = _Resolution(writer, reader, defaults, with_branches=True, has_raw_times=True)
+    pair = resolution.match(writer.root, reader.root)
+    for_writer, for_reader = _parse_pair(resolution.with_marks(pair, end_bytes))
+    return pair, (for_writer, None if reader is writer else for_reader)
+
+
+def _parse_pair(pair: Pair) -> Pair:
+    import fastavro
+
     names: dict[str, Any] = {}
     for_writer = fastavro.parse_schema(pair[0])
     for_reader = fastavro.parse_schema(pair[1], named_schemas=names)
@@ -248,7 +273,7 @@ def resolve(
         for field in record.get("fields", ()):
             if "value" in field:  # set after parsing, which would check it as JSON
                 field["default"] = field["value"]
-    return for_writer, None if reader is writer else for_reader, is_wrapped
+    return for_writer, for_reader
 
 
 def _is_record(schema: Any) -> bool:
@@ -260,7 +285,13 @@ class _Resolution:
     """Walks a writer's and a reader's schema side by side, and builds the pair for fastavro."""
 
     def __init__(
-        self, writer: AvroSchema, reader: AvroSchema, defaults: Defaults, *, with_branches: bool
+        self,
+        writer: AvroSchema,
+        reader: AvroSchema,
+        defaults: Defaults,
+        *,
+        with_branches: bool,
+        has_raw_times: bool = False,
     ) -> None:
         self._writer = writer.names
         self._reader = reader.names
@@ -268,6 +299,7 @@ class _Resolution:
         self._is_same = reader is writer
         self._defaults = defaults
         self._with_branches = with_branches
+        self._has_raw_times = has_raw_times
         self._names: dict[tuple[str, ...], str] = {}
         self._numbers = count(1)
 
@@ -282,8 +314,41 @@ class _Resolution:
             return self._match_named(writer, reader)
         pair = _bare(writer), _bare(reader)
         for inner in {"items", "values"} & set(writer if isinstance(writer, dict) else ()):
-            pair[0][inner], pair[1][inner] = self.match(writer[inner], reader[inner])
+            with self._raw_times(is_allowed=False):
+                pair[0][inner], pair[1][inner] = self.match(writer[inner], reader[inner])
+        if (
+            self._has_raw_times
+            and _logical(writer) == _logical(reader)
+            and _logical(writer) in TIMES
+        ):
+            return type_of(writer), type_of(reader)
         return pair
+
+    @contextmanager
+    def _raw_times(self, *, is_allowed: bool) -> Iterator[None]:
+        """Unless it is allowed, read no times as numbers in the block."""
+        before = self._has_raw_times
+        self._has_raw_times = before and is_allowed
+        try:
+            yield
+        finally:
+            self._has_raw_times = before
+
+    def with_marks(self, pair: Pair, end_bytes: int) -> Pair:
+        """Put both schemas into arrays of values with marks."""
+        end = {"type": "fixed", "name": self._new_name("end"), "size": end_bytes}
+        row = {"type": "record", "name": self._new_name("row")}
+        writer, reader = (
+            {
+                "type": "array",
+                "items": {
+                    **row,
+                    "fields": [{"name": "value", "type": one}, {"name": "end", "type": end}],
+                },
+            }
+            for one in pair
+        )
+        return writer, reader
 
     def wrap(self, pair: Pair, name: str, **more: Any) -> Pair:
         """Put both schemas into records, which have no bytes in a payload."""
@@ -295,13 +360,15 @@ class _Resolution:
         branches = writer if isinstance(writer, list) else [writer]
         choices = reader if isinstance(reader, list) else [reader]
         is_ambiguous = len(branches_of(branches)) > 1 and not self._is_same
+        is_single = len(branches_of(branches)) <= 1 and len(branches_of(choices)) <= 1
         pairs = []
         for branch in branches:
             chosen = self._nearest(branch, choices)
             if chosen is None:
                 pairs.append(self._refuse(branch, reader))
                 continue
-            pair = self.match(branch, chosen)
+            with self._raw_times(is_allowed=is_single):
+                pair = self.match(branch, chosen)
             number = self._branch_number(chosen, choices)
             if number or (is_ambiguous and type_of(branch) != "null"):
                 pair = self.wrap(pair, "branch", logicalType=BRANCH, **number)
@@ -318,7 +385,7 @@ class _Resolution:
         return {"branch": branches.index(chosen)}
 
     def _nearest(self, branch: Any, choices: list[Any]) -> Any:
-        """Return the nearest of the reader's branches, the first of several, or None."""
+        """Return the reader's branch with the smallest distance, the first of several, or None."""
         branch = _look_up(branch, self._writer)
         fitting = [
             (distance, at)
@@ -328,7 +395,7 @@ class _Resolution:
         return choices[min(fitting)[1]] if fitting else None
 
     def _distance(self, writer: Any, reader: Any) -> int | None:
-        """Return how far a type is promoted to be read as another; None if it cannot be."""
+        """Return how many steps promote the writer's type to the reader's; None if impossible."""
         kind, other = type_of(writer), type_of(reader)
         if kind in NAMED:
             if kind != other:
@@ -349,7 +416,7 @@ class _Resolution:
         return simple not in self._shared and simple in {simple_name(reader["name"]), *aliases}
 
     def _match_named(self, writer: Any, reader: Any) -> Pair:
-        key = writer["name"], reader["name"]
+        key = writer["name"], reader["name"], str(self._has_raw_times)
         if key in self._names:
             return self._names[key], self._names[key]
         name = self._names[key] = self._new_name(reader["name"])
@@ -359,7 +426,7 @@ class _Resolution:
         return pair
 
     def _match_fields(self, writer: Any, reader: Any) -> tuple[list[Any], list[Any]]:
-        """Return the fields of both with the reader's names, in the writer's order."""
+        """Return the fields of both schemas with the reader's names, in the writer's order."""
         names = {field["name"] for field in writer["fields"]}
         left = {field["name"]: field for field in reader["fields"]}
         renamed = {
@@ -385,9 +452,9 @@ class _Resolution:
         return for_writer, for_reader
 
     def _refuse(self, writer: Any, reader: Any) -> Pair:
-        """Return a pair of which no value can be read, because the reader has no type for it."""
+        """Return a pair that refuses each value, because the reader has no type for it."""
         kinds = [_describe(one) for one in (reader if isinstance(reader, list) else [reader])]
-        why = f"the reader's schema has {' or '.join(kinds)} where it has {_describe(writer)}"
+        why = f"it has {_describe(writer)} where the reader's schema has {' or '.join(kinds)}"
         schema = self._writer_only(writer, "refused")
         return self.wrap((schema, schema), "refused", logicalType=BRANCH, refused=why)
 

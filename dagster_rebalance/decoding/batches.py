@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding.decoder import MAX_REASON_CHARACTERS, reason_text
+from dagster_rebalance.decoding.wire_format import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,12 +46,12 @@ class RecordLetter:
 
     @property
     def letter_key(self) -> str:
-        """The key of the letter, by which readers drop the duplicates of a replay."""
+        """The key of the letter, by which consumers drop duplicates after a retried batch."""
         return f"{self.topic}-{self.partition}-{self.offset}"
 
     @property
     def letter_headers(self) -> Headers:
-        """The headers of the record, then those that describe it."""
+        """The headers of the record, followed by headers that describe the record."""
         described: dict[str, object] = {
             "dead_letter.topic": self.topic,
             "dead_letter.partition": self.partition,
@@ -109,7 +110,7 @@ def letter_maker(decoders: Sequence[Decoder]) -> Callable[[Iterable[Any]], Itera
 def decode_columns(
     batch: Any, decoders: Sequence[OpenDecoder]
 ) -> tuple[dict[str, Any], list[str | None]]:
-    """Return the decoded columns of a batch, and for each record a reason or None."""
+    """Return the decoded columns of a batch, and per record the reason for a failure, or None."""
     header_names = _header_names(batch)
     columns, reasons = {}, []
     for decoder in decoders:
@@ -123,10 +124,68 @@ def decode_columns(
 def decode_array(
     decoder: OpenDecoder, payloads: Iterable[bytes | None], header_names: Iterable[Sequence[str]]
 ) -> tuple[Any, list[str | None]]:
-    """Return the decoded payloads as an array, and for each payload a reason or None.
+    """Return the decoded payloads as an array, and per payload the reason for a failure, or None.
 
-    A value that does not fit its column is undecodable and affects no other value.
+    Payloads of one schema are decoded together, except for those that need the decoder of single
+    payloads, which also finds the reasons.
     """
+    import pyarrow as pa
+
+    given, names = list(payloads), list(header_names)
+    arrays, rows, others = _decode_together(decoder, given, names)
+    if not arrays:
+        return _decode_each(decoder, given, names)
+    reasons: list[str | None] = [None] * len(given)
+    if others:
+        array, of_others = _decode_each(
+            decoder, [given[at] for at in others], [names[at] for at in others]
+        )
+        arrays.append(array)
+        rows += others
+        for at, reason in zip(others, of_others, strict=True):
+            reasons[at] = reason
+    if len(arrays) == 1:
+        return arrays[0], reasons
+    places = [0] * len(given)
+    for place, row in enumerate(rows):  # the last place of a row counts
+        places[row] = place
+    return pa.concat_arrays(arrays).take(pa.array(places, pa.int64())), reasons
+
+
+def _decode_together(
+    decoder: OpenDecoder, payloads: Sequence[bytes | None], header_names: Sequence[Sequence[str]]
+) -> tuple[list[Any], list[int], list[int]]:
+    """Return arrays of payloads that were decoded together, their rows, and the other rows."""
+    others: list[int] = []
+    if decoder.decode_many is None:
+        return [], [], others
+    groups: dict[bytes, list[int]] = {}
+    for at, (payload, names) in enumerate(zip(payloads, header_names, strict=True)):
+        if payload is None or (names and decoder.has_guid(names)):
+            others.append(at)
+        else:
+            groups.setdefault(payload[:HEADER_BYTES], []).append(at)
+    arrays, rows = [], []
+    for group in groups.values():
+        given: list[Any] = [payloads[at] for at in group]
+        try:
+            decoded = decoder.decode_many(given)
+        except UndecodableError:
+            decoded = None
+        if decoded is None:
+            others += group
+            continue
+        array, doubtful = decoded
+        arrays.append(array)
+        rows += group
+        others += [group[at] for at in doubtful]
+    return arrays, rows, others
+
+
+def _decode_each(
+    decoder: OpenDecoder, payloads: Sequence[bytes | None], header_names: Sequence[Sequence[str]]
+) -> tuple[Any, list[str | None]]:
+    """Decode each payload. A value that does not fit its column affects no other value."""
     import pyarrow as pa
 
     decoded = [

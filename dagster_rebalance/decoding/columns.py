@@ -1,7 +1,7 @@
 """Column types: their Spark DDL, their Arrow type, and the conversion of decoded values.
 
-A value without a column type (a recursive type, a free object, a choice of JSON types) becomes JSON
-as text, in all formats.
+A value without a column type (a recursive type, a free-form object, a choice of JSON types) becomes
+JSON as text, in all formats.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
@@ -16,11 +17,41 @@ from dagster_rebalance.core.model.errors import UndecodableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    DecodeMany = Callable[[Sequence[bytes]], tuple[Any, list[int]] | None]
+    """Decodes payloads into an array, and returns it with the rows that are decoded otherwise."""
+
 MAX_DIGITS = 38
 """Precision of a decimal in Spark."""
 MAX_COLUMNS = 20_000
 """Columns of a schema, nested ones included. A schema of 2 kB can name one type 2^20 times."""
 _MAX_NESTED_TYPES = 150
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The conversion of the numbers of a column.
+
+    Attributes:
+        kind: The Arrow type of the numbers.
+        first: The smallest number with a value.
+        last: The largest number with a value.
+        convert: Converts an array of numbers to the column.
+    """
+
+    kind: str
+    first: int
+    last: int
+    convert: Callable[[Any], Any]
+
+    def __call__(self, values: Sequence[int | None]) -> Any:
+        """Return numbers as an array of the column; raise ValueError if one has no value."""
+        import pyarrow as pa
+
+        given = [value for value in values if value is not None]
+        if given and not self.first <= min(given) <= max(given) <= self.last:
+            msg = f"a number is not within {self.first} and {self.last}"
+            raise ValueError(msg)
+        return self.convert(pa.array(values, self.kind))
 
 
 @dataclass(frozen=True)
@@ -32,15 +63,42 @@ class Column:
         arrow: Creates the Arrow type.
         convert: Converts a decoded value that is not None for Arrow; None if no conversion is
             needed.
+        fields: The columns of a struct whose values are dicts; empty for all other types.
+        numbers: Converts many numbers at once, instead of `convert`.
     """
 
     ddl: str
     arrow: Callable[[], Any]
     convert: Callable[[Any], Any] | None = None
+    fields: tuple[tuple[str, Column], ...] = ()
+    numbers: Numbers | None = None
 
     def converted_by(self, convert: Callable[[Any], Any]) -> Column:
         """Return this type with another conversion."""
         return Column(self.ddl, self.arrow, convert)
+
+    def array_of(self, values: Sequence[Any]) -> Any:
+        """Return decoded values as an array, field by field; raise an error if one does not fit."""
+        import pyarrow as pa
+
+        if self.fields:
+            mask = None
+            if not all(values):  # a dict with fields is true
+                mask = pa.array([value is None for value in values])
+                empty = dict.fromkeys(name for name, _ in self.fields)
+                values = [empty if value is None else value for value in values]
+            parts = [
+                column.array_of(list(map(itemgetter(name), values))) for name, column in self.fields
+            ]
+            return pa.StructArray.from_arrays(parts, fields=list(self.arrow()), mask=mask)
+        if self.numbers is not None and all(
+            value is None or type(value) is int for value in values
+        ):
+            return self.numbers(values)
+        if self.convert is not None:
+            convert = self.convert
+            values = [None if value is None else convert(value) for value in values]
+        return pa.array(values, self.arrow())
 
 
 class Nesting:
@@ -107,7 +165,7 @@ JSON_TEXT = STRING.converted_by(json_text)
 
 
 def decimal(digits: int, scale: int) -> Column:
-    """Return a decimal column, or text if it has more digits than a decimal in Spark."""
+    """Return a decimal column, or a text column if Spark's decimal has fewer digits."""
     if digits > MAX_DIGITS:
         return STRING.converted_by(lambda value: format(value, "f"))
     return Column(f"DECIMAL({digits},{scale})", _arrow("decimal128", digits, scale))
@@ -147,7 +205,7 @@ def mapping(key: Column, value: Column) -> Column:
 
 
 def struct(fields: Sequence[tuple[str, Column]]) -> Column:
-    """Return a struct column for dicts; JSON if it has no fields, which no table can store."""
+    """Return a struct column for dicts; JSON text if it has no fields, which no table can store."""
     if not fields:
         return JSON_TEXT
     converted = [(name, column.convert) for name, column in fields if column.convert]
@@ -166,7 +224,9 @@ def struct(fields: Sequence[tuple[str, Column]]) -> Column:
         return pa.struct([(name, column.arrow()) for name, column in fields])
 
     inner = ", ".join(f"{quoted(name)}: {column.ddl}" for name, column in fields)
-    return Column(f"STRUCT<{inner}>", arrow, convert_fields if converted else None)
+    return Column(
+        f"STRUCT<{inner}>", arrow, convert_fields if converted else None, fields=tuple(fields)
+    )
 
 
 def quoted(name: str) -> str:

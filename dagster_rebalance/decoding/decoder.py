@@ -1,7 +1,8 @@
 """Decoders of a record's key or value.
 
-The result for a payload is a value or a reason, never an error that ends the batch. A `Decoder` is
-plain data without a login, so it can be pickled into a Spark plan; `open` prepares it for decoding.
+The result for a payload is a value or the reason for a failure, never an error that ends the batch.
+A `Decoder` is plain data without a login, so it can be pickled into a Spark plan; `open` prepares
+it for decoding.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from dagster_rebalance.decoding.wire_format import GUID_HEADERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from dagster_rebalance.decoding.columns import Column
+    from dagster_rebalance.decoding.columns import Column, DecodeMany
     from dagster_rebalance.decoding.wire_format import SchemaText
-
 Format = Literal["avro", "protobuf", "json", "plain_json"]
 
 MAX_REASON_CHARACTERS = 2_000
@@ -50,8 +50,8 @@ class KnownSchemas:
 class Decoder:
     """Decoder of one part of a record by the reader's schema, which defines the column.
 
-    `writer` finds the schema with an id. `message` is the full name of a Protobuf message, empty
-    for the first one.
+    `writer` returns the schema with an id. `message` is the full name of a Protobuf message; empty
+    means the first message.
     """
 
     part: Literal["key", "value"]
@@ -63,11 +63,14 @@ class Decoder:
     def open(self, *, as_python: bool = False) -> OpenDecoder:
         """Return a decoder that is ready; raise UndecodableError if the schema is invalid.
 
-        With `as_python`, it returns the Python values of the format's library instead of Arrow
-        values.
+        With `as_python`, the decoder returns the Python values of the format's library instead of
+        Arrow values.
         """
+        decode_many: DecodeMany | None = None
         if self.format == "avro":
-            column, decode = avro.open_reader(self.schema, self.writer, as_python=as_python)
+            column, decode, decode_many = avro.open_reader(
+                self.schema, self.writer, as_python=as_python
+            )
         elif self.format == "protobuf":
             column, decode = protobuf.open_reader(self.schema, self.writer, self.message)
         else:
@@ -77,24 +80,34 @@ class Decoder:
         # Only the column of JSON checks values by the reader's schema.
         is_unconverted = as_python and self.format in {"avro", "protobuf"}
         convert = None if is_unconverted else column.convert
-        return OpenDecoder(self.part, column, decode, convert, guid_header)
+        return OpenDecoder(self.part, column, decode_many, decode, convert, guid_header)
 
 
 @dataclass(frozen=True)
 class OpenDecoder:
-    """A decoder that is ready for payloads of `part` and returns values of `column`."""
+    """A decoder that is ready for payloads of `part` and returns values of `column`.
+
+    `decode_many` decodes payloads with the same first five bytes into an array, and returns it with
+    the rows that have to be decoded one by one. It returns None, or raises an error, if these are
+    all.
+    """
 
     part: str
     column: Column
+    decode_many: DecodeMany | None
     _decode: Callable[[bytes], Any]
     _convert: Callable[[Any], Any] | None
     _guid_header: str
 
+    def has_guid(self, header_names: Iterable[str]) -> bool:
+        """Whether a header identifies the schema of a payload."""
+        return bool(self._guid_header) and self._guid_header in header_names
+
     def __call__(self, payload: bytes | None, header_names: Iterable[str] = ()) -> Any:
-        """Return the value of a payload, None for a tombstone; raise UndecodableError."""
+        """Return the value of a payload, None for a tombstone; may raise UndecodableError."""
         if payload is None:
             return None
-        if self._guid_header and self._guid_header in header_names:
+        if self.has_guid(header_names):
             msg = (
                 f"its schema is identified by a GUID in the header {self._guid_header}, which is "
                 "not supported: configure the producer to write schema ids"

@@ -1,7 +1,7 @@
 """JSON with a schema: the column of a schema, and the decoding of payloads into it.
 
 A payload is validated by its writer's schema and reduced to the reader's properties. References are
-never fetched: one that the registry does not have is an error.
+never fetched: a reference that the registry does not have is an error.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _refuse_constant(constant: str) -> None:
 
 
 class _Parser:
-    """Parser of JSON that keeps all digits; `last_inexact` is the last number beyond a double."""
+    """JSON parser that keeps all digits; `last_inexact` is the last number that is not a double."""
 
     def __init__(self) -> None:
         self.last_inexact: InexactFloat | None = None
@@ -177,7 +177,7 @@ class _ColumnMapping:
     def _merged_column(self, schema: Any, resolver: Any, nesting: Nesting, first: Column) -> Column:
         """Return the column of an object with the properties of all schemas that describe it.
 
-        It is JSON as text if one of several choices has properties that the object itself lacks.
+        The column is JSON as text if a choice of several has properties that the object lacks.
         """
         parts = list(self._parts(schema, resolver))
         properties: dict[str, tuple[Any, Any]] = {}
@@ -208,7 +208,7 @@ class _ColumnMapping:
     ) -> Iterator[tuple[Any, Any]]:
         """Yield the schemas that describe one value, in the order of `_first_column`.
 
-        Those of several choices are included only with `with_choices`.
+        The schemas of several choices are included only with `with_choices`.
         """
         nesting = nesting or self._nesting
         if not isinstance(schema, dict) or id(schema) in nesting:
@@ -270,8 +270,8 @@ def _leaf_column(kind: str) -> Column:
 def _object_column(fields: Sequence[tuple[str, Column]], required: Collection[str]) -> Column:
     """Return a column of objects with the reader's properties only.
 
-    A record without a required property is refused: in a topic with several schemas, its type is
-    not that of the reader.
+    A record without a required property is refused: in a topic with several schemas, it has another
+    type than the reader.
     """
     parts = [(name, column.convert) for name, column in fields]
 
@@ -308,7 +308,7 @@ def _check_type(value: Any, types: tuple[Any, ...], name: str) -> Any:
     if isinstance(value, types) and (bool in types or not isinstance(value, bool)):
         return float(value) if name == "number" else value
     kind = float if isinstance(value, InexactFloat) else type(value)
-    msg = f"the reader's schema has {name} where it has {kind.__name__}"
+    msg = f"it has {kind.__name__} where the reader's schema has {name}"
     raise UndecodableError(msg)
 
 

@@ -2,8 +2,8 @@
 
 A record or a registered schema must never block the process.
 jsonschema-rs validates a recursive schema once per part of a value, and matches patterns in linear
-time. But a schema may refer to its own parts so often that the steps double with each level. These
-steps are counted before a record is validated.
+time. But a schema may reference its own parts so often that the number of steps doubles with each
+level. The steps are counted before a record is validated.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _SMALLEST = "1e-999999999"
 
 
 class InexactFloat(float):
-    """A number with more digits than a double has; `text` has them all."""
+    """A number with more digits than a double; `text` has all of its digits."""
 
     text: str
 
 
 def to_decimal(number: float) -> Decimal:
-    """Return a number with all digits of its JSON."""
+    """Return a number with all digits that it has in the JSON text."""
     return Decimal(number.text if isinstance(number, InexactFloat) else repr(number))
 
 
@@ -111,10 +111,10 @@ class JsonValidator:
             raise UndecodableError(msg) from problem
 
     def validate(self, value: object, text: bytes, *, is_exact: bool) -> None:
-        """Validate a value, whose JSON is `text`; raise UndecodableError if it does not fit.
+        """Validate a value, whose JSON is `text`; raise UndecodableError if it is invalid.
 
-        With `is_exact`, no number has more digits than a double has. The reason names the place and
-        the rule, but not the value, which may be personal data.
+        `is_exact`: no number has more digits than a double. The reason of the error has the path
+        and the rule, but not the value, which may be personal data.
         """
         opened = text.count(b"[") + text.count(b"{")
         if opened > _MAX_LEVELS and _is_too_deep(value):
@@ -179,10 +179,10 @@ _VALIDATORS = {
 
 
 def _referenced(known: dict[str, Any], uri: str) -> Any:
-    """Return the schema that a reference names.
+    """Return the referenced schema.
 
-    A schema with an $id turns each reference into a URI, so the end of the URI is compared. If both
-    a/b and b match, the longer name is meant.
+    In a schema with an $id, each $ref resolves to a URI, so names are compared with the end of the
+    URI. If both a/b and b match, the longer name is used.
     """
     import referencing.exceptions
 
@@ -265,10 +265,10 @@ class _Cost(NamedTuple):
     """The maximum cost of a schema for one value.
 
     Attributes:
-        steps: Number of visits of its parts to the value.
+        steps: Number of times that a part of the schema is applied to the value.
         loops: Number of references to a part that contains the schema. Such a part counts once,
             because jsonschema-rs caches its result.
-        depth: Number of nested parts that visit the value.
+        depth: Number of nested parts that are applied to the value.
     """
 
     steps: int = 1
@@ -288,7 +288,7 @@ def _cost_of(schema: Any, resolver: Any, draft: Any) -> _Cost:
 
 
 class _CostCounter:
-    """Sums the costs of the parts of a schema, which may be too deep for a recursion."""
+    """Adds up the costs of all parts of a schema without recursion, which deep nesting forbids."""
 
     def __init__(self, draft: Any) -> None:
         self._draft = draft
@@ -337,7 +337,7 @@ class _CostCounter:
     def _parts_of(
         self, schema: dict[str, Any], resolver: Any
     ) -> tuple[list[_Part], list[_Part], list[list[_Part]]]:
-        """Return the schemas for the value itself, for all values in it, and for one of them."""
+        """Return the schemas for the value itself, for all values in it, and for one of these."""
         targets = [resolver.lookup(schema[name]) for name in _REFERENCES & schema.keys()]
         here = [(target.contents, target.resolver) for target in targets]
         return (

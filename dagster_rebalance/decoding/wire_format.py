@@ -1,4 +1,4 @@
-"""Confluent's wire format: the schema that a payload names, and the start of its data.
+"""Confluent's wire format: the schema id of a payload, and the start of its data.
 
 A frame is a magic byte 0 and a schema id in four bytes. Protobuf adds the path to the message
 within its schema. The newer frame with a schema GUID, in the payload or in a header, is refused.
@@ -13,7 +13,7 @@ from dagster_rebalance.core.model.errors import UndecodableError
 
 SchemaType = Literal["AVRO", "PROTOBUF", "JSON"]
 
-_HEADER_BYTES = 5
+HEADER_BYTES = 5
 _GUID_HEADER_BYTES = 17
 _MAX_VARINT_BYTES = 5
 _MAX_INDEXES = 100
@@ -26,7 +26,7 @@ class SchemaText:
     """A registered schema as plain data, without a login or a connection.
 
     The text of Protobuf is a serialised file descriptor in base64. `references` has the name and
-    text of each schema that it references, directly or not, each after its own dependencies.
+    text of each schema that this schema references, directly or not, after its own dependencies.
     """
 
     text: str
@@ -45,12 +45,12 @@ class Frame(NamedTuple):
 
 
 def parse_frame(payload: bytes, *, has_indexes: bool = False) -> Frame:
-    """Parse the frame of a payload; `has_indexes` is for Protobuf."""
-    if len(payload) < _HEADER_BYTES or payload[0] != 0:
+    """Parse the frame of a payload; set `has_indexes` for Protobuf."""
+    if len(payload) < HEADER_BYTES or payload[0] != 0:
         raise UndecodableError(_why_no_frame(payload))
-    schema_id = int.from_bytes(payload[1:_HEADER_BYTES], "big")
+    schema_id = int.from_bytes(payload[1:HEADER_BYTES], "big")
     if not has_indexes:
-        return Frame(schema_id, _HEADER_BYTES)
+        return Frame(schema_id, HEADER_BYTES)
     indexes, starts_at = _parse_indexes(payload)
     return Frame(schema_id, starts_at, indexes)
 
@@ -73,7 +73,7 @@ def _why_no_frame(payload: bytes) -> str:
 
 def _parse_indexes(payload: bytes) -> tuple[tuple[int, ...], int]:
     """Parse a count and as many indexes; a count of 0 means the first message."""
-    count, at = _parse_varint(payload, _HEADER_BYTES)
+    count, at = _parse_varint(payload, HEADER_BYTES)
     if count == 0:
         return (0,), at
     if not 0 < count <= _MAX_INDEXES:

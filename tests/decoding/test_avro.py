@@ -296,7 +296,7 @@ def test_memory_error_fails_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("fastavro.schemaless_reader", full)
         with pytest.raises(MemoryError):
-            decode_array(opened, [GOOD], [()])
+            decode_array(opened, [GOOD[:-1]], [()])
 
     def full_arrow(*_: object) -> None:
         raise pa.ArrowMemoryError
@@ -395,7 +395,7 @@ def test_type_missing_in_reader_is_refused_alone() -> None:
     opened = decoder(reader, writer).open()
     assert opened(avro(1, writer, {"u": 5})) == {"u": {"member1": 5}}
     _, why = opened.try_decode(avro(1, writer, {"u": {"x": 1}}))
-    assert "the reader's schema has string or long where it has record" in str(why)
+    assert "it has record where the reader's schema has string or long" in str(why)
 
 
 BYTES_DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
@@ -620,7 +620,7 @@ def test_schema_with_excessive_decimal_precision_is_refused(kind: str) -> None:
         opened = decoder(record(), record(d=within)).open()
         value, why = opened.try_decode(framed(1, b"\x02\x05"))
         assert value is None
-        assert "a decimal has a precision of 10001, and 10000 is the most" in str(why)
+        assert "a decimal has a precision of 10001; the maximum is 10000" in str(why)
         with pytest.raises(UndecodableError, match="precision of 10001"):
             decoder(record(d=within)).open()
     assert decoder(record(d=small)).open().column.ddl == "STRUCT<`d`: STRING>"

@@ -274,7 +274,7 @@ def test_empty_ranges_have_the_columns_of_the_missing_topic(
 
 
 def test_large_records_are_read_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_rebalance.orchestration.batch.records._MAX_CHUNK_BYTES", 10)
+    monkeypatch.setattr("dagster_rebalance.orchestration.batch.arrow_records.MAX_CHUNK_BYTES", 10)
     reading = batch(*[b"12345"] * 5, None).arrow()
     assert [one.num_rows for one in reading] == [2, 2, 2]
 

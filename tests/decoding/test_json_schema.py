@@ -434,9 +434,9 @@ def test_reader_schema_applies_to_python_values() -> None:
     assert opened.try_decode(payload({"id": 1.0})) == ({"id": 1}, None)
     for wrong, why in (
         ({"tags": {}}, "it lacks id, which the reader's schema requires"),
-        ({"id": "x"}, "integer where it has str"),
-        ([1], "dict where it has list"),
-        (value | {"tags": {"a": "x"}}, "integer where it has str"),
+        ({"id": "x"}, "has str where the reader's schema has integer"),
+        ([1], "has list where the reader's schema has dict"),
+        (value | {"tags": {"a": "x"}}, "has str where the reader's schema has integer"),
     ):
         found, reason = opened.try_decode(payload(wrong))
         assert found is None

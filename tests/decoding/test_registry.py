@@ -220,8 +220,8 @@ def test_unsupported_schema_is_refused(registry: HttpRegistry) -> None:
         ({"username": "etl", "password": "p", "token": "t"}, "a token and a username"),
         ({"client_config": {"basic.auth.user.info": "u:p"}}, "has its own field: username"),
         ({"client_config": {"no.such": "x"}}, "Unrecognized properties: no.such"),
-        ({"client_config": {"timeout": "soon"}}, "cannot work: ValueError"),
-        ({"ssl_ca_location": "/no/such/file"}, "cannot work: FileNotFoundError"),
+        ({"client_config": {"timeout": "soon"}}, "are invalid: ValueError"),
+        ({"ssl_ca_location": "/no/such/file"}, "are invalid: FileNotFoundError"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], words: str) -> None:
